@@ -1,0 +1,37 @@
+#pragma once
+
+#include <sstream>
+#include <string>
+#include <string_view>
+
+namespace resilient {
+
+enum class LogLevel : int { kDebug = 0, kInfo = 1, kWarn = 2, kError = 3, kOff = 4 };
+
+// Process-wide like stderr itself, which it writes to: level and tag are set once by main or the
+// plugin, from Settings. "json:" output gives one JSON object a line. Thread: thread-safe.
+void SetLogLevel(LogLevel level, bool json = false);
+void SetLogTag(std::string tag);  // "rank 2" or "store"; shown in each line.
+bool LogEnabled(LogLevel level);
+
+// One line on stderr, in one write: "[resilient] 12:00:01.123 W rank 2: text".
+void LogLine(LogLevel level, std::string_view text);
+
+// "warn" -> kWarn; false for an unknown name.
+bool ParseLogLevel(std::string_view name, LogLevel* level);
+
+#define RESILIENT_LOG(LEVEL, ...)                                                           \
+  do {                                                                                      \
+    if (::resilient::LogEnabled(::resilient::LogLevel::LEVEL))                              \
+      ::resilient::LogLine(::resilient::LogLevel::LEVEL, ::resilient::StrCat(__VA_ARGS__)); \
+  } while (false)
+
+// Joins the pieces as operator<< would print them.
+template <typename... Pieces>
+std::string StrCat(const Pieces&... pieces) {
+  std::ostringstream out;
+  (out << ... << pieces);
+  return std::move(out).str();
+}
+
+}  // namespace resilient

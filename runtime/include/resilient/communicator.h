@@ -1,0 +1,180 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <resilient/abort.h>
+#include <resilient/clock.h>
+#include <resilient/status.h>
+
+namespace resilient {
+
+enum class OpKind : std::uint8_t {
+  kAllReduce = 1,
+  kBroadcast = 2,
+  kAllGather = 3,
+  kBarrier = 4,
+  kSend = 5,
+  kRecv = 6
+};
+enum class DataType : std::uint8_t {
+  kFloat32 = 1,
+  kFloat64 = 2,
+  kBFloat16 = 3,
+  kInt64 = 4,
+  kUInt8 = 5,
+  kBool = 6
+};
+enum class ReduceOp : std::uint8_t { kNone = 0, kSum = 1, kAvg = 2, kMin = 3, kMax = 4 };
+
+std::string_view OpKindName(OpKind kind);      // "all_reduce"
+std::string_view DataTypeName(DataType type);  // "float32"
+std::string_view ReduceOpName(ReduceOp op);    // "sum"; "" for kNone
+std::size_t SizeOf(DataType type);             // Bytes an element.
+
+// Where an operation runs on a device: the CUDA stream for NCCL, null for the CPU. Opaque here.
+using ExecutionStream = void*;
+
+// One operation as one rank submits it. Memory is borrowed: it stays valid and untouched by the
+// caller until the completion runs. Buffers are dense and contiguous; counts are in elements of
+// `dtype`.
+//   all_reduce  data[count] is input and output.           AVG divides the sum by the group size
+//   (integers: truncates). broadcast   data[count] is input on `root`, output elsewhere. all_gather
+//   data[count] is the input; outputs[size()] each take `count` elements, in group-rank order.
+//   barrier     no memory.
+//   send, recv  data[count] to or from group rank `peer` with `tag`; matched by (peer, tag) in
+//   order of submission.
+// Thread: value type.
+struct Operation {
+  OpKind kind = OpKind::kBarrier;
+  DataType dtype = DataType::kUInt8;
+  ReduceOp reduce = ReduceOp::kNone;
+  int root = -1;  // Group rank.
+  int peer = -1;  // Group rank.
+  std::uint32_t tag = 0;
+  void* data = nullptr;
+  std::size_t count = 0;
+  std::vector<void*> outputs;
+  ExecutionStream stream = nullptr;
+  std::string call_site;  // "train.py:301 step", shown on both sides of a mismatch; may be empty.
+};
+
+// "all_reduce(float32[1024], sum)"; the form used in every message.
+std::string Describe(const Operation& op);
+
+// Runs exactly once for an operation that was accepted: with OK when this rank's part is complete
+// (its output is final and its input may be reused), or with the first cause. Runs on a thread of
+// the communicator, never inline in Submit and never under a lock; it must not block.
+using Completion = std::function<void(const Status&)>;
+
+// The collectives of one group in one generation. Every rank of the group submits the same
+// collectives in the same order; they start in that order and each group progresses independently
+// of every other. Point-to-point operations are ordered among themselves by (peer, tag) and not
+// against collectives. Each message carries (group, seq, op, dtype, count, root, reduce op) and is
+// compared by the receiver: a difference fails the operation with kMismatch and is told to
+// CommunicatorEvents; it never yields a wrong result. Every element is reduced in group-rank order
+// 0..n-1, so results are bit-equal on all ranks and from run to run.
+//
+// Owner: Session, through Group. Thread: thread-safe. Lifetime: the destructor completes what is
+// left with kCancelled; call Abort first to give the cause.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;  // Group rank.
+  virtual int size() const = 0;
+
+  // Queues `op` and returns its sequence number (from 1; collectives and point-to-point count
+  // separately). kInvalidArgument for an operation that cannot be (bad peer, null memory); after an
+  // abort, the abort's cause. `done` runs if and only if the result is OK.
+  virtual Result<std::uint64_t> Submit(Operation op, Completion done) = 0;
+
+  // Ends everything in flight and everything to come with `cause`. Returns at once; idempotent,
+  // first cause wins. For NCCL the work may block in a driver: it is done by another thread, see
+  // IsQuiet.
+  virtual void Abort(const Status& cause) = 0;
+
+  // True once nothing of this communicator touches user memory any more: all completions have run.
+  virtual bool IsQuiet() const = 0;
+
+  // Says goodbye: peers that still need this rank fail with kLeft instead of waiting for a verdict.
+  // Operations of this rank still in flight complete with kCancelled. Returns at once; bytes
+  // already written still reach the peers.
+  virtual void Leave() = 0;
+};
+
+// What a communicator notices and cannot judge. Called on a communicator thread; must not block.
+class CommunicatorEvents {
+ public:
+  virtual ~CommunicatorEvents() = default;
+  // All links to the peers are up; operations queued before now start moving.
+  virtual void OnConnected(const std::string& group, std::uint64_t generation) = 0;
+  // The link to `global_rank` broke without a goodbye. Operations stay pending: the membership
+  // service decides whether that rank is lost, and its fence ends them.
+  virtual void OnLinkLost(const std::string& group, std::uint64_t generation, int global_rank,
+                          const Status& why) = 0;
+  // Two ranks are in different operations at one sequence number. The local operation has failed
+  // with `mismatch`.
+  virtual void OnMismatch(const std::string& group, std::uint64_t generation,
+                          const Status& mismatch) = 0;
+};
+
+// One member of a group as a communicator must know it. Thread: value type.
+struct GroupMember {
+  int global_rank = -1;
+  std::string endpoint;  // What that rank's CommunicatorFactory::endpoint() said, carried by the
+                         // membership view.
+  std::string host;
+  std::int64_t pid = 0;
+};
+
+// Everything that identifies one communicator; equal on all its ranks but for `rank`.
+struct GroupSpec {
+  std::string name;              // Unique in a session and generation.
+  std::uint64_t generation = 0;  // Peers of another generation are refused.
+  std::uint64_t attempt = 0;
+  std::string
+      secret;  // Random per view, from the membership service; a connection without it is dropped.
+  int rank = 0;  // Index of this process in `members`.
+  std::vector<GroupMember> members;
+};
+
+// Makes the communicators of one session. One implementation per transport (CPU, NCCL, fakes).
+// Owner: Session. Thread: thread-safe. Lifetime: outlives its communicators; events outlive it.
+class CommunicatorFactory {
+ public:
+  virtual ~CommunicatorFactory() = default;
+
+  // How peers reach this process; opaque bytes for JoinRequest::endpoint. Constant for the
+  // factory's life.
+  virtual std::string endpoint() const = 0;
+
+  // Returns at once; connecting goes on in the background and OnConnected reports its end.
+  // Operations may be submitted before. `abort` ends the communicator when it is set (in addition
+  // to Abort).
+  virtual std::shared_ptr<Communicator> Create(GroupSpec spec,
+                                               std::shared_ptr<AbortCell> abort) = 0;
+
+  // Aborts what is left with kCancelled, joins the threads. Within ~1 s, bounded by `deadline`.
+  virtual void Close(Deadline deadline) = 0;
+};
+
+// Options of the CPU communicator.
+struct CpuFabricOptions {
+  std::string bind_address =
+      "127.0.0.1";                // Address that the mesh listens on, numeric; told to the peers.
+  std::string name = "res-comm";  // Thread name.
+};
+
+// The CPU transport: one listener and one comm thread per session, TCP links per group and pair.
+// kUnreachable when the address cannot be bound. `events` outlives the factory.
+Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions options,
+                                                           const Clock& clock,
+                                                           CommunicatorEvents& events);
+
+}  // namespace resilient

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <resilient/clock.h>
+#include <resilient/status.h>
+
+namespace resilient {
+
+// One seat of a view and the process that holds it. Thread: value type.
+struct Member {
+  int rank = -1;            // Seat = rank in the world.
+  std::string incarnation;  // Of the process: random, new for each process.
+  std::string host;
+  std::int64_t pid = 0;
+  std::string endpoint;  // JoinRequest::endpoint of that member.
+};
+
+// The server's answer to a join: who is in the world at this generation. Thread: value type.
+struct View {
+  std::uint64_t life = 0;        // Anew when a join finds no member alive.
+  std::uint64_t round = 0;       // Each init of a life; scope of the keys that the groups use.
+  std::uint64_t generation = 0;  // Strictly grows in a job, over lives and rounds.
+  std::uint64_t attempt = 0;     // Try to build the communicators of this generation.
+  std::string secret;            // Random per view: lets members recognise each other.
+  std::vector<Member> members;   // members[i].rank == i.
+};
+
+// The end of a generation. Thread: value type.
+struct Fence {
+  std::uint64_t generation = 0;  // The generation that ended.
+  Status cause;                  // First cause; the same on every member.
+};
+
+// What a rank asks for when it wants into a world.
+struct JoinRequest {
+  int rank = -1;
+  int world_size = 0;
+  std::string endpoint;
+  Duration join_timeout{};  // For peers that nobody has heard of, from the first join of the round.
+  Duration seat_wait{};     // How long a lost seat may stay empty before the join is refused.
+  std::uint64_t generation = 0;  // Last generation this session was in; 0 for the first join.
+};
+
+enum class ReportKind : std::uint8_t {
+  kLinkLost = 1,  // The link to `accused_rank` broke; the server decides.
+  kMismatch = 2,  // Two operations differ; fences with `status`.
+  kCommFailed =
+      3,  // The communicators of this generation could not be built or broke; same members.
+};
+
+// An accusation by a member. The server judges; a report of a past generation is ignored.
+struct Report {
+  ReportKind kind = ReportKind::kLinkLost;
+  std::uint64_t generation = 0;
+  int accused_rank = -1;
+  Status status;
+};
+
+// What the membership service tells a session. All calls come on the control thread, in order, and
+// must not block.
+class RendezvousEvents {
+ public:
+  virtual ~RendezvousEvents() = default;
+  virtual void OnView(const View& view) = 0;             // The join is complete: build.
+  virtual void OnRunning(std::uint64_t generation) = 0;  // All members are ready.
+  virtual void OnFence(const Fence& fence) = 0;          // The generation is over.
+  virtual void OnJoinRefused(const Status& why) = 0;  // Duplicate, world size, timeout, lost seat.
+  virtual void OnSessionLost(
+      const Status& why) = 0;  // kStaleGeneration or kStoreLost: this process is out.
+};
+
+// A session's line to the membership service: lease, join, ready, reports. runtime/ owns this
+// interface, store/ implements it, the plugin or main wires both.
+//
+// Owner: Session. Thread: thread-safe; none of the methods below blocks but Start and Close. All of
+// them may be called before the connection is up: what they ask is sent, and sent again after a
+// lost connection, until acknowledged.
+class Rendezvous {
+ public:
+  virtual ~Rendezvous() = default;
+
+  // Starts the control thread and connects. kRefused, kUnreachable, kResolve, kProtocol (see
+  // semantics row 15) when the store was not reached by `deadline`. Events arrive from now on.
+  // REQUIRES: called once.
+  virtual Status Start(RendezvousEvents& events, Deadline deadline) = 0;
+
+  virtual void Join(const JoinRequest& request) = 0;
+  virtual void Ready(
+      std::uint64_t generation) = 0;  // The communicators of that generation are built here.
+  virtual void Send(const Report& report) = 0;
+
+  // Runs `task` on the control thread, after the events already received. False after Close:
+  // dropped.
+  virtual bool Post(std::function<void()> task) = 0;
+
+  // Says goodbye (leave and lease release; at most until `deadline` for the acknowledgement), then
+  // joins the thread. Idempotent. After it returns no event is delivered.
+  virtual void Close(Deadline deadline) = 0;
+
+  // In a forked child: forget the connection without a word on it. The object is dead afterwards.
+  virtual void AbandonInChild() = 0;
+};
+
+}  // namespace resilient

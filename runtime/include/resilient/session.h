@@ -1,0 +1,151 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <resilient/abort.h>
+#include <resilient/clock.h>
+#include <resilient/communicator.h>
+#include <resilient/rendezvous.h>
+#include <resilient/status.h>
+
+namespace resilient {
+
+// Where a session stands; the edges are in runtime/recovery/state_machine.h.
+enum class SessionState : std::uint8_t {
+  kInit = 0,
+  kJoining,   // Asked for a view.
+  kBuilding,  // Has a view, links are being made.
+  kReady,  // Built at a generation that this rank has not acknowledged yet: closed to operations.
+  kRunning,
+  kAborting,  // A fence was seen; operations are being ended.
+  kFenced,    // Recovery stopped (seat not filled, refused); left only by Rebuild or Close.
+  kFailed,    // Recovery is exhausted; every call returns the first cause.
+  kClosed,
+};
+std::string_view SessionStateName(SessionState state);
+
+// Names fixed for the life of a session. Thread: value type.
+struct SessionOptions {
+  int rank = -1;
+  int world_size = 0;
+  Duration init_timeout =
+      std::chrono::minutes(30);  // Bounds the wait for peers that nobody has heard of.
+  Duration budget = std::chrono::seconds(20);  // Machine time of one recovery.
+  Duration seat_wait = Duration::zero();       // Waiting for a lost seat to be filled.
+  InterruptCheck interrupt;                    // Polled by every wait on a caller's thread.
+};
+
+// A snapshot for users. Thread: value type.
+struct Membership {
+  SessionState state = SessionState::kInit;
+  std::uint64_t life = 0;
+  std::uint64_t round = 0;
+  std::uint64_t generation = 0;
+  int rank = -1;
+  std::vector<Member> members;
+};
+
+// When the phases of the last recovery ended, for the time line of the demo and for incident logs.
+// An unset phase has not happened in that incident. Thread: value type.
+struct Incident {
+  std::uint64_t generation = 0;  // The generation that ended.
+  Status cause;
+  double known_unix_s = 0;  // The fence reached this process.
+  double aborted_unix_s = 0;
+  double joined_unix_s = 0;
+  double rebuilt_unix_s = 0;  // READY at the next generation.
+  double running_unix_s = 0;  // Acknowledged.
+};
+
+class Session;
+
+// One process group of a session, over all its generations: the object that a c10d Backend holds.
+// Owner: the Backend, by shared_ptr; keeps its Session alive. Thread: thread-safe.
+class Group {
+ public:
+  virtual ~Group() = default;
+  virtual const std::string& name() const = 0;
+  virtual int rank() const = 0;  // Group rank.
+  virtual int size() const = 0;
+
+  // As Communicator::Submit, at the present generation. While a fence is not acknowledged: its
+  // first cause. kForked in a child of the process that opened the session. kFailedPrecondition
+  // after Close.
+  virtual Result<std::uint64_t> Submit(Operation op, Completion done) = 0;
+
+  // Destroys the group on this rank: goodbye to its peers; later calls fail.
+  virtual void Close() = 0;
+
+  // Ends this generation of the whole session with kCommFailed (c10d's abort()).
+  virtual void Abort(const std::string& why) = 0;
+
+  virtual Session& session() = 0;
+};
+
+// One world and its groups in one process: joins it, runs its operations, and when the membership
+// service fences the generation, poisons every call, aborts, joins and builds the next generation
+// by itself; Rebuild acknowledges. The rule of the fence: every operation of the fenced generation
+// fails whenever it is waited for, and every new one, on any thread and any group, returns the same
+// first cause until Rebuild.
+//
+// Owner: the plugin or a C++ program, by shared_ptr; several per process. Thread: thread-safe; the
+// blocking calls say so and poll options.interrupt. Lifetime: Close joins all threads; the
+// destructor closes.
+class Session {
+ public:
+  virtual ~Session() = default;
+
+  // Blocks until the world runs its first generation here. JOIN_TIMEOUT, WORLD_SIZE,
+  // DUPLICATE_RANK, connect errors, or the cause of a fence that hit before the world first ran and
+  // could not be healed within the init timeout. A session that joined a running life as a newcomer
+  // is RUNNING as well: it has nothing to acknowledge.
+  virtual Status Init() = 0;
+
+  // `ranks` are global ranks in group order and contain this rank. The group is usable at once; its
+  // links are made when its peers create it too. `name` is unique among the session's open groups
+  // of a generation. The group of the world itself is created by passing kWorldGroup as name.
+  virtual Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks) = 0;
+
+  virtual Membership membership() const = 0;
+
+  // OK while no fence waits for an acknowledgement; else the sticky first cause.
+  virtual Status failure() const = 0;
+
+  // The latest incident, if any.
+  virtual std::optional<Incident> last_incident() const = 0;
+
+  // Acknowledges the fence. Blocks until the next generation is built (at once when it is); returns
+  // OK in RUNNING. Otherwise waits for lost seats up to options.seat_wait, then returns the first
+  // cause. kTimeout after `deadline`. OK at once when nothing is to be acknowledged.
+  virtual Status Rebuild(Deadline deadline) = 0;
+
+  // Waits until `done` returns true, polling interrupt and a fence. Helper for callers that wait
+  // for completions.
+  virtual const InterruptCheck& interrupt() const = 0;
+
+  // Local, at most ~1 s: cancels what is in flight or being built, says goodbye, joins the threads.
+  // Idempotent.
+  virtual void Close() = 0;
+
+  // True in a child forked from the process that opened the session.
+  virtual bool InForkedChild() const = 0;
+};
+
+inline constexpr char kWorldGroup[] = "world";
+
+// Makes the factory for the session's communicators once its event sink exists.
+using FactoryMaker =
+    std::function<Result<std::unique_ptr<CommunicatorFactory>>(CommunicatorEvents& events)>;
+
+// Wires a session; nothing is sent before Init. kInvalidArgument for a rank outside the world; the
+// maker's error.
+Result<std::shared_ptr<Session>> OpenSession(SessionOptions options,
+                                             std::unique_ptr<Rendezvous> rendezvous,
+                                             const FactoryMaker& make_factory, const Clock& clock);
+
+}  // namespace resilient

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <resilient/clock.h>
+#include <resilient/status.h>
+
+namespace resilient {
+
+// Every RESILIENT_* variable, parsed once by main or the plugin and passed on. Meanings and
+// defaults: docs/semantics.md section 5. Thread: value type.
+struct Settings {
+  std::string store;  // RESILIENT_STORE: "host:port[,host:port]"; empty: auto-spawn.
+  std::string job;    // RESILIENT_JOB
+  std::string bind;   // RESILIENT_BIND
+  Duration linger = std::chrono::seconds(60);    // RESILIENT_LINGER
+  Duration lease_ttl = std::chrono::seconds(5);  // RESILIENT_LEASE_TTL, floor 1 s; beat = TTL/5
+  Duration budget = std::chrono::seconds(20);    // RESILIENT_BUDGET
+  Duration seat_wait = Duration::zero();         // RESILIENT_SEAT_WAIT
+  std::string log = "warn";           // RESILIENT_LOG: level, "json:" prefix for structured lines
+  std::string owner;                  // RESILIENT_OWNER: internal, "pid:start" of the rank process
+  std::vector<std::string> warnings;  // Unknown names, each with the nearest known one.
+};
+
+// Reads NAME -> value pairs (all of the environment). kSetting for a value that does not parse or
+// is out of range: the text names variable, value, and what is accepted ("5", "5s", "500ms",
+// "10min", "1h"). Names known to the project but not used by this build are accepted; unknown
+// RESILIENT_* names become warnings.
+Result<Settings> ParseSettings(const std::vector<std::pair<std::string, std::string>>& environment);
+
+// The environment of this process. The only getenv of the library.
+std::vector<std::pair<std::string, std::string>> ProcessEnvironment();
+
+// "5", "5s", "500ms", "10min", "1h" -> duration; nullopt when malformed or negative.
+std::optional<Duration> ParseDuration(std::string_view text);
+
+}  // namespace resilient

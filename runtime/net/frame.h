@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+
+#include <resilient/status.h>
+
+namespace resilient {
+
+// The framing of the store protocol. A connection begins, in both directions, with an 8-byte
+// preamble
+// {"RSL1", u16 lowest version, u16 highest version}; then frames follow, each a 16-byte
+// little-endian header {u32 body length, u8 type, u8 flags, u16 channel, u64 seq} and the body.
+// docs/protocol.md is the full text.
+inline constexpr std::size_t kPreambleBytes = 8;
+inline constexpr std::size_t kFrameHeaderBytes = 16;
+inline constexpr std::size_t kMaxFrameBody = 16u << 20;
+inline constexpr std::size_t kMaxFrameBodyBeforeHello = 4u << 10;
+inline constexpr std::uint16_t kProtocolVersionMin = 1;
+inline constexpr std::uint16_t kProtocolVersionMax = 1;
+
+// Value of the type byte: which proto message the body is.
+enum class FrameType : std::uint8_t { kRequest = 1, kReply = 2, kEvent = 3 };
+
+struct Frame {
+  FrameType type = FrameType::kRequest;
+  std::uint8_t flags = 0;
+  std::uint16_t channel = 0;
+  std::uint64_t seq = 0;
+  std::string body;
+
+  friend bool operator==(const Frame&, const Frame&) = default;
+};
+
+std::string EncodePreamble();
+std::string EncodeFrame(const Frame& frame);
+
+// Splits a byte stream into preamble and frames; never parses a byte twice. Thread:
+// caller-synchronised. Pure.
+class FrameSplitter {
+ public:
+  explicit FrameSplitter(std::size_t body_limit) : body_limit_(body_limit) {}
+
+  // kProtocol when the stream is not ours; the text tells HTTP, TLS, TCPStore and garbage apart, or
+  // names the version range of the peer. Sticky: after an error nothing more is accepted.
+  Status Feed(std::string_view bytes);
+
+  bool HasFrame() const { return !frames_.empty(); }
+  Frame TakeFrame();  // REQUIRES: HasFrame().
+
+  bool preamble_seen() const { return preamble_seen_; }
+  void set_body_limit(std::size_t limit) { body_limit_ = limit; }
+
+ private:
+  Status ParsePreamble();
+  std::size_t body_limit_;
+  bool preamble_seen_ = false;
+  Status error_;
+  std::string buffer_;
+  std::size_t consumed_ = 0;
+  std::deque<Frame> frames_;
+};
+
+}  // namespace resilient

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <resilient/clock.h>
+#include <resilient/status.h>
+
+namespace resilient {
+
+// A file descriptor that closes itself, is close-on-exec and is closed in forked children
+// (ForkGuard). Owner: whoever holds it; movable. Thread: caller-synchronised.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd);  // Takes over `fd` (or -1) and registers it with ForkGuard.
+  ~FileDescriptor() { Reset(); }
+  FileDescriptor(FileDescriptor&& other) noexcept;
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  void Reset();
+  // In a forked child, where ForkGuard has closed it already.
+  void AbandonInChild() { fd_ = -1; }
+
+ private:
+  int fd_ = -1;
+};
+
+struct HostPort {
+  std::string host;  // Name or numeric address, without brackets.
+  std::uint16_t port = 0;
+  friend bool operator==(const HostPort&, const HostPort&) = default;
+};
+
+// "host:port" or "[v6]:port". kSetting when malformed.
+Result<HostPort> ParseHostPort(std::string_view text);
+std::string FormatHostPort(const HostPort& address);  // Brackets for IPv6.
+
+// A non-blocking listening TCP socket. kRefused when the port is taken, kUnreachable or kResolve
+// otherwise. port 0: chosen by the kernel.
+Result<FileDescriptor> ListenTcp(const HostPort& address, int backlog);
+Result<HostPort> LocalAddress(const FileDescriptor& socket);
+
+// Resolves and tries each address once, non-blocking with `deadline`; the socket has TCP_NODELAY
+// and keep-alive. kResolve, kRefused (host is up, nothing listens), kUnreachable (no route, timed
+// out: firewall?). `interrupt_fd` (or -1): readable means give up with kCancelled.
+Result<FileDescriptor> ConnectTcp(const HostPort& address, const Clock& clock, Deadline deadline,
+                                  int interrupt_fd);
+
+// Starts one non-blocking connect to a numeric address; poll for writable, then ConnectOutcome.
+Result<FileDescriptor> StartConnectTcp(const HostPort& numeric_address);
+Status ConnectOutcome(const FileDescriptor& socket, const HostPort& address);
+
+// Accepts one connection, non-blocking; an invalid descriptor when none waits or the peer went
+// away.
+Result<FileDescriptor> AcceptTcp(const FileDescriptor& listener);
+
+// poll() on a set of descriptors until `deadline`; EINTR is absorbed. Returns the number that are
+// ready.
+struct PollEntry {
+  int fd = -1;
+  short events = 0;
+  short revents = 0;
+};
+int PollUntil(std::vector<PollEntry>& entries, const Clock& clock, Deadline deadline);
+
+// An eventfd that wakes a poll from another thread. Thread: Wake is thread-safe and
+// async-signal-safe.
+class WakeFd {
+ public:
+  WakeFd();
+  int fd() const { return fd_.get(); }
+  void Wake() const;
+  void Drain() const;
+  void AbandonInChild() { fd_.AbandonInChild(); }
+
+ private:
+  FileDescriptor fd_;
+};
+
+}  // namespace resilient

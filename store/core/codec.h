@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string_view>
+
+#include <resilient/status.h>
+
+#include "runtime/net/frame.h"
+#include "store/core/messages.h"
+
+// Between plain messages and frames with a protobuf body. codec.cc is the only file that sees
+// *.pb.h. Pure.
+namespace resilient::store {
+
+Frame EncodeRequest(const Request& request);
+Frame EncodeServerMessage(const ServerMessage& message);
+
+// kProtocol when the body is not a valid message of its type; kUnimplemented for an operation this
+// build does not know (a newer peer): the connection lives on and the request is answered with it.
+Result<Request> DecodeRequest(const Frame& frame);
+Result<ServerMessage> DecodeServerMessage(const Frame& frame);
+
+}  // namespace resilient::store

@@ -1,0 +1,148 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <resilient/rendezvous.h>
+#include <resilient/status.h>
+
+#include "runtime/base/process.h"
+
+// The messages of store.proto as plain values, so that neither the cores nor their users see
+// protobuf. Field meanings are those of store/proto/store.proto.
+namespace resilient::store {
+
+enum class Role : std::uint8_t { kRequest = 1, kControl = 2, kAdmin = 3 };
+
+struct Hello {
+  std::string job;
+  std::string session;
+  std::string incarnation;
+  Role role = Role::kRequest;
+  ProcessIdentity process;
+  std::uint64_t launcher_attempt = 0;
+  bool supervised = false;
+  std::vector<std::string> features;
+  std::string expected_server;
+  bool hosts_store = false;
+  friend bool operator==(const Hello&, const Hello&) = default;
+};
+
+struct SetOp {
+  std::string key;
+  std::string value;
+};
+struct GetOp {
+  std::string key;
+  bool wait = false;
+};
+struct AddOp {
+  std::string key;
+  std::int64_t amount = 0;
+};
+struct CompareSetOp {
+  std::string key;
+  std::string expected;
+  std::string desired;
+};
+struct CheckOp {
+  std::vector<std::string> keys;
+};
+struct WaitOp {
+  std::vector<std::string> keys;
+};
+struct DeleteOp {
+  std::string key;
+};
+struct NumKeysOp {};
+struct CancelOp {
+  std::uint64_t seq = 0;
+};
+struct HeartbeatOp {
+  std::uint64_t beat = 0;
+};
+struct JoinOp {
+  JoinRequest request;
+};
+struct ReadyOp {
+  std::uint64_t generation = 0;
+};
+struct LeaveOp {};
+struct ReportOp {
+  Report report;
+};
+struct ExitReportOp {
+  ProcessIdentity process;
+  int rank = -1;
+  int exit_code = 0;
+  int signal = 0;
+  std::string text;
+};
+struct StatusOp {};
+
+using Op =
+    std::variant<Hello, SetOp, GetOp, AddOp, CompareSetOp, CheckOp, WaitOp, DeleteOp, NumKeysOp,
+                 CancelOp, HeartbeatOp, JoinOp, ReadyOp, LeaveOp, ReportOp, ExitReportOp, StatusOp>;
+
+struct Request {
+  std::uint64_t seq = 0;  // Of the frame.
+  std::uint64_t first_unacked = 0;
+  std::uint64_t generation = 0;
+  std::uint64_t scope = 0;
+  Op op;
+};
+
+struct Welcome {
+  std::string server;
+  std::uint32_t version = 0;
+  std::uint64_t lease_ttl_ms = 0;
+  std::uint64_t heartbeat_interval_ms = 0;
+  std::uint64_t key_bytes_max = 0;
+  std::uint64_t value_bytes_max = 0;
+  bool session_known = false;
+};
+
+struct Reply {
+  std::uint64_t seq = 0;  // Of the frame.
+  Status status;
+  std::string value;
+  std::int64_t number = 0;
+  bool flag = false;
+  Welcome welcome;  // Only in the answer to Hello; server is empty otherwise.
+  std::string status_json;
+};
+
+struct RunningEvent {
+  std::uint64_t generation = 0;
+};
+struct JoinRefusedEvent {
+  Status why;
+};
+struct SessionLostEvent {
+  Status why;
+};
+struct HeartbeatAckEvent {
+  std::uint64_t beat = 0;
+};
+struct PingEvent {
+  std::uint64_t ping = 0;
+};
+using Event = std::variant<View, RunningEvent, Fence, JoinRefusedEvent, SessionLostEvent,
+                           HeartbeatAckEvent, PingEvent>;
+
+using ServerMessage = std::variant<Reply, Event>;
+
+// Limits, each checked by the server and told in Welcome where a client must know it. Beyond:
+// kTooLarge or kResourceExhausted as an answer; the connection lives on.
+inline constexpr std::size_t kKeyBytesMax = 8u << 10;
+inline constexpr std::size_t kValueBytesMax = 8u << 20;
+inline constexpr std::size_t kKeysPerRequestMax = 16u << 10;
+inline constexpr std::size_t kInFlightPerSessionMax = 512;
+inline constexpr std::size_t kKeysPerJobMax = 1u << 20;
+inline constexpr std::size_t kBytesPerJobMax = 256u << 20;
+inline constexpr std::size_t kSessionsMax = 131072;
+inline constexpr int kWorldSizeMax = 131072;
+
+}  // namespace resilient::store

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <resilient/clock.h>
+
+#include "store/core/messages.h"
+
+namespace resilient::store {
+
+using ConnectionId = std::uint64_t;
+
+struct CoreOptions {
+  std::string server_id;                         // Random, anew at each start.
+  Duration lease_ttl = std::chrono::seconds(5);  // Floor 1 s.
+  Duration lone_close_grace = Millis(300);       // A control connection closed without goodbye.
+  Duration ping_grace = Millis(500);             // A live holder of a seat answers within this.
+  Duration exit_report_grace =
+      Millis(40);  // For a supervised process: the launcher's report adds the how.
+  Duration session_memory = std::chrono::hours(1);
+  std::uint64_t seed = 1;    // For view secrets in the simulator; the shell passes a random one.
+  double wall_offset_s = 0;  // Wall clock minus Instant, for the `since` of messages only.
+};
+
+// What the shell must do after a call, in order. The core itself touches nothing.
+struct Effects {
+  struct Outgoing {
+    ConnectionId connection;
+    ServerMessage message;
+  };
+  struct WatchProcess {
+    std::uint64_t watch;
+    ProcessIdentity process;
+  };
+
+  std::vector<Outgoing> send;
+  std::vector<ConnectionId> close;  // After what was sent is flushed.
+  std::vector<WatchProcess>
+      watch;  // Watch by pidfd if boot id, pid namespace and start time are this host's.
+  std::vector<std::uint64_t> unwatch;
+  std::vector<std::string> log;   // One line each, level info: join, expiry, fence, refusal.
+  bool stop_listening = false;    // The seat that hosts the store has left its last world.
+  bool last_member_left = false;  // An auto-spawned server ends now.
+};
+
+// The whole server but sockets, clock and files: keys, sessions with exactly-once results, leases,
+// membership. apply(now, connection, request) -> effects. Its parts: Keyspace, SessionTable,
+// LeaseTable, Membership (own headers).
+//
+// Exactly once: a mutation's result is kept under (session, seq) until first_unacked passes it; a
+// repeated seq gets the stored result. Waiting gets are re-registered by the repeated request.
+// Leases: granted by Join, renewed by any frame on the session's control connection. Expiry is
+// two-phase: OnTick marks suspects, and only a later OnTick with `input_drained` expires those that
+// stayed silent; a gap between ticks (a paused server) extends every lease by the gap. Owner: the
+// server shell or the simulator. Thread: caller-synchronised. Pure: time is an argument.
+class ServerCore {
+ public:
+  explicit ServerCore(CoreOptions options, Instant now);
+  ~ServerCore();
+
+  void OnConnect(ConnectionId connection, Instant now);
+  void OnRequest(ConnectionId connection, const Request& request, Instant now, Effects& effects);
+  // Without goodbye: the peer closed, or the shell cut it for `why`.
+  void OnDisconnect(ConnectionId connection, Instant now, Effects& effects);
+  // The process behind `watch` has exited (pidfd).
+  void OnProcessExit(std::uint64_t watch, Instant now, Effects& effects);
+  // Call at least every kTickInterval; `input_drained`: everything that had arrived before `now`
+  // has been handed in.
+  void OnTick(Instant now, bool input_drained, Effects& effects);
+
+  // For tests, metrics and the shell's linger: members with a live lease, over all jobs.
+  std::size_t LiveMembers() const;
+  std::size_t Connections() const;
+  // Everything a person wants to know, as JSON: jobs, lives, rounds, generations, members, leases.
+  std::string StatusJson(Instant now) const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+inline constexpr Duration kTickInterval = Millis(50);
+
+}  // namespace resilient::store

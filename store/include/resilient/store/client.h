@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <resilient/abort.h>
+#include <resilient/clock.h>
+#include <resilient/rendezvous.h>
+#include <resilient/status.h>
+
+namespace resilient::store {
+
+// How a process reaches a store and as whom. Thread: value type.
+struct ConnectOptions {
+  std::vector<std::string> addresses;  // "host:port", tried in turn.
+  std::string job;
+  std::string session;      // Empty: a new one. Rendezvous and Client of one session share it.
+  std::string incarnation;  // Empty: this process's (random, once).
+  std::uint64_t launcher_attempt = 0;
+  bool supervised = false;
+  std::string expected_server;  // Empty: any.
+  bool hosts_store = false;
+};
+
+// New random session id. The id of this process, the same at every call in it (another in a forked
+// child).
+std::string NewSessionId();
+std::string ThisIncarnation();
+
+// Key operations of a session, each exactly once over lost connections. Callers drive the socket
+// themselves: who waits reads (leader/follower), so concurrent callers do not block each other and
+// no thread is involved. Every call waits until `deadline`, polling `interrupt`; on expiry it
+// cancels and returns the definitive answer if one is to be had, else kTimeout (a wait that was not
+// met) or kOutcomeUnknown (a mutation). While the store is unreachable calls wait and reconnect
+// with backoff; kStoreLost when `deadline` passes in that state. kForked in a child. Owner: a c10d
+// Store, by shared_ptr. Thread: thread-safe.
+class Client {
+ public:
+  virtual ~Client() = default;
+
+  struct Call {
+    Deadline deadline = Deadline::Never();
+    std::uint64_t scope = 0;       // Round; 0 = the job's own keys.
+    std::uint64_t generation = 0;  // 0 = not fenced.
+    // Further reasons to stop waiting (a fence of the session); empty = none. Polled with
+    // interrupt.
+    InterruptCheck stop;
+  };
+
+  virtual Status Set(const std::string& key, std::string value, const Call& call) = 0;
+  // wait: until the key exists; otherwise kNotFound.
+  virtual Result<std::string> Get(const std::string& key, bool wait, const Call& call) = 0;
+  // Missing key counts as 0; kWrongType when the value is not a decimal number. Returns the new
+  // value.
+  virtual Result<std::int64_t> Add(const std::string& key, std::int64_t amount,
+                                   const Call& call) = 0;
+  // As c10d: returns the value afterwards, or `expected` when the key is missing and expected is
+  // not empty.
+  virtual Result<std::string> CompareSet(const std::string& key, std::string expected,
+                                         std::string desired, const Call& call) = 0;
+  virtual Result<bool> Check(const std::vector<std::string>& keys, const Call& call) = 0;
+  virtual Status Wait(const std::vector<std::string>& keys, const Call& call) = 0;
+  virtual Result<bool> Delete(const std::string& key, const Call& call) = 0;
+  virtual Result<std::int64_t> NumKeys(const Call& call) = 0;
+  // Admin: the server's status as JSON.
+  virtual Result<std::string> StatusJson(const Call& call) = 0;
+
+  // Id of the server that answered Hello.
+  virtual std::string server_id() const = 0;
+  virtual void Close() = 0;
+};
+
+// Connects (retrying what waiting can help until `deadline`). Errors: semantics row 15.
+Result<std::shared_ptr<Client>> Connect(ConnectOptions options, InterruptCheck interrupt,
+                                        const Clock& clock, Deadline deadline);
+
+// The membership line of a session: own connection, own thread "res-control". See
+// <resilient/rendezvous.h>.
+std::unique_ptr<Rendezvous> MakeRendezvous(ConnectOptions options, InterruptCheck interrupt,
+                                           const Clock& clock);
+
+// How a process ended, told by its launcher. Admin; needs no session.
+struct ExitNotice {
+  int rank = -1;
+  std::int64_t pid = 0;          // On this host.
+  std::uint64_t start_time = 0;  // 0: not known, the pid on this host counts.
+  int exit_code = 0;
+  int signal = 0;
+  std::string text;
+};
+Status ReportExit(ConnectOptions options, const ExitNotice& notice, const Clock& clock,
+                  Deadline deadline);
+
+}  // namespace resilient::store
