@@ -1,0 +1,68 @@
+"""The extension on top of libresilient_torch: bindings only, no logic. Every blocking call releases the GIL,
+handles Ctrl-C within 0.1 s, and raises what the installed error factory makes of a failure."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import Backend
+from torch._C._distributed_c10d import Store as C10dStore
+
+TORCH_VERSION: str  # The torch this extension was built for, e.g. "2.15.0".
+VERSION: str
+
+def install_error_factory(factory: Callable[[str, str, dict[str, Any]], BaseException]) -> None:
+    """factory(code, message, attributes) -> exception to raise. attributes: rank host pid generation group seq since."""
+
+def parse_settings(environment: dict[str, str]) -> dict[str, Any]:
+    """Fields of Settings by name; durations in seconds. Raises SETTING. 'warnings' is a list of lines to print."""
+
+def set_log(level: str, tag: str) -> None: ...
+
+def probe_store(address: str, job: str, timeout: float, expected_server: str = "") -> str:
+    """Connects once (retrying refused and reset until `timeout` seconds) and returns the server's id.
+    Raises REFUSED, UNREACHABLE, RESOLVE, PROTOCOL or JOB."""
+
+class Session:
+    """One world: see <resilient/session.h>."""
+
+    def __init__(
+        self,
+        *,
+        addresses: list[str],
+        job: str,
+        rank: int,
+        world_size: int,
+        init_timeout: float,
+        budget: float,
+        seat_wait: float,
+        launcher_attempt: int = 0,
+        supervised: bool = False,
+        expected_server: str = "",
+        hosts_store: bool = False,
+        bind_address: str = "127.0.0.1",
+    ) -> None: ...
+    def init(self) -> None: ...
+    def store(self, timeout: timedelta) -> Store: ...  # Round-scoped keys; its waits end on a fence.
+    def membership(self) -> dict[str, Any]: ...  # state life round generation rank members=[{rank,host,pid,incarnation}]
+    def failure(self) -> BaseException | None: ...
+    def last_incident(self) -> dict[str, Any] | None: ...  # generation cause(str) code known aborted joined rebuilt running (unix s or 0)
+    def rebuild(self, timeout: float) -> None: ...
+    def close(self) -> None: ...
+    def in_forked_child(self) -> bool: ...
+
+class Store(C10dStore):
+    """A c10d Store over the exactly-once client. Standalone: job-scoped keys."""
+
+    def __init__(self, addresses: list[str], job: str, timeout: timedelta) -> None: ...
+    @property
+    def session(self) -> Session | None: ...
+    @property
+    def server_id(self) -> str: ...
+    def close(self) -> None: ...
+
+def create_backend(
+    store: C10dStore, rank: int, size: int, timeout: timedelta, group_name: str, global_ranks: list[int]
+) -> Backend:
+    """`store` is the (prefixed) store that the group was given; its innermost store must be a `Store` of a Session.
+    global_ranks empty: the world."""
