@@ -28,7 +28,8 @@ enum class DataType : std::uint8_t {
   kBFloat16 = 3,
   kInt64 = 4,
   kUInt8 = 5,
-  kBool = 6
+  kBool = 6,
+  kInt32 = 7  // DDP's bucket indices and unused-parameter maps.
 };
 enum class ReduceOp : std::uint8_t { kNone = 0, kSum = 1, kAvg = 2, kMin = 3, kMax = 4 };
 

@@ -34,6 +34,10 @@ Result<Settings> ParseSettings(const std::vector<std::pair<std::string, std::str
 // The environment of this process. The only getenv of the library.
 std::vector<std::pair<std::string, std::string>> ProcessEnvironment();
 
+// Sets level and tag ("rank 2") of the lines that the library writes to stderr; process-wide, as
+// stderr is. `level` as in Settings::log; kSetting when it is unknown.
+Status ConfigureLog(const std::string& level, const std::string& tag);
+
 // "5", "5s", "500ms", "10min", "1h" -> duration; nullopt when malformed or negative.
 std::optional<Duration> ParseDuration(std::string_view text);
 
