@@ -1,0 +1,82 @@
+# The one front door. `make demo` and `make test` set everything up by themselves.
+#   setup build demo test test-san test-compat test-all soak sim bench lint format clean
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+TORCH ?= 2.15.0
+TORCH_COMPAT ?= 2.11.0
+JOBS ?= $(shell nproc)
+SEEDS ?= 200
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+PYTEST := $(PYTHON) -m pytest -q
+CTEST := ctest --output-on-failure --no-tests=error -j $(JOBS)
+export CCACHE_DIR ?= $(HOME)/.cache/ccache
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+
+.PHONY: help setup build demo test test-san test-compat test-all soak sim bench lint format clean
+
+help:
+	@sed -n '1,3s/^# \{0,2\}//p' Makefile
+
+# ---- set-up -------------------------------------------------------------------------------------
+
+setup: build
+
+packages-%:
+	@./setup.sh packages $*
+
+$(VENV)/.ready: setup.sh | packages-build
+	@./setup.sh venv $(VENV) $(TORCH)
+	@touch $@
+
+# Everything is configured and built by the Python build (scikit-build-core), in build/, so that the package, the
+# C++ tests and build/bin/resilient-store come from one tree.
+build: packages-build $(VENV)/.ready
+	@tests/build.sh $(VENV) build
+
+# ---- running ------------------------------------------------------------------------------------
+
+demo: build
+	@$(PYTHON) docs/examples/demo.py
+
+test: build
+	@$(CTEST) --test-dir build -LE fuzz
+	@$(PYTEST) tests -m "not slow and not soak"
+
+test-all: test
+	@$(PYTEST) tests -m "slow"
+
+# Unit, simulator and fuzz targets under AddressSanitizer + UBSan, then ThreadSanitizer.
+test-san: packages-build packages-fuzz
+	@cmake --preset asan >/dev/null && cmake --build --preset asan -j $(JOBS)
+	@$(CTEST) --preset asan
+	@cmake --preset tsan >/dev/null && cmake --build --preset tsan -j $(JOBS)
+	@$(CTEST) --preset tsan
+	@cmake --preset fuzz >/dev/null && cmake --build --preset fuzz -j $(JOBS)
+	@$(CTEST) --preset fuzz
+
+test-compat: packages-build
+	@tests/compat.sh $(TORCH_COMPAT)
+
+soak: build
+	@tests/soak.sh $(PYTHON)
+
+sim: build
+	@build/bin/store_sim_test --seeds=$(SEEDS)
+
+bench: build
+	@$(PYTHON) benchmarks/detect_bench.py --out benchmarks/results/detect.json
+
+lint: packages-build packages-lint $(VENV)/.ready build
+	@RUFF=$(VENV)/bin/ruff tests/lint.sh build
+
+format: packages-lint $(VENV)/.ready
+	@git ls-files '*.h' '*.cc' | xargs clang-format-14 -i
+	@$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .
+
+clean:
+	@rm -rf build build-* .venv-*

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Installs what a target of the Makefile needs: Debian packages, then a Python environment.
+#   setup.sh packages [build|lint|fuzz ...]   Debian packages of these sets; root or sudo, otherwise exit 2
+#   setup.sh venv DIR TORCH_VERSION           Python environment with that torch from PyPI
+set -euo pipefail
+cd "$(dirname "$0")"
+
+build_packages="g++ make cmake ninja-build pkg-config ccache libuv1-dev libprotobuf-dev protobuf-compiler
+  libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev python3-venv python3-dev"
+lint_packages="clang-14 clang-tidy-14 clang-format-14"
+fuzz_packages="clang-14 libclang-rt-14-dev llvm-14"
+
+packages() {
+  local wanted="" missing="" name
+  for set_name in "$@"; do
+    local list="${set_name}_packages"
+    wanted="$wanted ${!list}"
+  done
+  for name in $wanted; do
+    dpkg-query -W -f='${Status}' "$name" 2>/dev/null | grep -q "ok installed" || missing="$missing $name"
+  done
+  [ -n "$missing" ] || return 0
+  local sudo=""
+  if [ "$(id -u)" -ne 0 ]; then
+    if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+      sudo="sudo"
+    else
+      echo "setup: Debian packages are missing and this user may not install them. Run once:" >&2
+      echo "  sudo apt-get install -y$missing" >&2
+      exit 2
+    fi
+  fi
+  $sudo apt-get update -qq
+  $sudo apt-get install -y --no-install-recommends --print-uris$missing 2>/dev/null |
+    awk '/^\047/ {bytes += $3} END {printf "setup: downloading %.0f MB of Debian packages\n", bytes / 1e6}'
+  # shellcheck disable=SC2086
+  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $missing >/dev/null
+}
+
+venv() {
+  local dir="$1" torch="$2"
+  local requirements="torch==$torch numpy scikit-learn pytest ruff==0.17.* scikit-build-core>=0.10"
+  local stamp="$dir/.installed"
+  [ "$(cat "$stamp" 2>/dev/null)" != "$requirements" ] || return 0
+  echo "setup: making $dir with torch $torch from PyPI (about 2.5 GB to download, 6 GB on disk)"
+  python3 -m venv "$dir"
+  # shellcheck disable=SC2086
+  "$dir/bin/pip" install --quiet --disable-pip-version-check $requirements
+  echo "$requirements" >"$stamp"
+}
+
+command="${1:?usage: setup.sh packages SET... | venv DIR TORCH}"
+shift
+"$command" "$@"

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Builds the plugin against the oldest supported torch and smoke-tests it: tests/compat.sh TORCH_VERSION
+# The wheel goes into a virtual environment of its own; the package of the everyday build is not touched.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+torch="$1"
+venv=".venv-torch-$torch"
+dir="build-torch-$torch"
+
+./setup.sh venv "$venv" "$torch"
+"$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-build-isolation . \
+  --config-settings=build-dir="$dir" --config-settings=cmake.define.RESILIENT_BUILD_TESTS=OFF
+# From another folder, so that the installed package is imported and not the source tree.
+source="$PWD"
+scratch="$(mktemp -d)"
+trap 'rm -rf "$scratch"' EXIT
+cd "$scratch"
+"$source/$venv/bin/python" -m pytest -q -p no:cacheprovider -c "$source/pyproject.toml" --rootdir "$source" \
+  "$source/tests/torch" -m "compat"
