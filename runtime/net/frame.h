@@ -36,6 +36,7 @@ struct Frame {
 };
 
 std::string EncodePreamble();
+// REQUIRES: frame.body.size() <= kMaxFrameBody.
 std::string EncodeFrame(const Frame& frame);
 
 // Splits a byte stream into preamble and frames; never parses a byte twice. Thread:
@@ -45,22 +46,33 @@ class FrameSplitter {
   explicit FrameSplitter(std::size_t body_limit) : body_limit_(body_limit) {}
 
   // kProtocol when the stream is not ours; the text tells HTTP, TLS, TCPStore and garbage apart, or
-  // names the version range of the peer. Sticky: after an error nothing more is accepted.
+  // names the version range of the peer. Sticky: after an error nothing more is accepted; frames
+  // split before it can still be taken.
   Status Feed(std::string_view bytes);
 
   bool HasFrame() const { return !frames_.empty(); }
   Frame TakeFrame();  // REQUIRES: HasFrame().
 
   bool preamble_seen() const { return preamble_seen_; }
-  void set_body_limit(std::size_t limit) { body_limit_ = limit; }
+  // For the frames that follow those already split. A frame over the old limit is not refused while
+  // others wait to be taken, for taking them (a Hello) may raise the limit.
+  void set_body_limit(std::size_t limit);
 
  private:
-  Status ParsePreamble();
+  void Split(std::string_view bytes);
+  bool SplitPreamble(std::string_view* bytes);
+  bool SplitHeader(std::string_view* bytes);
+  bool SplitBody(std::string_view* bytes);
+  void MoveToHead(std::string_view* bytes, std::size_t size);
+
   std::size_t body_limit_;
   bool preamble_seen_ = false;
   Status error_;
-  std::string buffer_;
-  std::size_t consumed_ = 0;
+  std::string head_;           // The present preamble or header, as far as it has come.
+  bool in_body_ = false;       // The header of current_ is read, its body is not complete.
+  std::size_t body_left_ = 0;  // Bytes of that body still to come.
+  Frame current_;
+  std::string held_;  // Not split yet: follows a header in head_ that waits for set_body_limit.
   std::deque<Frame> frames_;
 };
 

@@ -8,6 +8,8 @@
 #include <resilient/clock.h>
 #include <resilient/status.h>
 
+#include "runtime/base/fork_guard.h"
+
 namespace resilient {
 
 // A file descriptor that closes itself, is close-on-exec and is closed in forked children
@@ -28,6 +30,7 @@ class FileDescriptor {
 
  private:
   int fd_ = -1;
+  ProcessMark mark_;  // Of the process that owns fd_.
 };
 
 struct HostPort {

@@ -1,0 +1,300 @@
+#include <resilient/settings.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <map>
+#include <numeric>
+#include <string_view>
+
+#include "runtime/base/log.h"
+
+namespace resilient {
+namespace {
+
+constexpr std::string_view kPrefix = "RESILIENT_";
+constexpr std::string_view kDurationForms =
+    "a duration: \"5\" or \"5s\" (seconds), \"500ms\", "
+    "\"10min\", \"1h\"";
+
+// What a value must look like; checked for every known name, whether this build uses it or not, so
+// that a typing error is found at the start of a job and not in its first recovery.
+enum class Form {
+  kText,
+  kDuration,
+  kSwitch,
+  kHeal,
+  kPolicy,
+  kLog,
+  kStoreList,
+  kOwner,
+};
+
+struct Known {
+  std::string_view name;
+  Form form;
+  // For durations, in seconds.
+  int floor_s = 0;
+};
+
+// Every variable of docs/semantics.md section 5.
+constexpr std::array kKnown = {
+    Known{"RESILIENT_STORE", Form::kStoreList},
+    Known{"RESILIENT_JOB", Form::kText},
+    Known{"RESILIENT_BIND", Form::kText},
+    Known{"RESILIENT_LINGER", Form::kDuration},
+    Known{"RESILIENT_TOKEN_FILE", Form::kText},
+    Known{"RESILIENT_TLS_CERT", Form::kText},
+    Known{"RESILIENT_TLS_KEY", Form::kText},
+    Known{"RESILIENT_TLS_CA", Form::kText},
+    Known{"RESILIENT_TAKE_OVER", Form::kText},
+    Known{"RESILIENT_LEASE_TTL", Form::kDuration, 1},
+    Known{"RESILIENT_BUDGET", Form::kDuration, 1},
+    Known{"RESILIENT_SEAT_WAIT", Form::kDuration},
+    Known{"RESILIENT_HEAL", Form::kHeal},
+    Known{"RESILIENT_TIMEOUT_POLICY", Form::kPolicy},
+    Known{"RESILIENT_OP_DEADLINE", Form::kDuration, 1},
+    Known{"RESILIENT_STALL", Form::kDuration, 1},
+    Known{"RESILIENT_WAIT_LOG", Form::kDuration, 1},
+    Known{"RESILIENT_REPLAY", Form::kSwitch},
+    Known{"RESILIENT_ALLOW_SHARED_GPU", Form::kSwitch},
+    Known{"RESILIENT_SOCKET_IFNAME", Form::kText},
+    Known{"RESILIENT_SHM_LIMIT", Form::kText},
+    Known{"RESILIENT_LOG", Form::kLog},
+    Known{"RESILIENT_OWNER", Form::kOwner},
+    Known{"RESILIENT_FAKE_DEVICES", Form::kText},
+};
+
+const Known* FindKnown(std::string_view name) {
+  for (const Known& known : kKnown) {
+    if (known.name == name) return &known;
+  }
+  return nullptr;
+}
+
+using Values = std::map<std::string_view, std::string_view>;
+
+Status Bad(std::string_view name, std::string_view value, std::string_view accepted) {
+  return {StatusCode::kSetting,
+          StrCat(name, "=\"", value, "\" is not valid: accepted is ", accepted,
+                 ". Correct it in the environment that starts the job")};
+}
+
+template <typename Number>
+std::optional<Number> ParseNumber(std::string_view text) {
+  Number number{};
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+bool IsAddress(std::string_view text) {
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos || colon == 0) return false;
+  const std::string_view host = text.substr(0, colon);
+  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  if (!bracketed && host.find_first_of(":[] ") != std::string_view::npos) return false;
+  const auto port = ParseNumber<std::uint16_t>(text.substr(colon + 1));
+  return port.has_value() && *port > 0;
+}
+
+bool IsAddressList(std::string_view text) {
+  while (true) {
+    const std::size_t comma = text.find(',');
+    if (!IsAddress(text.substr(0, comma))) return false;
+    if (comma == std::string_view::npos) return true;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+bool IsOwner(std::string_view text) {
+  const std::size_t colon = text.find(':');
+  if (colon == std::string_view::npos) return false;
+  const auto pid = ParseNumber<std::int64_t>(text.substr(0, colon));
+  return pid.has_value() && *pid > 0 &&
+         ParseNumber<std::uint64_t>(text.substr(colon + 1)).has_value();
+}
+
+bool IsLog(std::string_view text) {
+  constexpr std::string_view kJson = "json:";
+  if (text.starts_with(kJson)) text.remove_prefix(kJson.size());
+  LogLevel level{};
+  return ParseLogLevel(text, &level);
+}
+
+Status CheckDuration(const Known& known, std::string_view value) {
+  const std::optional<Duration> parsed = ParseDuration(value);
+  if (!parsed) return Bad(known.name, value, kDurationForms);
+  if (*parsed < std::chrono::seconds(known.floor_s)) {
+    return Bad(known.name, value, StrCat(kDurationForms, ", at least ", known.floor_s, " s"));
+  }
+  return {};
+}
+
+Status Check(const Known& known, std::string_view value) {
+  const auto require = [&](bool holds, std::string_view accepted) {
+    return holds ? Status() : Bad(known.name, value, accepted);
+  };
+  switch (known.form) {
+    case Form::kText:
+      return {};
+    case Form::kDuration:
+      return CheckDuration(known, value);
+    case Form::kSwitch:
+      return require(value == "0" || value == "1", "\"0\" or \"1\"");
+    case Form::kHeal:
+      return require(value == "explicit" || value == "auto", "\"explicit\" or \"auto\"");
+    case Form::kPolicy:
+      return require(value == "liveness" || value == "strict", "\"liveness\" or \"strict\"");
+    case Form::kLog:
+      return require(IsLog(value),
+                     "debug, info, warn, error or off, with \"json:\" before it for structured "
+                     "lines (\"json:info\")");
+    case Form::kStoreList:
+      return require(IsAddressList(value),
+                     "\"host:port\", several separated by commas, an IPv6 address in brackets "
+                     "(\"[::1]:29500\")");
+    case Form::kOwner:
+      return require(IsOwner(value),
+                     "\"pid:start\" (internal: set by the library itself; unset it)");
+  }
+  return {};
+}
+
+// Levenshtein's distance, one row at a time.
+std::size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+    }
+  }
+  return row.back();
+}
+
+std::string UnknownName(std::string_view name) {
+  // A name from elsewhere may be of any length; its tail does not help to find the nearest.
+  constexpr std::size_t kComparedMax = 64;
+  const std::string_view compared = name.substr(0, kComparedMax);
+  const auto nearest =
+      std::min_element(kKnown.begin(), kKnown.end(), [&](const Known& left, const Known& right) {
+        return EditDistance(compared, left.name) < EditDistance(compared, right.name);
+      });
+  return StrCat("the environment variable ", name, " is unknown and has no effect; did you mean ",
+                nearest->name, "?");
+}
+
+bool IsWildcard(std::string_view address) {
+  for (const std::string_view wildcard : {"0.0.0.0", "::", "[::]", "*"}) {
+    if (address == wildcard) return true;
+  }
+  return address.starts_with("0.0.0.0:") || address.starts_with("[::]:") ||
+         address.starts_with("*:");
+}
+
+Status CheckTogether(const Values& values) {
+  const auto has = [&](std::string_view name) { return values.contains(name); };
+  if (has("RESILIENT_TLS_CERT") != has("RESILIENT_TLS_KEY")) {
+    const bool cert = has("RESILIENT_TLS_CERT");
+    return {StatusCode::kSetting,
+            StrCat(cert ? "RESILIENT_TLS_CERT" : "RESILIENT_TLS_KEY", " is set without ",
+                   cert ? "RESILIENT_TLS_KEY" : "RESILIENT_TLS_CERT",
+                   ": a certificate and its key work together only; set both or neither")};
+  }
+  const auto bind = values.find("RESILIENT_BIND");
+  if (bind != values.end() && IsWildcard(bind->second) && !has("RESILIENT_TOKEN_FILE")) {
+    return {StatusCode::kSetting,
+            StrCat("RESILIENT_BIND=\"", bind->second,
+                   "\" would open the store to every network of this host without a token: set "
+                   "RESILIENT_TOKEN_FILE, or bind to one address")};
+  }
+  return {};
+}
+
+void Assign(const Values& values, Settings* settings) {
+  const auto text = [&](std::string_view name, std::string* field) {
+    if (const auto found = values.find(name); found != values.end()) {
+      *field = std::string(found->second);
+    }
+  };
+  const auto duration = [&](std::string_view name, Duration* field) {
+    if (const auto found = values.find(name); found != values.end()) {
+      *field = ParseDuration(found->second).value_or(*field);
+    }
+  };
+  text("RESILIENT_STORE", &settings->store);
+  text("RESILIENT_JOB", &settings->job);
+  text("RESILIENT_BIND", &settings->bind);
+  duration("RESILIENT_LINGER", &settings->linger);
+  duration("RESILIENT_LEASE_TTL", &settings->lease_ttl);
+  duration("RESILIENT_BUDGET", &settings->budget);
+  duration("RESILIENT_SEAT_WAIT", &settings->seat_wait);
+  text("RESILIENT_LOG", &settings->log);
+  text("RESILIENT_OWNER", &settings->owner);
+}
+
+}  // namespace
+
+std::optional<Duration> ParseDuration(std::string_view text) {
+  struct Unit {
+    std::string_view suffix;
+    std::int64_t nanos;
+  };
+  constexpr std::int64_t kSecond = 1'000'000'000;
+  // "ms" and "min" before "s": the first suffix that fits decides.
+  constexpr std::array kUnits = {Unit{"ms", kSecond / 1000}, Unit{"min", 60 * kSecond},
+                                 Unit{"h", 3600 * kSecond}, Unit{"s", kSecond}};
+  std::int64_t nanos = kSecond;
+  for (const Unit& unit : kUnits) {
+    if (text.ends_with(unit.suffix)) {
+      nanos = unit.nanos;
+      text.remove_suffix(unit.suffix.size());
+      break;
+    }
+  }
+  if (text.empty() || text.front() == '-') return std::nullopt;
+  const auto number = ParseNumber<std::int64_t>(text);
+  if (!number || *number > Duration::max().count() / nanos) return std::nullopt;
+  return Duration(*number * nanos);
+}
+
+Result<Settings> ParseSettings(
+    const std::vector<std::pair<std::string, std::string>>& environment) {
+  Settings settings;
+  Values values;
+  for (const auto& [name, value] : environment) {
+    if (!name.starts_with(kPrefix)) continue;
+    const Known* known = FindKnown(name);
+    if (known == nullptr) {
+      settings.warnings.push_back(UnknownName(name));
+      continue;
+    }
+    if (value.empty()) continue;  // As scripts unset a variable: "RESILIENT_STORE= python ...".
+    RESILIENT_RETURN_IF_ERROR(Check(*known, value));
+    values[known->name] = value;
+  }
+  RESILIENT_RETURN_IF_ERROR(CheckTogether(values));
+  Assign(values, &settings);
+  return settings;
+}
+
+std::vector<std::pair<std::string, std::string>> ProcessEnvironment() {
+  std::vector<std::pair<std::string, std::string>> variables;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::size_t equals = text.find('=');
+    if (equals == std::string_view::npos) continue;
+    variables.emplace_back(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return variables;
+}
+
+}  // namespace resilient
