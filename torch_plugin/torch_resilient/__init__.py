@@ -1,0 +1,60 @@
+"""A process group and store for torch.distributed in which liveness decides, not the clock.
+
+`torch.distributed.init_process_group("resilient")` needs no import of this package. What is here
+is for programs that heal (`State`, `elastic`, `rebuild`), for those that look (`failure`,
+`membership`, `status`), and the exceptions.
+
+Everything is loaded when it is first used: `python -m torch_resilient.run` does not import torch.
+"""
+
+import importlib
+import sys
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "State": "_state",
+    "elastic": "_elastic",
+    "Store": "_api",
+    "failure": "_api",
+    "membership": "_api",
+    "rebuild": "_api",
+    "status": "_api",
+    "ResilientError": "_errors",
+    "RankLostError": "_errors",
+    "FencedError": "_errors",
+    "CommError": "_errors",
+    "MismatchError": "_errors",
+    "DeadlockError": "_errors",
+    "StalledError": "_errors",
+    "DeviceError": "_errors",
+    "ConfigError": "_errors",
+    "StoreError": "_errors",
+    "JoinTimeoutError": "_errors",
+    "StoreLostError": "_errors",
+    "StoreTimeoutError": "_errors",
+    "ConnectError": "_errors",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name):
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted([*globals(), *_HOMES])
+
+
+# With TORCH_DEVICE_BACKEND_AUTOLOAD=0 an explicit import takes the place of the entry point. While
+# torch itself is being imported the entry point is still to come.
+if hasattr(sys.modules.get("torch"), "distributed"):
+    from torch_resilient import _autoload
+
+    _autoload.autoload()

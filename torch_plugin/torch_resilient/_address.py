@@ -1,0 +1,250 @@
+"""Finds the store of a job, and starts one where nobody has.
+
+Every way ends in an Endpoint that all ranks of the job agree on. Which way is taken is decided by
+the environment and the arguments alone, so that all ranks take the same.
+"""
+
+import contextlib
+import errno
+import socket
+import time
+from dataclasses import dataclass
+from urllib.parse import urlparse
+
+from torch_resilient import _errors, _server
+
+PROBE_SECONDS = 2.0  # For one answer of a server that should be there.
+_FIRST_PAUSE_SECONDS = 0.02
+_LAST_PAUSE_SECONDS = 0.5
+_LOG_AFTER_SECONDS = 10.0
+_KEY = "resilient/store/"
+
+
+@dataclass
+class Endpoint:
+    """Where the store is. `spawned`: by this process."""
+
+    addresses: list
+    server_id: str = ""
+    spawned: bool = False
+
+
+@dataclass
+class Search:
+    """What the search for the store goes by. `probe(address, timeout) -> server id` raises the
+    connect errors of the package."""
+
+    rank: int
+    job: str
+    deadline: float  # time.monotonic()
+    linger: float
+    bind: str
+    probe: object
+    log: object
+
+
+def given(text):
+    """Addresses from RESILIENT_STORE or resilient://: nothing is spawned."""
+    addresses = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        for address in addresses:
+            _server.split_host_port(address)
+    except ValueError as error:
+        raise _errors.ConfigError(
+            f"the address of the store is malformed: {error}; write host:port[,host:port]"
+        ) from None
+    return Endpoint(addresses)
+
+
+def from_url(url):
+    """(host, port) of tcp://host:port?... and resilient://host:port?..."""
+    parts = urlparse(url)
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or port is None:
+        raise _errors.ConfigError(
+            f"init_method {url!r} names no host and port; write {parts.scheme}://host:port"
+        )
+    return host, port
+
+
+def is_local(host):
+    """True when an interface of this host has the address."""
+    with contextlib.suppress(OSError):
+        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.bind(address)
+                return True
+    return False
+
+
+def own_address_towards(host):
+    """The address of this host that routes to `host`, for names that no host owns (services)."""
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagram,
+    ):
+        datagram.connect((host, 9))  # Sends nothing: it only picks a route.
+        return datagram.getsockname()[0]
+    return "127.0.0.1"
+
+
+def at(search, host, port):
+    """Plain variables and tcp://: the store is at that address itself, as torch's would be.
+
+    Any rank on the host that owns the address may start it, rank 0 always may.
+    """
+    address = _server.join_host_port(host, port)
+    local = is_local(host)
+    may_spawn = local or search.rank == 0
+    if not may_spawn:
+        return Endpoint([address])  # Connecting retries until the init timeout.
+    bind = search.bind or (host if local else own_address_towards(host))
+    reason = "another process of this host holds the right to start it"
+    for _ in _rounds(search, f"still no store at {address}, neither found nor started"):
+        server_id = _answer(search, address)
+        if server_id is not None:
+            return Endpoint([address], server_id)
+        with _SpawnLock(address) as lock:
+            # Asked again under the lock: the previous holder may have started it meanwhile.
+            server_id = _answer(search, address) if lock.held else None
+            if server_id is not None:
+                return Endpoint([address], server_id)
+            if not lock.held:
+                continue
+            try:
+                _, server_id, log_path = _server.spawn(bind, port, search.linger)
+            except _server.ServerStartError as error:
+                if error.exit_code != _server.ADDRESS_IN_USE:
+                    raise _errors.ConfigError(
+                        f"no store could be started at {address} (listening on {bind}): {error}",
+                        host=host,
+                    ) from error
+                reason = str(error)
+                continue
+        search.log(f"started the store at {address}; its log is {log_path}")
+        return Endpoint([address], server_id, spawned=True)
+    raise _errors.ConnectError(
+        f"no store of this package answers at {address}, and none could be started there: {reason}",
+        host=host,
+    )
+
+
+def through(search, store, host):
+    """Publishes the address of a store of ours through another c10d store, and agrees on it.
+
+    Rank 0 starts the server on `host` (or uses a living one of an earlier attempt); the others wait
+    until a living one is published, for the key may still hold the address of an earlier attempt.
+    """
+    key = _KEY + search.job
+    return _publish(search, store, key, host) if search.rank == 0 else _await(search, store, key)
+
+
+def _publish(search, store, key, host):
+    text = store.get(key).decode() if store.check([key]) else ""
+    endpoint = _living(search, text)
+    if endpoint is not None:
+        return endpoint
+    bind = search.bind or (host if is_local(host) else own_address_towards(host))
+    try:
+        address, server_id, log_path = _server.spawn(bind, 0, search.linger)
+    except _server.ServerStartError as error:
+        raise _errors.ConfigError(f"no store could be started on {bind}: {error}") from error
+    search.log(f"started the store at {address}; its log is {log_path}")
+    published = f"{address} {server_id}"
+    answer = store.compare_set(key, text, published).decode()
+    if answer != published:
+        # Somebody else's rank 0: two processes hold that rank. The join tells them apart.
+        return _living(search, answer) or Endpoint([address], server_id, spawned=True)
+    return Endpoint([address], server_id, spawned=True)
+
+
+def _await(search, store, key):
+    stale = None
+    for _ in _rounds(search, "rank 0 has not published the store's address yet"):
+        if not store.check([key]):
+            continue
+        text = store.get(key).decode()
+        endpoint = _living(search, text)
+        if endpoint is not None:
+            return endpoint
+        if text != stale:
+            stale = text
+            search.log(
+                f"the published store {text} does not answer (it may be of an earlier attempt):"
+                " waiting for rank 0"
+            )
+    raise _errors.JoinTimeoutError(
+        "rank 0 has not published the address of the store within the init timeout"
+        + (f"; the one published, {stale}, does not answer" if stale else "")
+        + "; look at what rank 0 does"
+    )
+
+
+def _living(search, text):
+    """The endpoint of a published "host:port id" when that very server still answers."""
+    address, _, server_id = text.partition(" ")
+    if not address:
+        return None
+    try:
+        if _answer(search, address) != server_id:
+            return None
+    except _errors.ConnectError:
+        return None  # Some other program has the port by now.
+    return Endpoint([address], server_id)
+
+
+def _answer(search, address):
+    """Id of the server at `address`; None while nobody answers there. What waiting cannot mend
+    (another protocol, a wrong token) is raised."""
+    host, port = _server.split_host_port(address)
+    try:
+        socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
+    except OSError:
+        return None
+    try:
+        return search.probe(address, PROBE_SECONDS)
+    except _errors.ConnectError as error:
+        if error.code in ("PROTOCOL", "AUTH"):
+            raise
+        return None
+
+
+def _rounds(search, slow):
+    """One round at once, then one after each of growing pauses, until the deadline. `slow`
+    is logged once when it takes long."""
+    pause = _FIRST_PAUSE_SECONDS
+    log_at = time.monotonic() + _LOG_AFTER_SECONDS
+    yield
+    while (now := time.monotonic()) < search.deadline:
+        time.sleep(min(pause, search.deadline - now))
+        pause = min(pause * 1.5, _LAST_PAUSE_SECONDS)
+        if now > log_at:
+            search.log(slow)
+            log_at = search.deadline
+        yield
+
+
+class _SpawnLock:
+    """Right to start the store of an address on this host: an abstract socket's name, which the
+    kernel frees when its holder dies."""
+
+    def __init__(self, address):
+        self._name = "\0resilient-spawn-{}-{}".format(*_server.split_host_port(address))
+        self._socket = None
+        self.held = False
+
+    def __enter__(self):
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.bind(self._name)
+            self.held = True
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        return self
+
+    def __exit__(self, *exc_info):
+        self._socket.close()

@@ -1,0 +1,101 @@
+"""The small functions of the package: the session of this process, looked at and acknowledged."""
+
+from datetime import timedelta
+
+from torch_resilient import _address, _errors, _native, _worlds
+
+_STORE_TIMEOUT = timedelta(minutes=5)
+
+
+def current_world():
+    """The world of torch's default group. ConfigError without one of ours."""
+    world = _worlds.registry.current()
+    if world is None:
+        raise _errors.ConfigError(
+            "there is no session: call torch.distributed.init_process_group('resilient') first"
+        )
+    return world
+
+
+def failure():
+    """The first cause of a failure that waits for an acknowledgement, as an exception; or None."""
+    world = _worlds.registry.current()
+    return None if world is None else world.session.failure()
+
+
+def membership():
+    """state, life, round, generation, rank and members (rank, host, pid, incarnation)."""
+    return current_world().session.membership()
+
+
+def rebuild(mode="replace", timeout=None, min_world=None):
+    """Acknowledges a failure and returns the new membership once the next generation is built.
+
+    Waits for lost seats to be filled for RESILIENT_SEAT_WAIT, then raises the first cause.
+    `timeout` (seconds or timedelta) bounds the machine's part; default RESILIENT_BUDGET.
+    """
+    if mode != "replace" or min_world is not None:
+        raise _errors.ConfigError(
+            f"rebuild(mode={mode!r}, min_world={min_world!r}): this version replaces lost ranks,"
+            " it does not shrink the world"
+        )
+    world = current_world()
+    world.session.rebuild(rebuild_seconds(world, timeout))
+    return world.session.membership()
+
+
+def rebuild_seconds(world, timeout=None):
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    budget = world.settings["budget"] if timeout is None else timeout
+    return budget + world.settings["seat_wait"]
+
+
+def status():
+    """What a person wants to know about this process's session, as a dictionary."""
+    world = _worlds.registry.current()
+    if world is None:
+        return {"backend": None}
+    cause = world.session.failure()
+    return {
+        "backend": "resilient",
+        "version": _native.load().VERSION,
+        "job": world.job,
+        "store": list(world.addresses),
+        "server": getattr(world.store, "server_id", ""),
+        "membership": world.session.membership(),
+        "failure": None if cause is None else str(cause),
+        "incident": world.session.last_incident(),
+    }
+
+
+def _store_class():
+    """A class made when first asked for: its base is in the extension."""
+
+    class Store(_native.load().Store):
+        """A c10d Store on a server of ours: `Store("host:port")`, like TCPStore.
+
+        Its keys belong to the job, not to one init. `job`: the name of the job on a shared server;
+        default the address.
+        """
+
+        def __init__(self, address, timeout=_STORE_TIMEOUT, job=""):
+            self.addresses = _address.given(address).addresses
+            self.job = job or address
+            if not isinstance(timeout, timedelta):
+                timeout = timedelta(seconds=timeout)
+            super().__init__(self.addresses, self.job, timeout)
+
+        def __repr__(self):
+            return f"torch_resilient.Store({','.join(self.addresses)!r}, job={self.job!r})"
+
+    Store.__module__ = "torch_resilient"
+    Store.__qualname__ = "Store"
+    return Store
+
+
+def __getattr__(name):
+    if name != "Store":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()["Store"] = _store_class()
+    return globals()["Store"]

@@ -1,0 +1,205 @@
+"""elastic: runs a training function, and runs it again from the last commit when a rank is lost."""
+
+import functools
+import gc
+import json
+import sys
+import time
+import traceback
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from torch_resilient import _api, _errors
+
+# An exception such as "connection reset" may reach the program before the fence that explains it.
+_FENCE_GRACE_SECONDS = 1.0
+_FENCE_POLL_SECONDS = 0.01
+_MAX_RESTARTS = 100  # Without a commit in between.
+_OVER_STATES = ("FENCED", "FAILED", "CLOSED")
+
+
+def elastic(fn=None, *, max_restarts=_MAX_RESTARTS):
+    """`elastic(train)(state)` calls `train(state)` and returns what it returns.
+
+    When the membership changes, the function is called again, on every rank, with the state of the
+    newest complete commit. Groups, DDP wrappers and hooks are made inside the function. What is
+    raised for another reason than a failure of the session passes through; MISMATCH, DEADLOCK,
+    STALLED and wrong starts are bugs and are not tried again.
+    """
+    if fn is None:
+        return functools.partial(elastic, max_restarts=max_restarts)
+
+    @functools.wraps(fn)
+    def run(state, *args, **kwargs):
+        return _Run(state, max_restarts).run(fn, args, kwargs)
+
+    return run
+
+
+class _Run:
+    """One call of an elastic function: the loop around it, and what it must put back."""
+
+    def __init__(self, state, max_restarts):
+        self._world = _api.current_world()
+        self._state = state
+        self._max_restarts = max_restarts
+        self._groups = _GroupsAtEntry()
+        self._commits_seen = 0
+        self._restarts = 0
+        self._incident = None
+
+    def run(self, fn, args, kwargs):
+        state = self._state
+        state.__dict__["_observer"] = self._committed
+        try:
+            while True:
+                cause = None
+                try:
+                    self._enter()
+                    result = fn(state, *args, **kwargs)
+                    # Nobody leaves while a peer may still need this rank to finish.
+                    dist.barrier()
+                    return result
+                except Exception as error:
+                    cause = self._session_failure(error)
+                    if cause is None:
+                        raise
+                    _drop_frames(error)
+                # Outside of the except clause: the exception, and what it held, is gone by now.
+                self._recover(cause)
+                del cause
+        finally:
+            state.__dict__["_observer"] = None
+
+    def _enter(self):
+        self._state.sync()
+        if self._state.commits == 0:
+            self._state.commit()
+        # From here on commit 1 is complete, and only then may a rank change its values.
+        dist.barrier()
+        self._note("entered_unix_s")
+
+    def _session_failure(self, error):
+        """The session's failure behind an exception; None when there is none or it is a bug."""
+        deadline = time.monotonic() + _FENCE_GRACE_SECONDS
+        session = self._world.session
+        cause = session.failure()
+        while cause is None and time.monotonic() < deadline:
+            time.sleep(_FENCE_POLL_SECONDS)
+            cause = session.failure()
+        if cause is None and getattr(error, "code", None) in _errors.RETRIED:
+            # Healed and nothing to acknowledge cannot be: somebody else has acknowledged it.
+            cause = error
+        return cause if cause is not None and cause.code in _errors.RETRIED else None
+
+    def _recover(self, cause):
+        self._count_restart(cause)
+        gc.collect()  # DDP's reducers, held in cycles, must not hook into the next backward.
+        self._groups.put_back()
+        while True:
+            try:
+                self._world.session.rebuild(_api.rebuild_seconds(self._world))
+                break
+            except _errors.ResilientError as error:
+                over = self._world.session.membership()["state"] in _OVER_STATES
+                if over or error.code not in _errors.RETRIED - {"TIMEOUT"}:
+                    raise
+                self._count_restart(error)  # Lost another rank meanwhile.
+        self._incident = dict(self._world.session.last_incident() or {})
+
+    def _count_restart(self, cause):
+        commits = self._state.commits
+        if commits > self._commits_seen:
+            self._restarts = 0
+        self._commits_seen = commits
+        self._restarts += 1
+        if self._restarts > self._max_restarts:
+            raise cause
+
+    def _note(self, what):
+        if self._incident is not None:
+            self._incident[what] = time.time()
+
+    def _committed(self):
+        """After each commit; the first one after a recovery completes its time line."""
+        if self._incident is None:
+            return
+        self._note("committed_unix_s")
+        incident, self._incident = self._incident, None
+        _log_recovery(self._world, incident, self._state.commits)
+
+
+class _GroupsAtEntry:
+    """The process groups at entry, and torch's counter for their names: survivors and newcomers
+    must make the same names for the groups that they make next."""
+
+    def __init__(self):
+        self._groups = set(c10d._world.pg_map)
+        self._count = c10d._world.group_count
+
+    def put_back(self):
+        world = c10d._world
+        later = [group for group in world.pg_map if group not in self._groups]
+        for group in sorted(later, key=lambda group: world.pg_names[group], reverse=True):
+            try:
+                dist.destroy_process_group(group)
+            except Exception as error:
+                _forget_group(world, group)
+                print(f"[resilient] a group could not be closed: {error!r}", file=sys.stderr)
+        world.group_count = self._count
+
+
+def _forget_group(world, group):
+    """What destroy_process_group does to torch's tables, without the group's own shutdown."""
+    name = world.pg_names.pop(group, None)
+    for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config):
+        table.pop(group, None)
+    world.pg_coalesce_state.pop(group, None)
+    world.pg_to_tag.pop(group, None)
+    for groups in world.tags_to_pg.values():
+        if group in groups:
+            groups.remove(group)
+    if name is not None:
+        c10d._unregister_process_group(name)
+
+
+def _drop_frames(error):
+    """Frees the local variables of the frames that an exception, and those behind it, holds."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def _log_recovery(world, incident, commits):
+    """One line for each recovery: what happened and when its phases ended."""
+    log = world.settings["log"]
+    if log.rpartition(":")[2] in ("off", "error"):
+        return
+    if log.startswith("json:"):
+        line = json.dumps({"event": "recovered", "rank": world.rank, "commit": commits, **incident})
+    else:
+        known = incident.get("known", 0)
+        phases = ", ".join(
+            f"{name} +{(incident[key] - known) * 1000:.0f} ms"
+            for name, key in _PHASES
+            if incident.get(key)
+        )
+        cause = incident.get("cause", "")
+        line = (
+            f"[resilient] rank {world.rank}: recovered from: {cause}; after it was known: {phases}"
+        )
+    print(line, file=sys.stderr, flush=True)
+
+
+_PHASES = (
+    ("aborted", "aborted"),
+    ("joined", "joined"),
+    ("rebuilt", "rebuilt"),
+    ("running", "running"),
+    ("entered", "entered_unix_s"),
+    ("first commit", "committed_unix_s"),
+)

@@ -1,0 +1,264 @@
+"""init_process_group("resilient"): settings, the store's address, the session, then torch's own
+init on the session's store."""
+
+import inspect
+import os
+import socket
+import sys
+import time
+from datetime import timedelta
+from urllib.parse import parse_qs, urlparse
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from torch_resilient import _address, _errors, _native, _server, _worlds
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+SUPERVISED_VARIABLE = "RESILIENT_SUPERVISED"  # Set by resilient-run: how we end will be reported.
+_INTERNAL = (SUPERVISED_VARIABLE,)
+_LEVELS = ("debug", "info", "warn", "error")
+
+_warned = set()
+
+
+def init_process_group(original, *args, **kwargs):
+    """What the wrapper of torch.distributed.init_process_group does for our backend."""
+    call = inspect.signature(original).bind(*args, **kwargs)
+    call.apply_defaults()
+    arguments = call.arguments
+    if c10d._world.default_pg is not None:
+        return original(*args, **kwargs)  # Its own error: initialised twice.
+    native = _native.load()
+    settings = read_settings(native, os.environ)
+    rank, world_size = rank_and_size(arguments, os.environ)
+    timeout = arguments["timeout"] or DEFAULT_TIMEOUT
+    started = time.monotonic()
+    native.set_log(settings["log"], f"rank {rank}")
+    world = _open_world(native, arguments, settings, rank, world_size, timeout, started)
+    try:
+        world.session.init()
+        world.store = world.session.store(timeout)
+        arguments.update(
+            store=world.store,
+            init_method=None,
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+        )
+        original(*call.args, **call.kwargs)
+    except BaseException:
+        world.close()
+        raise
+    world.process_group = c10d._world.default_pg
+    _worlds.registry.add(world)
+    _worlds.claim_ownership()
+
+
+def create_backend(options, backend_options):
+    """Called by torch for each group of ours."""
+    del backend_options  # Nothing to choose yet.
+    return _native.load().create_backend(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        str(options.group_id),
+        list(options.global_ranks_in_group),
+    )
+
+
+def rendezvous(url, timeout=DEFAULT_TIMEOUT, **kwargs):
+    """Handler of resilient://host:port for other backends: a plain store, new keys at each init."""
+    del kwargs
+    native = _native.load()
+    settings = read_settings(native, os.environ)
+    host, port = _address.from_url(url)
+    query = parse_qs(urlparse(url).query)
+    try:
+        rank, world_size = int(query["rank"][0]), int(query["world_size"][0])
+    except (KeyError, ValueError):
+        raise _errors.ConfigError(f"{url}: rank and world_size are missing") from None
+    address = _server.join_host_port(host, port)
+    store = native.Store([address], settings["job"] or address, timeout)
+    count = store.add(f"resilient/inits/{rank}", 1)
+    yield dist.PrefixStore(f"resilient/init/{count}", store), rank, world_size
+
+
+def read_settings(native, environment):
+    """The settings; each warning is printed once a process. ConfigError for a bad value."""
+    ours = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith("RESILIENT_") and name not in _INTERNAL
+    }
+    settings = native.parse_settings(ours)
+    for warning in settings.get("warnings", ()):
+        if warning not in _warned:
+            _warned.add(warning)
+            print(f"[resilient] warning: {warning}", file=sys.stderr, flush=True)
+    return settings
+
+
+def rank_and_size(arguments, environment):
+    """Rank and world size from the arguments, the URL, or the environment, in torch's order."""
+    query = parse_qs(urlparse(arguments["init_method"] or "").query)
+    rank = _number("rank", arguments["rank"], query, "RANK", environment)
+    size = _number("world_size", arguments["world_size"], query, "WORLD_SIZE", environment)
+    if size < 1:
+        raise _errors.ConfigError(f"world size {size}: WORLD_SIZE must be at least 1")
+    if not 0 <= rank < size:
+        raise _errors.ConfigError(
+            f"rank {rank} of a world of {size}: RANK must be 0 to {size - 1} (WORLD_SIZE - 1)"
+        )
+    return rank, size
+
+
+def _number(name, argument, query, variable, environment):
+    if argument is not None and argument >= 0:
+        return int(argument)
+    text = query[name][0] if name in query else environment.get(variable, "")
+    if not text:
+        raise _errors.ConfigError(
+            f"{variable} is not set: start the script with a launcher (resilient-run --nproc 4"
+            f" script.py, torchrun), set {variable}, or pass {name}= to init_process_group"
+        )
+    try:
+        return int(text)
+    except ValueError:
+        raise _errors.ConfigError(f"{variable}={text!r} is not a number") from None
+
+
+def job_name(settings, environment, address):
+    """Name of the job on its store, the same on all ranks and at every attempt."""
+    if settings["job"]:
+        return settings["job"]
+    run_id = environment.get("TORCHELASTIC_RUN_ID", "")
+    if run_id and run_id != "none":  # torchrun's default id, shared by all of its jobs.
+        return run_id
+    if environment.get("SLURM_JOB_ID"):
+        return f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_STEP_ID', '0')}"
+    return address
+
+
+def launcher_attempt(environment):
+    """How often the launcher has started all workers anew.
+
+    torchrun's count is used on a single node only: an agent that restarts its workers because
+    another node failed does not count that, so the nodes of one world differ in it.
+    """
+    count = environment.get("TORCHELASTIC_RESTART_COUNT", "")
+    one_node = environment.get("GROUP_WORLD_SIZE", "1") == "1"
+    return int(count) if count.isdigit() and one_node else 0
+
+
+def log_line(settings, rank, level, text):
+    threshold = settings["log"].rpartition(":")[2]
+    if threshold in _LEVELS and _LEVELS.index(level) >= _LEVELS.index(threshold):
+        print(f"[resilient] rank {rank}: {text}", file=sys.stderr, flush=True)
+
+
+def _open_world(native, arguments, settings, rank, world_size, timeout, started):
+    environment = os.environ
+    helper = _worlds.is_helper(environment)
+    launcher_address = _launcher_address(arguments, environment, required=False)
+    job = job_name(settings, environment, launcher_address or settings["store"] or "default")
+    if helper:
+        # Not a rank of the job: a world of its own, found by its members under its own address.
+        whose = str(os.getpid()) if world_size == 1 else launcher_address or "any"
+        job = f"{job}/helper-{whose}"
+    search = _address.Search(
+        rank=rank,
+        job=job,
+        deadline=started + timeout.total_seconds(),
+        linger=settings["linger"],
+        bind=settings["bind"],
+        probe=lambda address, seconds: native.probe_store(address, job, seconds),
+        log=lambda text: log_line(settings, rank, "info", text),
+    )
+    endpoint = _find_store(arguments, settings, environment, search, timeout)
+    session = native.Session(
+        addresses=endpoint.addresses,
+        job=job,
+        rank=rank,
+        world_size=world_size,
+        init_timeout=max(search.deadline - time.monotonic(), 0.001),
+        budget=settings["budget"],
+        seat_wait=settings["seat_wait"],
+        launcher_attempt=0 if helper else launcher_attempt(environment),
+        supervised=environment.get(SUPERVISED_VARIABLE) == "1" and not helper,
+        expected_server=endpoint.server_id,
+        hosts_store=endpoint.spawned,
+        bind_address=_bind_address(endpoint.addresses[0]),
+    )
+    return _worlds.World(session, rank, world_size, job, endpoint.addresses, settings)
+
+
+def _find_store(arguments, settings, environment, search, timeout):
+    url = arguments["init_method"] or ""
+    store = arguments["store"]
+    if store is not None and url:
+        raise _errors.ConfigError("init_method and store exclude each other: pass one of them")
+    if settings["store"]:
+        return _address.given(settings["store"])
+    if url.startswith("resilient://"):
+        return _address.given(_server.join_host_port(*_address.from_url(url)))
+    if getattr(store, "addresses", None):  # torch_resilient.Store
+        return _address.given(",".join(store.addresses))
+    if store is not None:
+        return _address.through(search, store, _launcher_host(environment))
+    if not url or url.startswith(("env:", "tcp:")):
+        return _find_by_address(arguments, environment, search, timeout)
+    rank, world_size = search.rank, max(arguments["world_size"], 1)
+    if "WORLD_SIZE" in environment and arguments["world_size"] < 0:
+        world_size = int(environment["WORLD_SIZE"])
+    store, _, _ = next(c10d.rendezvous(url, rank, world_size, timeout=timeout))
+    return _address.through(search, store, _launcher_host(environment))
+
+
+def _find_by_address(arguments, environment, search, timeout):
+    host, port = _server.split_host_port(_launcher_address(arguments, environment, required=True))
+    agent = (
+        environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        and environment.get("MASTER_ADDR") == host
+        and environment.get("MASTER_PORT") == str(port)
+    )
+    if not agent:
+        return _address.at(search, host, port)
+    # The port belongs to the store of torchrun's agent, which outlives the workers.
+    store = dist.TCPStore(host, port, is_master=False, timeout=timeout)
+    return _address.through(search, store, host)
+
+
+def _launcher_address(arguments, environment, required):
+    """The "host:port" that torch would make its store at: of tcp://, or MASTER_ADDR:MASTER_PORT."""
+    url = arguments["init_method"] or ""
+    if url.startswith("tcp:"):
+        return _server.join_host_port(*_address.from_url(url))
+    host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+    if host and port.isdigit() and int(port) < 65536:
+        return _server.join_host_port(host, int(port))
+    if not required:
+        return ""
+    name = "MASTER_PORT" if host else "MASTER_ADDR"
+    what = f"{name}={port!r} is not a port" if host and port else f"{name} is not set"
+    raise _errors.ConfigError(
+        f"{what}: start the script with a launcher (resilient-run, torchrun), or set MASTER_ADDR"
+        " and MASTER_PORT, or RESILIENT_STORE=host:port"
+    )
+
+
+def _launcher_host(environment):
+    return environment.get("MASTER_ADDR") or "127.0.0.1"
+
+
+def _bind_address(store_address):
+    """Where this rank listens for its peers: the address of this host on the way to the store."""
+    host = _server.split_host_port(store_address)[0]
+    try:
+        address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError:
+        return "127.0.0.1"
+    if address.startswith("127.") or address == "::1":
+        return "127.0.0.1"
+    return address if _address.is_local(address) else _address.own_address_towards(address)

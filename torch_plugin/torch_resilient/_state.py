@@ -1,0 +1,204 @@
+"""State: what a training run needs to go on after a rank was lost."""
+
+import pickle
+import random
+import sys
+
+import torch
+import torch.distributed as dist
+
+from torch_resilient import _api, _errors, _snapshot
+
+# A per-rank part is one value of the store; its limit for values is 8 MiB with key and framing.
+PER_RANK_LIMIT_BYTES = 8 * 1024 * 1024 - 4096
+_KEPT_COMMITS = 2
+
+
+class State:
+    """Named values that are committed together and restored together.
+
+    `State(model=..., optimizer=..., step=0)`: objects with state_dict and load_state_dict, tensors,
+    and plain values that can be pickled. They are the same on every rank (the replicated part);
+    what differs by rank goes into `per_rank={...}`, to which the random number generators always
+    belong. Values are attributes: `state.step += 1`.
+
+    commit() keeps a copy in host memory and the per-rank part in the store, each for the last two
+    commits. After a failure sync() brings all ranks back to the newest commit that is complete.
+    Used by one thread.
+    """
+
+    def __init__(self, *, per_rank=None, **values):
+        per_rank = dict(per_rank or {})
+        doubled = set(values) & set(per_rank)
+        if doubled:
+            raise ValueError(f"both replicated and per rank: {sorted(doubled)}")
+        for name in (*values, *per_rank):
+            if not name.isidentifier() or name.startswith("_") or hasattr(type(self), name):
+                raise ValueError(f"{name!r} cannot be the name of a value of a State")
+        own = self.__dict__
+        own["_replicated"] = values
+        own["_per_rank"] = per_rank
+        own["_commits"] = {}  # (generation, number) -> Snapshot, oldest first, at most two.
+        own["_number"] = 0  # Of the newest commit.
+        own["_generation"] = None  # At which commits are made: that of the last sync.
+        own["_observer"] = None  # Called after each commit.
+
+    def __getattr__(self, name):
+        for part in ("_replicated", "_per_rank"):
+            values = self.__dict__.get(part, {})
+            if name in values:
+                return values[name]
+        raise AttributeError(f"the state has no value {name!r}")
+
+    def __setattr__(self, name, value):
+        for part in (self._replicated, self._per_rank):
+            if name in part:
+                part[name] = value
+                return
+        raise AttributeError(
+            f"the state has no value {name!r}: name it when the State is made, State({name}=...)"
+        )
+
+    @property
+    def commits(self):
+        """How many commits the present timeline has."""
+        return self._number
+
+    def commit(self):
+        """Keeps the present values. Raises the first cause when the session has failed, and keeps
+        nothing then."""
+        world = _api.current_world()
+        _raise_failure(world)
+        if self._generation is None:
+            self.__dict__["_generation"] = world.session.membership()["generation"]
+        number = self._number + 1
+        reused = None
+        if len(self._commits) >= _KEPT_COMMITS:
+            reused = self._commits.pop(next(iter(self._commits)))
+        snapshot = _snapshot.take(self._replicated, reused)
+        key = (self._generation, number)
+        world.store.set(_part_key(key, world.rank), self._pack_per_rank())
+        _raise_failure(world)
+        self._commits[key] = snapshot
+        self.__dict__["_number"] = number
+        self._drop_old_parts(world)
+        if self._observer is not None:
+            self._observer()
+
+    def restore(self):
+        """Brings the replicated part of this rank back to its newest commit. Local."""
+        if not self._commits:
+            raise ValueError("nothing was committed yet")
+        _snapshot.load(self._replicated, self._commits[next(reversed(self._commits))])
+
+    def sync(self):
+        """Brings all ranks to the newest commit that is complete, or, without any, to rank 0's
+        values. Every rank of the world calls it; another failure in it raises and leaves the
+        commits as they are."""
+        world = _api.current_world()
+        _raise_failure(world)
+        generation = world.session.membership()["generation"]
+        held = [None] * world.world_size
+        dist.all_gather_object(held, list(self._commits))
+        chosen, complete = self._choose(world, held)
+        if chosen is None:
+            snapshot = _snapshot.take(self._replicated) if world.rank == 0 else None
+            snapshot = _snapshot.broadcast(snapshot, 0)
+        else:
+            snapshot = self._commits.get(chosen)
+            holders = [rank for rank, keys in enumerate(held) if chosen in keys]
+            if len(holders) < world.world_size:
+                snapshot = _snapshot.broadcast(snapshot, holders[0])
+        part = self._fetch_part(world, chosen) if complete else None
+        # Nobody goes on before everybody has read, so that no part is dropped too early.
+        dist.barrier()
+        _snapshot.load(self._replicated, snapshot)
+        if part is not None:
+            self._unpack_per_rank(part)
+        own = self.__dict__
+        own["_commits"] = {} if chosen is None else {chosen: snapshot}
+        own["_number"] = 0 if chosen is None else chosen[1]
+        own["_generation"] = generation
+
+    def _choose(self, world, held):
+        """(commit, its per-rank parts are complete), decided by rank 0 for all."""
+        decision = [None]
+        if world.rank == 0:
+            decision = [_newest(world, held)]
+        dist.broadcast_object_list(decision, src=0)
+        return decision[0]
+
+    def _fetch_part(self, world, key):
+        return world.store.get(_part_key(key, world.rank))
+
+    def _drop_old_parts(self, world):
+        # One more than the commits in memory: a peer may be one commit behind.
+        number = self._number - _KEPT_COMMITS - 1
+        if number > 0:
+            world.store.delete_key(_part_key((self._generation, number), world.rank))
+
+    def _pack_per_rank(self):
+        parts = _snapshot.take(self._per_rank)
+        packed = pickle.dumps((parts, _random_state()), protocol=pickle.HIGHEST_PROTOCOL)
+        if len(packed) > PER_RANK_LIMIT_BYTES:
+            raise ValueError(
+                f"the per-rank part of the state has {len(packed)} bytes when pickled; the store"
+                f" keeps at most {PER_RANK_LIMIT_BYTES}. Keep what is large in the replicated part"
+                " or in a checkpoint of your own"
+            )
+        return packed
+
+    def _unpack_per_rank(self, packed):
+        # Written by a rank of this job into this job's store.
+        parts, generators = pickle.loads(packed)
+        _snapshot.load(self._per_rank, parts)
+        _load_random_state(generators)
+
+
+def _raise_failure(world):
+    cause = world.session.failure()
+    if cause is not None:
+        raise cause
+
+
+def _part_key(key, rank):
+    generation, number = key
+    return f"state/{generation}.{number}/{rank}"
+
+
+def _newest(world, held):
+    """The newest commit whose per-rank parts exist for every seat; else commit 1 of an unfinished
+    start, whose values nobody has changed yet; else (None, False)."""
+    known = sorted({tuple(key) for keys in held for key in keys}, key=lambda key: key[::-1])
+    for key in reversed(known):
+        if world.store.check([_part_key(key, rank) for rank in range(world.world_size)]):
+            return key, True
+    first = [key for key in known if key[1] == 1]
+    if known and len(first) != len(known):
+        raise _errors.CommError(
+            f"no commit is complete: the ranks hold {known}, and for each of them the per-rank part"
+            " of some rank is missing in the store. The run cannot go on from memory; start it from"
+            " a checkpoint, and commit on every rank at the same steps",
+            code="COMM_FAILED",
+        )
+    return (first[-1], False) if first else (None, False)
+
+
+def _random_state():
+    generators = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if "numpy" in sys.modules:
+        generators["numpy"] = sys.modules["numpy"].random.get_state()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        generators["cuda"] = torch.cuda.get_rng_state()
+    return generators
+
+
+def _load_random_state(generators):
+    torch.set_rng_state(generators["torch"])
+    random.setstate(generators["python"])
+    if "numpy" in generators:
+        import numpy
+
+        numpy.random.set_state(generators["numpy"])
+    if "cuda" in generators:
+        torch.cuda.set_rng_state(generators["cuda"])

@@ -1,0 +1,109 @@
+"""Which session serves which world of this process, and their end."""
+
+import atexit
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+OWNER_VARIABLE = "RESILIENT_OWNER"
+
+
+@dataclass
+class World:
+    """One init_process_group world: its session and what was decided at its start."""
+
+    session: Any
+    rank: int
+    world_size: int
+    job: str
+    addresses: list
+    settings: dict
+    process_group: Any = None
+    store: Any = None
+    pid: int = field(default_factory=os.getpid)
+
+    def close(self):
+        # A child forked from this process must send no goodbye in its parent's name.
+        if self.pid == os.getpid():
+            self.session.close()
+
+
+class Registry:
+    """The open worlds of this process. Used by the threads that call init and destroy."""
+
+    def __init__(self):
+        self._worlds = []
+        self._at_exit = False
+
+    def add(self, world):
+        self._worlds.append(world)
+        if not self._at_exit:
+            self._at_exit = True
+            atexit.register(self.close_all)
+
+    def of(self, process_group):
+        for world in self._worlds:
+            if world.process_group is process_group:
+                return world
+        return None
+
+    def current(self):
+        """The world of torch's default group; else the newest one; None without any."""
+        c10d = sys.modules.get("torch.distributed.distributed_c10d")
+        default = c10d._world.default_pg if c10d is not None else None
+        world = self.of(default) if default is not None else None
+        if world is None and default is None and self._worlds:
+            world = self._worlds[-1]
+        return world
+
+    def remove(self, world):
+        if world in self._worlds:
+            self._worlds.remove(world)
+        if not self._worlds and owner_text() == os.environ.get(OWNER_VARIABLE):
+            del os.environ[OWNER_VARIABLE]
+
+    def close_all(self):
+        for world in list(self._worlds):
+            self.remove(world)
+            world.close()
+
+
+registry = Registry()
+
+
+def close(process_group):
+    """Ends the session behind a destroyed world, if it was ours."""
+    world = registry.of(process_group)
+    if world is not None:
+        registry.remove(world)
+        world.process_group = None
+        world.close()
+
+
+def start_time(pid):
+    """Start time of a process in clock ticks since boot; None when no such process is alive."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            # The name in parentheses may contain anything, also spaces and parentheses.
+            fields = stat.read().rpartition(")")[2].split()
+            return None if fields[0] == "Z" else int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def owner_text():
+    return f"{os.getpid()}:{start_time(os.getpid())}"
+
+
+def claim_ownership():
+    """Marks the processes that we start from now on as helpers of this rank."""
+    os.environ[OWNER_VARIABLE] = owner_text()
+
+
+def is_helper(environment):
+    """True in a process started by a living rank: a data loader, a checkpoint writer."""
+    pid, _, start = environment.get(OWNER_VARIABLE, "").partition(":")
+    if not pid.isdigit() or not start.isdigit() or int(pid) == os.getpid():
+        return False
+    return start_time(int(pid)) == int(start)
