@@ -1,0 +1,378 @@
+#include "store/client/control_client.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <variant>
+
+#include "runtime/base/check.h"
+#include "runtime/base/fork_guard.h"
+#include "runtime/base/log.h"
+#include "runtime/base/random.h"
+#include "store/client/identity.h"
+
+namespace resilient::store {
+namespace {
+
+constexpr std::size_t kTasksMax = 4096;
+constexpr int kBeatsMissed = 2;
+constexpr Duration kContactGrace = Millis(500);
+// Until a Welcome says otherwise.
+constexpr Duration kDefaultBeat = std::chrono::seconds(1);
+constexpr Duration kDefaultTtl = std::chrono::seconds(5);
+
+template <typename... Handlers>
+struct Overloaded : Handlers... {
+  using Handlers::operator()...;
+};
+template <typename... Handlers>
+Overloaded(Handlers...) -> Overloaded<Handlers...>;
+
+}  // namespace
+
+ControlClient::ControlClient(const ConnectOptions& options, std::vector<HostPort> addresses,
+                             InterruptCheck interrupt, const Clock& clock)
+    : clock_(clock),
+      interrupt_(std::move(interrupt)),
+      job_(options.job),
+      core_(MakeHello(options, Role::kControl)),
+      link_(std::move(addresses), RandomSeed()),
+      outage_(StrCat("the membership line of job ", options.job), clock.Now()),
+      last_tick_(clock.Now()) {}
+
+ControlClient::~ControlClient() { Close(Deadline::At(clock_.Now())); }
+
+Status ControlClient::Start(RendezvousEvents& events, Deadline deadline) {
+  {
+    std::lock_guard lock(join_mutex_);
+    RESILIENT_CHECK(events_ == nullptr);
+    events_ = &events;
+    last_tick_ = clock_.Now();
+    thread_ = Thread("res-control", [this] { Run(); });
+  }
+  Status outcome = AwaitBeginning(deadline);
+  if (!outcome.ok()) Close(Deadline::At(clock_.Now()));
+  return outcome;
+}
+
+Status ControlClient::AwaitBeginning(Deadline deadline) {
+  const Instant begun = clock_.Now();
+  while (true) {
+    Beginning beginning;
+    {
+      std::lock_guard lock(mutex_);
+      if (closing_) return Status(StatusCode::kCancelled, "the session was closed while it began");
+      beginning = beginning_;
+    }
+    if (beginning.open) return Status();
+    if (beginning.refused) return beginning.trouble;
+    const Instant now = clock_.Now();
+    if (deadline.ExpiredAt(now)) {
+      const bool known = !beginning.trouble.ok();
+      return Status(
+          known ? beginning.trouble.code() : StatusCode::kUnreachable,
+          StrCat(known ? beginning.trouble.message() : "the store did not answer", " (tried for ",
+                 SecondsOf(now - begun), " s until the timeout, job ", job_, ")"));
+    }
+    std::vector<PollEntry> entries{{started_.fd(), POLLIN, 0}};
+    const Instant slice = now + Millis(kInterruptPollMs);
+    if (PollUntil(entries, clock_, Deadline::At(std::min(deadline.when(), slice))) > 0) {
+      started_.Drain();
+    }
+    if (interrupt_) RESILIENT_RETURN_IF_ERROR(interrupt_());
+  }
+}
+
+void ControlClient::Join(const JoinRequest& request) {
+  Post([this, request] { Submit(JoinOp{request}); });
+}
+
+void ControlClient::Ready(std::uint64_t generation) {
+  Post([this, generation] { Submit(ReadyOp{generation}); });
+}
+
+void ControlClient::Send(const Report& report) {
+  Post([this, report] { Submit(ReportOp{report}); });
+}
+
+bool ControlClient::Post(std::function<void()> task) {
+  {
+    std::lock_guard lock(mutex_);
+    if (closing_) return false;
+    if (tasks_.size() >= kTasksMax) {
+      RESILIENT_LOG(kError, "the control thread of job ", job_, " has ", tasks_.size(),
+                    " tasks waiting, the limit: one is dropped; is a task or event blocking it?");
+      return false;
+    }
+    tasks_.push_back(std::move(task));
+  }
+  wake_.Wake();
+  return true;
+}
+
+void ControlClient::Close(Deadline deadline) {
+  {
+    std::lock_guard lock(mutex_);
+    close_deadline_ = closing_ ? std::min(close_deadline_, deadline) : deadline;
+    closing_ = true;
+  }
+  wake_.Wake();
+  started_.Wake();
+  std::lock_guard lock(join_mutex_);
+  thread_.Join();
+}
+
+void ControlClient::Run() {
+  while (Step()) {
+  }
+  link_.Close();
+}
+
+bool ControlClient::Step() {
+  const LinkStep step = link_.NextStep();
+  const LinkInput input = Perform(step, wake_, clock_, NextWake(clock_.Now()));
+  const Instant now = clock_.Now();
+  if (step.resolve) last_tick_ = now;  // A slow resolver is not a pause of this process.
+  NotePause(now);
+  link_.Advance(input, core_, now, inbox_);
+  if (link_.TakeOpened()) OnOpened(now);
+  for (const ServerMessage& message : inbox_) {
+    if (!lost_) Handle(message);
+  }
+  inbox_.clear();
+  if (!link_.open()) OnTrouble();
+  if (!lost_) outage_.Note(link_, now);
+  TellBeginning();
+  RunTasks();
+  NoteContact(now);
+  if (link_.open() && now >= last_beat_ + BeatInterval()) Beat(now);
+  return !GoodbyeDone(now);
+}
+
+Instant ControlClient::NextWake(Instant now) {
+  Instant wake = now + BeatInterval();
+  if (link_.open()) wake = std::min(wake, last_beat_ + BeatInterval());
+  std::lock_guard lock(mutex_);
+  if (!tasks_.empty()) return now;
+  return closing_ ? std::min(wake, close_deadline_.when()) : wake;
+}
+
+// A thread that was not run for half a lease was stopped, suspended or starved together with its
+// process. The server hears of it before anything else.
+void ControlClient::NotePause(Instant now) {
+  const Duration gap = now - std::exchange(last_tick_, now);
+  if (gap <= LeaseTtl() / 2) return;
+  RESILIENT_LOG(kWarn, "this process was paused for ", SecondsOf(gap),
+                " s (stopped, suspended or starved of processor time); its lease is ",
+                SecondsOf(LeaseTtl()), " s",
+                gap > LeaseTtl() ? ": the store may have given its seat away" : "");
+  last_contact_ = now;
+  if (link_.open()) Beat(now);
+}
+
+void ControlClient::NoteContact(Instant now) {
+  if (!link_.open()) return;
+  if (std::exchange(received_, link_.received()) != link_.received()) last_contact_ = now;
+  const Duration silence = now - last_contact_;
+  if (silence < kBeatsMissed * BeatInterval() + kContactGrace) return;
+  link_.Drop(Status(StatusCode::kUnreachable,
+                    StrCat("the store at ", link_.peer(), " answered no heartbeat for ",
+                           SecondsOf(silence), " s")),
+             now);
+  outage_.Note(link_, now);
+}
+
+void ControlClient::Handle(const ServerMessage& message) {
+  std::visit([this](const auto& one) { Handle(one); }, message);
+}
+
+void ControlClient::Handle(const Event& event) {
+  std::visit(Overloaded{
+                 [this](const View& view) { events_->OnView(view); },
+                 [this](const RunningEvent& running) { events_->OnRunning(running.generation); },
+                 [this](const Fence& fence) { events_->OnFence(fence); },
+                 [this](const JoinRefusedEvent& refused) { events_->OnJoinRefused(refused.why); },
+                 [this](const SessionLostEvent& lost) { LoseSession(lost.why); },
+                 [](const HeartbeatAckEvent&) {},
+                 [this](const PingEvent&) { Beat(last_tick_); },
+             },
+             event);
+}
+
+void ControlClient::Handle(const Reply& reply) {
+  if (!core_.OnReply(reply)) return;
+  const bool join = joins_.erase(reply.seq) > 0;
+  if (reply.seq == leave_seq_) {
+    left_ = true;
+  } else if (reply.status.code() == StatusCode::kStaleGeneration) {
+    LoseSession(reply.status);
+  } else if (!reply.status.ok() && join) {
+    events_->OnJoinRefused(reply.status);
+  } else if (!reply.status.ok()) {
+    RESILIENT_LOG(kWarn, "the store refused a message of the membership line of job ", job_, ": ",
+                  reply.status.ToString());
+  }
+}
+
+// A connection is up: it is told at once that this process lives, then what was not answered.
+void ControlClient::OnOpened(Instant now) {
+  const Welcome& welcome = link_.welcome();
+  const bool again = !server_id_.empty();
+  if (again && !welcome.session_known) {
+    LoseSession(Status(StatusCode::kStoreLost,
+                       StrCat("the store at ", link_.peer(),
+                              " was restarted and does not know this session (server ",
+                              welcome.server, ", before: ", server_id_, ", job ", job_,
+                              "); start the job anew, or give the store a data directory")));
+    return;
+  }
+  server_id_ = welcome.server;
+  last_contact_ = now;
+  Beat(now);
+  for (const Request& request : core_.Unanswered()) link_.Send(request);
+}
+
+// Ends the session when the peer's refusal is one that waiting does not change.
+void ControlClient::OnTrouble() {
+  if (lost_ || server_id_.empty() || !link_.refused()) return;
+  const Status why = link_.trouble();
+  if (why.code() == StatusCode::kStaleGeneration || why.code() == StatusCode::kAuth) {
+    LoseSession(why);
+  } else if (why.code() == StatusCode::kJob) {
+    LoseSession(Status(StatusCode::kStoreLost,
+                       StrCat("the store of this session is gone, another one answers at ",
+                              link_.peer(), ": ", why.message())));
+  }
+}
+
+void ControlClient::LoseSession(const Status& why) {
+  if (std::exchange(lost_, true)) return;
+  link_.Close();
+  events_->OnSessionLost(why);
+}
+
+void ControlClient::Beat(Instant now) {
+  last_beat_ = now;
+  if (link_.open()) link_.Send(Request{.op = HeartbeatOp{++beat_}});
+}
+
+void ControlClient::Submit(Op op) {
+  if (lost_) return;
+  const bool join = std::holds_alternative<JoinOp>(op);
+  Result<Request> request = core_.Submit(std::move(op));
+  if (!request.ok()) {
+    RESILIENT_LOG(kError, "the membership line of job ", job_,
+                  " is full: ", request.status().message());
+    if (join) events_->OnJoinRefused(request.status());
+    return;
+  }
+  if (join) joins_.insert(request->seq);
+  if (link_.open()) link_.Send(*request);
+}
+
+void ControlClient::RunTasks() {
+  std::deque<std::function<void()>> tasks;
+  {
+    std::lock_guard lock(mutex_);
+    tasks.swap(tasks_);
+  }
+  for (std::function<void()>& task : tasks) task();
+}
+
+void ControlClient::TellBeginning() {
+  {
+    std::lock_guard lock(mutex_);
+    if (beginning_.open) return;
+    beginning_ = Beginning{!server_id_.empty(), link_.refused(), link_.trouble()};
+  }
+  started_.Wake();
+}
+
+// True when the thread may end: the goodbye was acknowledged, cannot be, or took too long.
+bool ControlClient::GoodbyeDone(Instant now) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!closing_) return false;
+    if (lost_ || left_ || server_id_.empty() || close_deadline_.ExpiredAt(now)) return true;
+  }
+  if (leave_seq_ != 0) return false;
+  Result<Request> leave = core_.Submit(LeaveOp{});
+  if (!leave.ok()) return true;
+  leave_seq_ = leave->seq;
+  if (link_.open()) link_.Send(*leave);
+  return false;
+}
+
+Duration ControlClient::BeatInterval() const {
+  const std::uint64_t told = link_.welcome().heartbeat_interval_ms;
+  return told > 0 ? Duration(Millis(told)) : kDefaultBeat;
+}
+
+Duration ControlClient::LeaseTtl() const {
+  const std::uint64_t told = link_.welcome().lease_ttl_ms;
+  return told > 0 ? Duration(Millis(told)) : kDefaultTtl;
+}
+
+namespace {
+
+// What MakeRendezvous gives out. In a forked child the state behind it may be torn (the control
+// thread may have been changing it) and its thread does not exist: it is left alone there. Owner:
+// Session. Thread: thread-safe.
+class SessionLine final : public Rendezvous {
+ public:
+  SessionLine(const ConnectOptions& options, InterruptCheck interrupt, const Clock& clock) {
+    Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
+    bad_options_ = addresses.status();
+    if (!addresses.ok()) return;
+    client_ = std::make_unique<ControlClient>(options, std::move(*addresses), std::move(interrupt),
+                                              clock);
+  }
+  ~SessionLine() override { LetGoInChild(); }
+
+  Status Start(RendezvousEvents& events, Deadline deadline) override {
+    RESILIENT_RETURN_IF_ERROR(bad_options_);
+    if (!Usable()) {
+      return Status(StatusCode::kForked,
+                    "this membership line belongs to the process that forked this one; a child "
+                    "has to open a session of its own");
+    }
+    return client_->Start(events, deadline);
+  }
+  void Join(const JoinRequest& request) override {
+    if (Usable()) client_->Join(request);
+  }
+  void Ready(std::uint64_t generation) override {
+    if (Usable()) client_->Ready(generation);
+  }
+  void Send(const Report& report) override {
+    if (Usable()) client_->Send(report);
+  }
+  bool Post(std::function<void()> task) override {
+    return Usable() && client_->Post(std::move(task));
+  }
+  void Close(Deadline deadline) override {
+    if (Usable()) client_->Close(deadline);
+  }
+  void AbandonInChild() override { LetGoInChild(); }
+
+ private:
+  bool Usable() const { return client_ != nullptr && !mark_.InChild(); }
+  void LetGoInChild() {
+    if (mark_.InChild()) static_cast<void>(client_.release());
+  }
+
+  const ProcessMark mark_;
+  Status bad_options_;
+  std::unique_ptr<ControlClient> client_;
+};
+
+}  // namespace
+
+std::unique_ptr<Rendezvous> MakeRendezvous(ConnectOptions options, InterruptCheck interrupt,
+                                           const Clock& clock) {
+  return std::make_unique<SessionLine>(options, std::move(interrupt), clock);
+}
+
+}  // namespace resilient::store

@@ -1,0 +1,81 @@
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include <resilient/store/client.h>
+
+#include "runtime/base/log.h"
+#include "runtime/base/random.h"
+#include "store/client/identity.h"
+#include "store/client/link.h"
+
+namespace resilient::store {
+namespace {
+
+// Drives a link until its one request is answered. Owner: ReportExit, on its stack. Thread: the
+// caller's.
+class OneRequest {
+ public:
+  OneRequest(Hello hello, std::vector<HostPort> addresses, const Clock& clock)
+      : clock_(clock), core_(std::move(hello)), link_(std::move(addresses), RandomSeed()) {}
+
+  Status Run(Op op, Deadline deadline) {
+    Result<Request> request = core_.Submit(std::move(op));
+    if (!request.ok()) return request.status();
+    while (!answered_) {
+      if (link_.refused()) return link_.trouble();
+      if (deadline.ExpiredAt(clock_.Now())) return TimedOut();
+      Step(deadline);
+    }
+    return outcome_;
+  }
+
+ private:
+  void Step(Deadline deadline) {
+    const LinkInput input = Perform(link_.NextStep(), wake_, clock_, deadline.when());
+    std::vector<ServerMessage> inbox;
+    link_.Advance(input, core_, clock_.Now(), inbox);
+    if (link_.TakeOpened()) {
+      for (const Request& unanswered : core_.Unanswered()) link_.Send(unanswered);
+    }
+    for (const ServerMessage& message : inbox) {
+      const Reply* reply = std::get_if<Reply>(&message);
+      if (reply == nullptr || !core_.OnReply(*reply)) continue;
+      answered_ = true;
+      outcome_ = reply->status;
+    }
+  }
+
+  Status TimedOut() const {
+    if (!link_.trouble().ok()) return link_.trouble();
+    return Status(StatusCode::kTimeout,
+                  StrCat("the store at ", link_.peer(), " did not answer before the timeout"));
+  }
+
+  const Clock& clock_;
+  WakeFd wake_;
+  ClientCore core_;
+  StoreLink link_;
+  bool answered_ = false;
+  Status outcome_;
+};
+
+}  // namespace
+
+Status ReportExit(ConnectOptions options, const ExitNotice& notice, const Clock& clock,
+                  Deadline deadline) {
+  Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
+  if (!addresses.ok()) return addresses.status();
+  ExitReportOp report;
+  report.process = ThisProcess();  // Host, boot and pid namespace are the launcher's.
+  report.process.pid = notice.pid;
+  report.process.start_time = notice.start_time;
+  report.rank = notice.rank;
+  report.exit_code = notice.exit_code;
+  report.signal = notice.signal;
+  report.text = notice.text;
+  OneRequest request(MakeHello(options, Role::kAdmin), std::move(*addresses), clock);
+  return request.Run(std::move(report), deadline);
+}
+
+}  // namespace resilient::store

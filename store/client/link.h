@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <resilient/clock.h>
+#include <resilient/status.h>
+
+#include "runtime/net/frame.h"
+#include "runtime/net/socket.h"
+#include "store/client/client_core.h"
+#include "store/core/messages.h"
+
+namespace resilient::store {
+
+// What a link waits for; the caller performs it without holding its lock. Thread: value type.
+struct LinkStep {
+  int fd = -1;  // -1: nothing to poll.
+  short events = 0;
+  Instant due = kNever;             // Advance at the latest then.
+  std::optional<HostPort> resolve;  // This name first; may block as long as the resolver does.
+};
+
+// What came of a step. Thread: value type.
+struct LinkInput {
+  short revents = 0;
+  std::optional<Result<std::vector<HostPort>>> resolved;
+};
+
+// Waits for `step`, for `wake`, and at most until `until`. Touches no link.
+LinkInput Perform(const LinkStep& step, const WakeFd& wake, const Clock& clock, Instant until);
+
+// One connection to the store, made again whenever it is lost: resolves, connects to each address
+// in turn, greets (preamble and Hello), then carries messages. Never blocks: NextStep says what to
+// wait for and Advance goes on from there. Numbering and sending again are the caller's (see
+// TakeOpened). Owner: the request connection, the control connection, an exit report. Thread:
+// caller-synchronised; only the thread that performs the steps calls Advance, Drop or Close, since
+// they may close the descriptor that is being polled.
+class StoreLink {
+ public:
+  StoreLink(std::vector<HostPort> addresses, std::uint64_t seed);
+  StoreLink(const StoreLink&) = delete;
+  StoreLink& operator=(const StoreLink&) = delete;
+
+  LinkStep NextStep() const;
+
+  // Appends what was received to `inbox`. `core` supplies the Hello.
+  void Advance(const LinkInput& input, const ClientCore& core, Instant now,
+               std::vector<ServerMessage>& inbox);
+
+  // True once for each connection that got its Welcome: send what was not answered.
+  bool TakeOpened();
+
+  // Queues a message and writes what the socket takes. False when the rest has to wait for the
+  // poll, whose step must then be taken anew. REQUIRES: open().
+  bool Send(const Request& request);
+
+  // Gives the connection up for `why` and makes the next one.
+  void Drop(Status why, Instant now);
+
+  // For good.
+  void Close();
+
+  bool open() const { return state_ == State::kOpen; }
+  const Welcome& welcome() const { return welcome_; }  // Of the latest connection.
+
+  // Why there is no connection: the latest failure; what the peer answered when it refused.
+  const Status& trouble() const { return trouble_; }
+  // Set while the latest attempt met a peer that waiting does not change: another protocol, another
+  // job, a refused Hello.
+  bool refused() const { return refused_; }
+  // Bytes received, over all connections: tells that the peer is alive while a long message comes.
+  std::uint64_t received() const { return received_; }
+
+  // "10.0.0.1:29500", or all addresses when none was tried yet.
+  std::string peer() const;
+
+ private:
+  enum class State { kPaused, kResolving, kConnecting, kGreeting, kOpen, kClosed };
+
+  void TryNext(Instant now);
+  void StartConnect(Instant now);
+  void FinishConnect(const ClientCore& core, Instant now);
+  void Receive(Instant now, std::vector<ServerMessage>& inbox);
+  bool TakeFrames(Instant now, std::vector<ServerMessage>& inbox);
+  bool OnWelcome(const ServerMessage& message, Instant now);
+  bool Flush();
+  void Fail(Status why, bool refused, Instant now);
+
+  const std::vector<HostPort> addresses_;
+  State state_ = State::kPaused;
+  Backoff backoff_;
+  std::size_t address_ = 0;       // Index of the next address to try.
+  HostPort target_;               // Address being tried, as given.
+  std::deque<HostPort> numeric_;  // What it resolved to and was not tried yet.
+  HostPort current_;              // Numeric address of this connection.
+  Instant due_{};                 // End of the pause or of the time to connect and greet.
+  FileDescriptor socket_;
+  FrameSplitter splitter_;
+  std::deque<std::string> output_;
+  std::size_t output_sent_ = 0;  // Bytes of output_.front() already written.
+  bool write_failed_ = false;    // The reader will find out; it alone may close.
+  bool opened_ = false;
+  Welcome welcome_;
+  Status trouble_;
+  bool refused_ = false;
+  std::uint64_t received_ = 0;
+};
+
+// Parses every address. kSetting for a malformed one, or when there is none.
+Result<std::vector<HostPort>> ParseAddresses(const std::vector<std::string>& addresses);
+
+}  // namespace resilient::store

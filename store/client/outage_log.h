@@ -1,0 +1,39 @@
+#pragma once
+
+#include <string>
+
+#include <resilient/clock.h>
+#include <resilient/status.h>
+
+#include "store/client/link.h"
+
+namespace resilient::store {
+
+// Tells a person about a connection that is not there: once when it has been missing for
+// kOutageWarnAfter, and once, with the duration, when it is back. Owner: the owner of the link.
+// Thread: caller-synchronised.
+class OutageLog {
+ public:
+  // `what`: "the request connection (job x)".
+  OutageLog(std::string what, Instant now) : what_(std::move(what)), since_(now) {}
+
+  // After each step of the link.
+  void Note(const StoreLink& link, Instant now);
+
+  // When the present outage began; REQUIRES: the link is not open.
+  Instant since() const { return since_; }
+
+ private:
+  const std::string what_;
+  bool open_ = false;
+  bool ever_open_ = false;
+  bool told_ = false;
+  Instant since_;
+  Status cause_;
+};
+
+inline constexpr Duration kOutageWarnAfter = std::chrono::seconds(10);
+
+double SecondsOf(Duration duration);
+
+}  // namespace resilient::store

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <resilient/store/client.h>
+
+#include "runtime/base/fork_guard.h"
+#include "store/client/client_core.h"
+#include "store/client/link.h"
+#include "store/client/outage_log.h"
+
+namespace resilient::store {
+
+// The request connection. No thread of its own: among the callers that wait one leads, that is
+// polls the socket and deals out the answers; the others sleep until their answer or the lead comes
+// to them. The lead is given up before a caller runs its interrupt check (which may take long to
+// get the GIL) and when its own answer is in. Owner: Connect's caller, by shared_ptr. Thread:
+// thread-safe.
+class RequestClient final : public Client {
+ public:
+  RequestClient(const ConnectOptions& options, std::vector<HostPort> addresses,
+                InterruptCheck interrupt, const Clock& clock);
+
+  // Deletes it; in a forked child it is left alone.
+  static void Release(RequestClient* client);
+
+  // Until the first Welcome.
+  Status Open(Deadline deadline);
+
+  Status Set(const std::string& key, std::string value, const Call& call) override;
+  Result<std::string> Get(const std::string& key, bool wait, const Call& call) override;
+  Result<std::int64_t> Add(const std::string& key, std::int64_t amount, const Call& call) override;
+  Result<std::string> CompareSet(const std::string& key, std::string expected, std::string desired,
+                                 const Call& call) override;
+  Result<bool> Check(const std::vector<std::string>& keys, const Call& call) override;
+  Status Wait(const std::vector<std::string>& keys, const Call& call) override;
+  Result<bool> Delete(const std::string& key, const Call& call) override;
+  Result<std::int64_t> NumKeys(const Call& call) override;
+  Result<std::string> StatusJson(const Call& call) override;
+  std::string server_id() const override;
+  void Close() override;
+
+ private:
+  // What a call is, for its texts and for what an unknown outcome means.
+  struct Ask {
+    std::string_view name;
+    std::span<const std::string> keys;
+    bool mutation = false;
+  };
+  struct Waiter {
+    explicit Waiter(const Ask& what) : ask(what) {}
+    const Ask& ask;
+    std::condition_variable ready;
+    bool sent = false;
+    bool cancelled = false;
+    bool done = false;
+    Status failure;  // Ours; OK when the server answered.
+    Reply reply;
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  Result<Reply> Perform(const Ask& ask, Op op, std::size_t payload, const Call& call);
+  Status Await(Lock& lock, std::uint64_t seq, Waiter& waiter, const Call& call);
+  Status OnDeadline(std::uint64_t seq, Waiter& waiter, Instant begun, Instant now);
+  void Lead(Lock& lock, Instant until);
+  void HandOver();
+  void SendNow(const Request& request);
+  void Dispatch(ServerMessage& message);
+  void OnOpened();
+  void OnTrouble();
+  void FailAll(const Status& why);
+  Status Interrupted(const Call& call) const;
+
+  Status CheckSizes(const Ask& ask, std::size_t payload) const;
+  Status ForkedError(std::string_view name) const;
+  std::string Where() const;
+  Status TimeoutError(const Waiter& waiter, Duration waited) const;
+  Status UnknownOutcome(const Waiter& waiter, std::string_view why) const;
+  Status LostError(const Waiter& waiter, Duration waited, Instant now) const;
+
+  // Constant.
+  const Clock& clock_;
+  const InterruptCheck interrupt_;
+  const std::string job_;
+  const std::int64_t made_by_pid_;
+  // Self-synchronised.
+  ProcessMark mark_;
+  WakeFd wake_;
+  mutable std::mutex mutex_;
+  // Guarded by mutex_.
+  ClientCore core_;
+  StoreLink link_;  // Advance, Drop and Close only while nobody leads, or by the leader.
+  OutageLog outage_;
+  std::map<std::uint64_t, Waiter*> waiters_;
+  std::vector<ServerMessage> inbox_;
+  bool led_ = false;
+  bool closed_ = false;
+  std::string server_id_;
+  Status dead_;  // Set: every call fails with it.
+};
+
+}  // namespace resilient::store
