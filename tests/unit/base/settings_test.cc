@@ -1,0 +1,222 @@
+// Goal: every documented variable is accepted, every wrong value is refused with a text that helps.
+// Method: tables of environments.
+#include <resilient/settings.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace resilient {
+namespace {
+
+using Environment = std::vector<std::pair<std::string, std::string>>;
+using std::chrono::hours;
+using std::chrono::minutes;
+using std::chrono::seconds;
+
+TEST(ParseDuration, Accepted_Table) {
+  const std::pair<const char*, Duration> kTable[] = {
+      {"5", seconds(5)},
+      {"5s", seconds(5)},
+      {"500ms", Millis(500)},
+      {"10min", minutes(10)},
+      {"1h", hours(1)},
+      {"0", Duration::zero()},
+      {"0ms", Duration::zero()},
+      {"007s", seconds(7)},
+      {"9223372036", seconds(9223372036)},
+      {"9223372036854ms", Millis(9223372036854)},
+  };
+  for (const auto& [text, expected] : kTable) EXPECT_EQ(ParseDuration(text), expected) << text;
+}
+
+TEST(ParseDuration, Refused_Table) {
+  for (const char* text : {"",
+                           "s",
+                           "ms",
+                           "min",
+                           "h",
+                           "-1",
+                           "-1s",
+                           "+1",
+                           " 1",
+                           "1 ",
+                           "1 s",
+                           "1.5s",
+                           "1e3",
+                           "1m",
+                           "1d",
+                           "1S",
+                           "1sec",
+                           "1ss",
+                           "0x10",
+                           "9223372037",
+                           "9223372036855ms",
+                           "99999999999999999999",
+                           "inf",
+                           "1h30min"}) {
+    EXPECT_EQ(ParseDuration(text), std::nullopt) << text;
+  }
+}
+
+TEST(ParseSettings, Nothing_GivesTheDefaults) {
+  const Result<Settings> settings = ParseSettings({{"PATH", "/bin"}, {"RESILIENT", "x"}});
+  ASSERT_TRUE(settings.ok());
+  EXPECT_EQ(settings->store, "");
+  EXPECT_EQ(settings->linger, seconds(60));
+  EXPECT_EQ(settings->lease_ttl, seconds(5));
+  EXPECT_EQ(settings->budget, seconds(20));
+  EXPECT_EQ(settings->seat_wait, Duration::zero());
+  EXPECT_EQ(settings->log, "warn");
+  EXPECT_TRUE(settings->warnings.empty());
+}
+
+TEST(ParseSettings, EveryField_IsRead) {
+  const Result<Settings> settings = ParseSettings({{"RESILIENT_STORE", "a:1,[::1]:2"},
+                                                   {"RESILIENT_JOB", "j"},
+                                                   {"RESILIENT_BIND", "10.0.0.1"},
+                                                   {"RESILIENT_LINGER", "1min"},
+                                                   {"RESILIENT_LEASE_TTL", "2500ms"},
+                                                   {"RESILIENT_BUDGET", "30"},
+                                                   {"RESILIENT_SEAT_WAIT", "10min"},
+                                                   {"RESILIENT_LOG", "json:debug"},
+                                                   {"RESILIENT_OWNER", "12:345"}});
+  ASSERT_TRUE(settings.ok()) << settings.status().message();
+  EXPECT_EQ(settings->store, "a:1,[::1]:2");
+  EXPECT_EQ(settings->job, "j");
+  EXPECT_EQ(settings->bind, "10.0.0.1");
+  EXPECT_EQ(settings->linger, minutes(1));
+  EXPECT_EQ(settings->lease_ttl, Millis(2500));
+  EXPECT_EQ(settings->budget, seconds(30));
+  EXPECT_EQ(settings->seat_wait, minutes(10));
+  EXPECT_EQ(settings->log, "json:debug");
+  EXPECT_EQ(settings->owner, "12:345");
+}
+
+// The normative list; a valid value for each.
+const Environment kAllNames = {
+    {"RESILIENT_STORE", "host:1"},        {"RESILIENT_JOB", "j"},
+    {"RESILIENT_BIND", "127.0.0.1"},      {"RESILIENT_LINGER", "0"},
+    {"RESILIENT_TOKEN_FILE", "/t"},       {"RESILIENT_TLS_CERT", "/c"},
+    {"RESILIENT_TLS_KEY", "/k"},          {"RESILIENT_TLS_CA", "/a"},
+    {"RESILIENT_TAKE_OVER", "nccl,gloo"}, {"RESILIENT_LEASE_TTL", "1"},
+    {"RESILIENT_BUDGET", "20s"},          {"RESILIENT_SEAT_WAIT", "0"},
+    {"RESILIENT_HEAL", "auto"},           {"RESILIENT_TIMEOUT_POLICY", "strict"},
+    {"RESILIENT_OP_DEADLINE", "120s"},    {"RESILIENT_STALL", "1h"},
+    {"RESILIENT_WAIT_LOG", "30s"},        {"RESILIENT_REPLAY", "1"},
+    {"RESILIENT_ALLOW_SHARED_GPU", "0"},  {"RESILIENT_SOCKET_IFNAME", "eth0"},
+    {"RESILIENT_SHM_LIMIT", "256MiB"},    {"RESILIENT_LOG", "off"},
+    {"RESILIENT_OWNER", "1:0"},           {"RESILIENT_FAKE_DEVICES", "a,b"}};
+
+TEST(ParseSettings, EveryDocumentedName_IsKnown) {
+  const Result<Settings> settings = ParseSettings(kAllNames);
+  ASSERT_TRUE(settings.ok()) << settings.status().message();
+  EXPECT_TRUE(settings->warnings.empty()) << settings->warnings.front();
+}
+
+TEST(ParseSettings, EmptyValue_IsUnset) {
+  Environment environment = kAllNames;
+  for (auto& variable : environment) variable.second.clear();
+  const Result<Settings> settings = ParseSettings(environment);
+  ASSERT_TRUE(settings.ok()) << settings.status().message();
+  EXPECT_EQ(settings->lease_ttl, seconds(5));
+  EXPECT_EQ(settings->log, "warn");
+}
+
+TEST(ParseSettings, BadValue_NamesVariableValueAndForms) {
+  struct Case {
+    const char* name;
+    const char* value;
+    const char* accepted;
+  };
+  const Case kCases[] = {
+      {"RESILIENT_LEASE_TTL", "5 s", "\"500ms\", \"10min\", \"1h\""},
+      {"RESILIENT_LEASE_TTL", "999ms", "at least 1 s"},
+      {"RESILIENT_LEASE_TTL", "0", "at least 1 s"},
+      {"RESILIENT_LINGER", "-1", "a duration"},
+      {"RESILIENT_BUDGET", "0", "at least 1 s"},
+      {"RESILIENT_SEAT_WAIT", "soon", "a duration"},
+      {"RESILIENT_STALL", "1d", "a duration"},
+      {"RESILIENT_HEAL", "yes", "\"explicit\" or \"auto\""},
+      {"RESILIENT_TIMEOUT_POLICY", "lax", "\"liveness\" or \"strict\""},
+      {"RESILIENT_REPLAY", "true", "\"0\" or \"1\""},
+      {"RESILIENT_LOG", "loud", "debug, info, warn, error or off"},
+      {"RESILIENT_LOG", "json:", "debug, info, warn, error or off"},
+      {"RESILIENT_STORE", "host", "\"host:port\""},
+      {"RESILIENT_STORE", "host:", "\"host:port\""},
+      {"RESILIENT_STORE", "host:0", "\"host:port\""},
+      {"RESILIENT_STORE", "host:65536", "\"host:port\""},
+      {"RESILIENT_STORE", ":1", "\"host:port\""},
+      {"RESILIENT_STORE", "a:1,", "\"host:port\""},
+      {"RESILIENT_STORE", "a:1,,b:2", "\"host:port\""},
+      {"RESILIENT_STORE", "::1:5", "in brackets"},
+      {"RESILIENT_STORE", "tcp://a:1", "\"host:port\""},
+      {"RESILIENT_OWNER", "12", "\"pid:start\""},
+      {"RESILIENT_OWNER", "0:1", "\"pid:start\""},
+  };
+  for (const Case& bad : kCases) {
+    const Status status = ParseSettings({{bad.name, bad.value}}).status();
+    EXPECT_EQ(status.code(), StatusCode::kSetting) << bad.name << "=" << bad.value;
+    EXPECT_NE(status.message().find(std::string(bad.name) + "=\"" + bad.value + "\""),
+              std::string::npos)
+        << status.message();
+    EXPECT_NE(status.message().find(bad.accepted), std::string::npos) << status.message();
+  }
+}
+
+TEST(ParseSettings, UnknownName_IsAWarningWithTheNearest) {
+  const std::pair<const char*, const char*> kTable[] = {
+      {"RESILIENT_LEASE_TLL", "RESILIENT_LEASE_TTL"}, {"RESILIENT_STORES", "RESILIENT_STORE"},
+      {"RESILIENT_LOG_LEVEL", "RESILIENT_LOG"},       {"RESILIENT_TLS_CERTS", "RESILIENT_TLS_CERT"},
+      {"RESILIENT_SEATWAIT", "RESILIENT_SEAT_WAIT"},
+  };
+  for (const auto& [name, nearest] : kTable) {
+    const Result<Settings> settings = ParseSettings({{name, "1"}});
+    ASSERT_TRUE(settings.ok());
+    ASSERT_EQ(settings->warnings.size(), 1U) << name;
+    EXPECT_NE(settings->warnings[0].find(std::string("variable ") + name + " is unknown"),
+              std::string::npos)
+        << settings->warnings[0];
+    EXPECT_NE(settings->warnings[0].find(std::string("did you mean ") + nearest + "?"),
+              std::string::npos)
+        << settings->warnings[0];
+  }
+}
+
+TEST(ParseSettings, HugeUnknownName_IsHandled) {
+  const Result<Settings> settings = ParseSettings({{"RESILIENT_" + std::string(100000, 'X'), ""}});
+  ASSERT_TRUE(settings.ok());
+  EXPECT_EQ(settings->warnings.size(), 1U);
+}
+
+TEST(ParseSettings, Inconsistent_IsRefused) {
+  const std::pair<Environment, const char*> kTable[] = {
+      {{{"RESILIENT_TLS_CERT", "/c"}}, "RESILIENT_TLS_CERT is set without RESILIENT_TLS_KEY"},
+      {{{"RESILIENT_TLS_KEY", "/k"}}, "RESILIENT_TLS_KEY is set without RESILIENT_TLS_CERT"},
+      {{{"RESILIENT_BIND", "0.0.0.0"}}, "RESILIENT_TOKEN_FILE"},
+      {{{"RESILIENT_BIND", "::"}}, "RESILIENT_TOKEN_FILE"},
+      {{{"RESILIENT_BIND", "[::]:5"}}, "RESILIENT_TOKEN_FILE"},
+  };
+  for (const auto& [environment, text] : kTable) {
+    const Status status = ParseSettings(environment).status();
+    EXPECT_EQ(status.code(), StatusCode::kSetting) << text;
+    EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+  }
+  EXPECT_TRUE(ParseSettings({{"RESILIENT_BIND", "0.0.0.0"}, {"RESILIENT_TOKEN_FILE", "/t"}}).ok());
+}
+
+TEST(ProcessEnvironment, HasWhatWasSet) {
+  ASSERT_EQ(setenv("RESILIENT_JOB", "a=b", 1), 0);
+  const Environment environment = ProcessEnvironment();
+  unsetenv("RESILIENT_JOB");
+  const auto found = std::find(environment.begin(), environment.end(),
+                               std::pair<std::string, std::string>("RESILIENT_JOB", "a=b"));
+  EXPECT_NE(found, environment.end());
+}
+
+}  // namespace
+}  // namespace resilient
