@@ -1,0 +1,82 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include <resilient/abort.h>
+#include <resilient/communicator.h>
+#include <resilient/status.h>
+
+namespace resilient::recovery {
+
+// What the operations of one generation have in common: how many are in flight and why they end.
+// Owner: shared by the session and the completions of that generation, which may outlive the
+// generation. Thread: thread-safe, except where noted.
+class Flight {
+ public:
+  explicit Flight(std::uint64_t generation) : generation_(generation) {}
+
+  std::uint64_t generation() const { return generation_; }
+  const std::shared_ptr<AbortCell>& cell() const { return cell_; }
+
+  // REQUIRES: the session's mutex is held, Ended() is false.
+  void Enter() { in_flight_.fetch_add(1); }
+  // True when this was the last operation of an ended generation.
+  bool Leave() { return in_flight_.fetch_sub(1) == 1 && Ended(); }
+
+  // From here on every operation of this generation fails with `cause`. The first cause wins.
+  // REQUIRES: the session's mutex is held, so that no operation enters afterwards.
+  void End(const Status& cause) {
+    if (Ended()) return;
+    cause_ = cause;
+    ended_.store(true);
+  }
+  bool Ended() const { return ended_.load(); }
+  // REQUIRES: Ended().
+  const Status& cause() const { return cause_; }
+
+  // Nothing of this generation is in flight and nothing will be.
+  bool IsQuiet() const { return Ended() && in_flight_.load() == 0; }
+
+ private:
+  const std::uint64_t generation_;
+  const std::shared_ptr<AbortCell> cell_ = std::make_shared<AbortCell>();
+  // Both sequentially consistent: who ends the generation and who leaves last must not miss each
+  // other, or nobody would say that it is quiet.
+  std::atomic<std::int64_t> in_flight_{0};
+  std::atomic<bool> ended_{false};
+  Status cause_;  // Written once, before ended_.
+};
+
+// One operation on its way through a communicator: what its error text needs. Owner: its
+// completion. Thread: thread-safe.
+class OperationRecord {
+ public:
+  OperationRecord(std::shared_ptr<Flight> flight, std::string group, const Operation& operation);
+
+  // Held by the submitter while the communicator takes the operation, so that a completion which
+  // is faster than the return of Submit finds the sequence number.
+  std::mutex& submit_mutex() { return submit_mutex_; }
+  // REQUIRES: submit_mutex is held.
+  void set_seq(std::uint64_t seq) { seq_ = seq; }
+
+  // What the caller is told when the communicator says `status`: the first cause of the fence for
+  // whatever a fence has ended, also when the bytes were complete in the very moment.
+  Status Outcome(const Status& status);
+
+  // "all_reduce(float32[4], sum)".
+  std::string Name() const { return Describe(summary_); }
+  Flight& flight() { return *flight_; }
+
+ private:
+  const std::shared_ptr<Flight> flight_;
+  const std::string group_;
+  const Operation summary_;  // Without its memory.
+  std::mutex submit_mutex_;
+  std::uint64_t seq_ = 0;  // Guarded by submit_mutex_.
+};
+
+}  // namespace resilient::recovery

@@ -1,0 +1,295 @@
+#include <resilient/session.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/check.h"
+#include "runtime/base/log.h"
+#include "runtime/base/process.h"
+#include "runtime/recovery/session_impl.h"
+
+namespace resilient {
+namespace recovery {
+namespace {
+
+// The session in whose callback this thread is; null on the user's threads.
+thread_local const SessionImpl* inside_session = nullptr;
+
+double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+Status SessionClosed() {
+  return Status(StatusCode::kFailedPrecondition,
+                "the session is closed on this rank; open a new one to go on");
+}
+
+}  // namespace
+
+OwnThreadScope::OwnThreadScope(const SessionImpl* session)
+    : outer_(std::exchange(inside_session, session)) {}
+OwnThreadScope::~OwnThreadScope() { inside_session = outer_; }
+
+void SessionDeleter::operator()(SessionImpl* session) const {
+  if (session->InForkedChild()) {
+    session->AbandonInChild();
+    return;
+  }
+  if (session->OnOwnThread()) {
+    RESILIENT_LOG(kError, "the last reference to a session was dropped by one of its own ",
+                  "completions; its threads stay until the process ends; close a session before ",
+                  "dropping it");
+    session->Close();
+    return;
+  }
+  delete session;
+}
+
+SessionImpl::SessionImpl(SessionOptions options, std::unique_ptr<Rendezvous> rendezvous,
+                         const Clock& clock)
+    : options_(std::move(options)),
+      clock_(clock),
+      opener_pid_(getpid()),
+      opener_host_(ThisProcess().host),
+      rendezvous_(std::move(rendezvous)),
+      machine_(options_.budget) {}
+
+SessionImpl::~SessionImpl() {
+  Close();
+  // The factory outlives its communicators.
+  TakeCommunicatorsLocked();
+}
+
+Status SessionImpl::MakeFactory(const FactoryMaker& make_factory) {
+  Result<std::unique_ptr<CommunicatorFactory>> factory = make_factory(*this);
+  if (!factory.ok()) return factory.status();
+  RESILIENT_CHECK(*factory != nullptr);
+  factory_ = std::move(factory).value();
+  return Status::Ok();
+}
+
+bool SessionImpl::OnOwnThread() const { return inside_session == this; }
+
+Status SessionImpl::ForkedStatus() const {
+  FailureDetail detail;
+  detail.rank = options_.rank;
+  detail.host = opener_host_;
+  detail.pid = opener_pid_;
+  return Status(StatusCode::kForked,
+                StrCat("this process (pid ", getpid(), ") was forked from rank ", options_.rank,
+                       " (host ", opener_host_, ", pid ", opener_pid_,
+                       "), whose connections and threads exist only there; collectives work only "
+                       "in the rank itself: start helpers with the 'spawn' or 'forkserver' method "
+                       "when they need a process group of their own"),
+                std::move(detail));
+}
+
+Status SessionImpl::Init() {
+  if (mark_.InChild()) return ForkedStatus();
+  {
+    Lock lock(mutex_);
+    if (machine_.state() == SessionState::kClosed) return SessionClosed();
+    if (init_called_) {
+      return Status(StatusCode::kFailedPrecondition, "Init was called before on this session");
+    }
+    init_called_ = true;
+  }
+  const Instant now = clock_.Now();
+  // The service's own verdict comes first: it counts from the first join of the round.
+  const Deadline outer = Deadline::At(
+      Deadline::After(Deadline::After(now, options_.init_timeout).when(), options_.budget).when());
+  Status status = rendezvous_->Start(*this, Deadline::After(now, options_.init_timeout));
+  if (status.ok()) status = InitConnected(outer);
+  if (!status.ok()) Close();
+  return status;
+}
+
+Status SessionImpl::InitConnected(Deadline deadline) {
+  {
+    Lock lock(mutex_);
+    StepFromCaller({EventKind::kInit, 0, {}, {}}, &lock);
+  }
+  return WaitUntilRunning(deadline, true);
+}
+
+Status SessionImpl::Rebuild(Deadline deadline) {
+  if (mark_.InChild()) return ForkedStatus();
+  {
+    Lock lock(mutex_);
+    if (machine_.state() == SessionState::kRunning) return Status::Ok();
+    if (machine_.state() == SessionState::kClosed) return SessionClosed();
+    if (!machine_.ever_ran() && machine_.state() != SessionState::kFailed) {
+      return Status(StatusCode::kFailedPrecondition,
+                    "there is nothing to rebuild before Init has returned");
+    }
+    ++rebuild_waiters_;
+    StepFromCaller({EventKind::kAcknowledge, 0, {}, {}}, &lock);
+  }
+  Status status = WaitUntilRunning(deadline, false);
+  Lock lock(mutex_);
+  --rebuild_waiters_;
+  // The gate may have opened since the wait ended: then the caller is told so, not that it failed.
+  if (machine_.state() == SessionState::kRunning) return Status::Ok();
+  // With nobody waiting the fence counts as not acknowledged: the gate stays shut at the end of
+  // the recovery until somebody asks again.
+  if (rebuild_waiters_ == 0) StepLocked({EventKind::kWithdraw, 0, {}, {}});
+  return status;
+}
+
+// OK in RUNNING; otherwise why the wait ended. Polls the interrupt outside the lock.
+Status SessionImpl::WaitUntilRunning(Deadline deadline, bool initial) {
+  Lock lock(mutex_);
+  for (;;) {
+    StepFromCaller({EventKind::kTick, 0, {}, {}}, &lock);
+    if (auto verdict = WaitVerdictLocked(deadline, initial, clock_.Now())) return *verdict;
+    if (options_.interrupt) {
+      lock.unlock();
+      Status interrupted = options_.interrupt();
+      if (!interrupted.ok()) return interrupted;
+      lock.lock();
+      if (auto verdict = WaitVerdictLocked(deadline, initial, clock_.Now())) return *verdict;
+    }
+    const Duration slice =
+        std::min<Duration>(Millis(kInterruptPollMs), deadline.LeftAt(clock_.Now()));
+    changed_.wait_for(lock, slice);
+  }
+}
+
+std::optional<Status> SessionImpl::WaitVerdictLocked(Deadline deadline, bool initial,
+                                                     Instant now) const {
+  switch (machine_.state()) {
+    case SessionState::kRunning:
+      return Status::Ok();
+    case SessionState::kClosed:
+      return SessionClosed();
+    case SessionState::kFenced:
+    case SessionState::kFailed:
+      return machine_.first_cause();
+    case SessionState::kInit:
+    case SessionState::kJoining:
+    case SessionState::kBuilding:
+    case SessionState::kReady:
+    case SessionState::kAborting:
+      break;
+  }
+  if (!deadline.ExpiredAt(now)) return std::nullopt;
+  return OverdueLocked(initial);
+}
+
+Status SessionImpl::OverdueLocked(bool initial) const {
+  const std::string where =
+      StrCat("state ", SessionStateName(machine_.state()), ", generation ",
+             machine_.view().generation, ", rank ", options_.rank, " of ", options_.world_size);
+  const Status& cause = machine_.first_cause();
+  if (!initial) {
+    return Status(
+        StatusCode::kTimeout,
+        StrCat("rebuild did not finish by its deadline (", where,
+               "); recovery goes on, call rebuild() again; first cause: ", cause.ToString()),
+        cause.detail());
+  }
+  // A fence that could not be healed in time says more than that time is over.
+  if (!cause.ok()) return cause;
+  return Status(
+      StatusCode::kJoinTimeout,
+      StrCat("the world did not start within the init timeout of ", Seconds(options_.init_timeout),
+             " s and the budget of ", Seconds(options_.budget), " s (", where,
+             "), and the store gave no verdict; see its log for who is missing"));
+}
+
+Membership SessionImpl::membership() const {
+  Membership membership;
+  membership.rank = options_.rank;
+  if (mark_.InChild()) {
+    // No lock: another thread may have held it at the fork.
+    membership.state = SessionState::kClosed;
+    return membership;
+  }
+  Lock lock(mutex_);
+  const View& view = machine_.view();
+  membership.state = machine_.state();
+  membership.life = view.life;
+  membership.round = view.round;
+  membership.generation = view.generation;
+  membership.members = view.members;
+  return membership;
+}
+
+Status SessionImpl::failure() const {
+  if (mark_.InChild()) return ForkedStatus();
+  Lock lock(mutex_);
+  return machine_.failure();
+}
+
+std::optional<Incident> SessionImpl::last_incident() const {
+  if (mark_.InChild()) return std::nullopt;
+  Lock lock(mutex_);
+  return incidents_.latest();
+}
+
+void SessionImpl::Close() {
+  if (mark_.InChild()) {
+    AbandonInChild();
+    return;
+  }
+  {
+    Lock lock(mutex_);
+    StepLocked({EventKind::kClose, 0, {}, {}});
+    // One of our threads cannot join itself: operations end here and now, the threads are joined
+    // by the next Close or the destructor.
+    if (OnOwnThread()) return;
+    if (close_started_) {
+      changed_.wait_for(lock, 2 * kCloseBound, [this] { return closed_; });
+      return;
+    }
+    close_started_ = true;
+  }
+  CloseThreads();
+  Lock lock(mutex_);
+  closed_ = true;
+  changed_.notify_all();
+}
+
+void SessionImpl::CloseThreads() {
+  const Instant now = clock_.Now();
+  std::vector<std::shared_ptr<Communicator>> communicators;
+  {
+    Lock lock(mutex_);
+    communicators = TakeCommunicatorsLocked();
+  }
+  // Goodbye to the peers first: they must not take the closing links for a death.
+  for (const auto& communicator : communicators) communicator->Leave();
+  rendezvous_->Close(Deadline::After(now, kCloseBound / 2));
+  aborting_.clear();  // The control thread, which owned it, is gone.
+  if (factory_ != nullptr) {
+    std::lock_guard create_lock(create_mutex_);
+    factory_->Close(Deadline::After(now, kCloseBound));
+  }
+}
+
+void SessionImpl::AbandonInChild() {
+  if (!abandoned_.exchange(true)) rendezvous_->AbandonInChild();
+}
+
+}  // namespace recovery
+
+Result<std::shared_ptr<Session>> OpenSession(SessionOptions options,
+                                             std::unique_ptr<Rendezvous> rendezvous,
+                                             const FactoryMaker& make_factory, const Clock& clock) {
+  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size) {
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat("rank ", options.rank, " is outside a world of ", options.world_size,
+                         "; ranks run from 0 to world size - 1"));
+  }
+  if (rendezvous == nullptr || !make_factory) {
+    return Status(StatusCode::kInvalidArgument,
+                  "a session needs a rendezvous and a communicator factory");
+  }
+  std::shared_ptr<recovery::SessionImpl> session(
+      new recovery::SessionImpl(std::move(options), std::move(rendezvous), clock),
+      recovery::SessionDeleter());
+  RESILIENT_RETURN_IF_ERROR(session->MakeFactory(make_factory));
+  return std::shared_ptr<Session>(std::move(session));
+}
+
+}  // namespace resilient

@@ -1,0 +1,238 @@
+#include <utility>
+
+#include "runtime/recovery/session_impl.h"
+
+namespace resilient::recovery {
+
+void SessionImpl::StepLocked(const Event& event) {
+  const SessionState from = machine_.state();
+  const std::uint64_t ended_before = machine_.ended_generation();
+  for (Action& action : machine_.Step(event, clock_.Now())) {
+    // The two that operations must see at once, before the control thread gets to the rest.
+    if (action.kind == ActionKind::kBuildWorld) {
+      flight_ = std::make_shared<Flight>(action.generation);
+    }
+    if (action.kind == ActionKind::kAbortCommunicators && flight_ != nullptr) {
+      flight_->End(action.cause);
+    }
+    actions_.push_back(std::move(action));
+  }
+  NoteProgressLocked(event, from, ended_before);
+  if (machine_.state() != from) changed_.notify_all();
+}
+
+void SessionImpl::NoteProgressLocked(const Event& event, SessionState from,
+                                     std::uint64_t ended_before) {
+  const double wall_s = clock_.WallSeconds();
+  if (machine_.ended_generation() > ended_before) {
+    const Status& cause = event.kind == EventKind::kFence ? event.status : machine_.first_cause();
+    incidents_.Begin(machine_.ended_generation(), cause, wall_s);
+    log_lines_.emplace_back(LogLevel::kInfo, StrCat("generation ", machine_.ended_generation(),
+                                                    " ended: ", cause.ToString()));
+  }
+  const SessionState to = machine_.state();
+  std::string line = incidents_.Mark(from, to, machine_.view().generation, wall_s);
+  if (line.empty()) return;
+  log_lines_.emplace_back(to == SessionState::kRunning ? LogLevel::kWarn : LogLevel::kInfo,
+                          std::move(line));
+}
+
+void SessionImpl::StepFromCaller(const Event& event, Lock* lock) {
+  StepLocked(event);
+  if (actions_.empty() && log_lines_.empty()) return;
+  lock->unlock();
+  // False after Close: what is left to do does not matter any more.
+  (void)rendezvous_->Post([this] { Drain(); });
+  lock->lock();
+}
+
+void SessionImpl::Apply(const Event& event) {
+  {
+    Lock lock(mutex_);
+    StepLocked(event);
+  }
+  Drain();
+}
+
+void SessionImpl::Drain() {
+  OwnThreadScope scope(this);
+  for (;;) {
+    Action action;
+    std::deque<std::pair<LogLevel, std::string>> lines;
+    bool have_action = false;
+    {
+      Lock lock(mutex_);
+      lines.swap(log_lines_);
+      if (!actions_.empty()) {
+        action = std::move(actions_.front());
+        actions_.pop_front();
+        have_action = true;
+      }
+    }
+    for (const auto& [level, line] : lines) {
+      if (LogEnabled(level)) LogLine(level, line);
+    }
+    if (have_action) {
+      Perform(action);
+    } else if (lines.empty()) {
+      return;
+    }
+  }
+}
+
+void SessionImpl::Perform(const Action& action) {
+  switch (action.kind) {
+    case ActionKind::kSendJoin: {
+      JoinRequest request;
+      request.rank = options_.rank;
+      request.world_size = options_.world_size;
+      request.endpoint = factory_->endpoint();
+      request.join_timeout = options_.init_timeout;
+      request.seat_wait = options_.seat_wait;
+      request.generation = action.generation;
+      rendezvous_->Join(request);
+      return;
+    }
+    case ActionKind::kBuildWorld:
+      BuildWorld(action.view);
+      return;
+    case ActionKind::kAbortCommunicators:
+      AbortCommunicators(action);
+      return;
+    case ActionKind::kSendReady:
+      rendezvous_->Ready(action.generation);
+      return;
+    case ActionKind::kReportBuildFailed:
+      rendezvous_->Send({ReportKind::kCommFailed, action.generation, -1, action.cause});
+      return;
+    case ActionKind::kOpenGate:
+      return;  // The state alone lets operations in.
+    case ActionKind::kFail:
+      RESILIENT_LOG(kError, "recovery gave up after generation ", action.generation, " of rank ",
+                    options_.rank, ": ", action.cause.ToString());
+      return;
+  }
+}
+
+void SessionImpl::BuildWorld(const View& view) {
+  std::vector<int> ranks;
+  for (const Member& member : view.members) ranks.push_back(member.rank);
+  Result<GroupSpec> spec = SpecOf(kWorldGroup, ranks, options_.rank, view);
+  Status failed = spec.status();
+  std::shared_ptr<Communicator> communicator;
+  bool wanted = false;
+  if (failed.ok()) {
+    std::lock_guard create_lock(create_mutex_);
+    std::shared_ptr<Flight> flight;
+    {
+      Lock lock(mutex_);
+      if (machine_.state() == SessionState::kClosed) return;
+      flight = flight_;
+    }
+    communicator = factory_->Create(std::move(spec).value(), flight->cell());
+    Lock lock(mutex_);
+    wanted = flight_ == flight && !flight->Ended() && machine_.state() != SessionState::kClosed;
+    if (wanted) world_ = communicator;
+  }
+  if (failed.ok() && communicator == nullptr) {
+    failed = Status(StatusCode::kCommFailed, "the world's communicator could not be made");
+  }
+  if (!failed.ok()) {
+    Lock lock(mutex_);
+    StepLocked({EventKind::kBuildFailed, view.generation, failed, {}});
+    return;  // Drain, which called, goes on with what this asks for.
+  }
+  // It ended while it was being made; said goodbye to outside the lock.
+  if (!wanted) communicator->Leave();
+}
+
+void SessionImpl::AbortCommunicators(const Action& action) {
+  std::shared_ptr<Flight> flight;
+  std::vector<std::shared_ptr<Communicator>> communicators;
+  {
+    Lock lock(mutex_);
+    flight = flight_;
+    communicators = TakeCommunicatorsLocked();
+  }
+  // Ends every communicator of the generation at once; Abort is for those that look at it late.
+  if (flight != nullptr) flight->cell()->Set(action.cause);
+  for (const auto& communicator : communicators) communicator->Abort(action.cause);
+  aborting_ = std::move(communicators);
+  CheckQuiet();
+}
+
+void SessionImpl::PostQuietCheck() {
+  (void)rendezvous_->Post([this] {
+    CheckQuiet();
+    Drain();
+  });
+}
+
+// Every operation goes through Wrap, so the count of those in flight says exactly when nothing of
+// the generation touches user memory any more; nothing has to be polled.
+void SessionImpl::CheckQuiet() {
+  {
+    Lock lock(mutex_);
+    if (flight_ == nullptr || !flight_->IsQuiet()) return;
+    StepLocked({EventKind::kQuiet, flight_->generation(), {}, {}});
+  }
+  aborting_.clear();
+}
+
+void SessionImpl::OnView(const View& view) { Apply({EventKind::kView, view.generation, {}, view}); }
+
+void SessionImpl::OnRunning(std::uint64_t generation) {
+  Apply({EventKind::kRunning, generation, {}, {}});
+}
+
+void SessionImpl::OnFence(const Fence& fence) {
+  Apply({EventKind::kFence, fence.generation, fence.cause, {}});
+}
+
+void SessionImpl::OnJoinRefused(const Status& why) { Apply({EventKind::kJoinRefused, 0, why, {}}); }
+
+void SessionImpl::OnSessionLost(const Status& why) { Apply({EventKind::kSessionLost, 0, why, {}}); }
+
+void SessionImpl::OnConnected(const std::string& group, std::uint64_t generation) {
+  if (group != kWorldGroup) return;
+  (void)rendezvous_->Post([this, generation] { Apply({EventKind::kBuilt, generation, {}, {}}); });
+}
+
+void SessionImpl::OnLinkLost(const std::string& group, std::uint64_t generation, int global_rank,
+                             const Status& why) {
+  (void)rendezvous_->Post([this, group, generation, global_rank, why] {
+    RESILIENT_LOG(kInfo, "the link to rank ", global_rank, " of group '", group, "', generation ",
+                  generation, ", is lost: ", why.ToString());
+    ReportLinkLost(generation, global_rank, why);
+  });
+}
+
+void SessionImpl::OnMismatch(const std::string&, std::uint64_t generation, const Status& mismatch) {
+  (void)rendezvous_->Post([this, generation, mismatch] {
+    if (!IsPresent(generation)) return;
+    rendezvous_->Send({ReportKind::kMismatch, generation, mismatch.detail().rank, mismatch});
+  });
+}
+
+// Each group has a link to the rank and each may report it again; the service needs to hear it
+// once, and again when its first ping was answered and the link still is down.
+void SessionImpl::ReportLinkLost(std::uint64_t generation, int rank, const Status& why) {
+  if (!IsPresent(generation)) return;
+  if (link_reports_generation_ != generation) {
+    link_reports_.clear();
+    link_reports_generation_ = generation;
+  }
+  const Instant now = clock_.Now();
+  const auto last = link_reports_.find(rank);
+  if (last != link_reports_.end() && now - last->second < kLinkReportInterval) return;
+  link_reports_[rank] = now;
+  rendezvous_->Send({ReportKind::kLinkLost, generation, rank, why});
+}
+
+bool SessionImpl::IsPresent(std::uint64_t generation) const {
+  Lock lock(mutex_);
+  return flight_ != nullptr && flight_->generation() == generation && !flight_->Ended() &&
+         machine_.state() != SessionState::kClosed;
+}
+
+}  // namespace resilient::recovery

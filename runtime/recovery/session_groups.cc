@@ -1,0 +1,269 @@
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/recovery/session_impl.h"
+
+namespace resilient::recovery {
+namespace {
+
+// The first cause as told to an operation that was never started.
+Status NotStarted(const Status& cause, const std::string& group, const std::string& what) {
+  FailureDetail detail = cause.detail();
+  detail.group = group;
+  return Status(cause.code(),
+                StrCat(cause.message(), "; ", what, " of group '", group,
+                       "' was not started on this rank, which has not acknowledged this: catch "
+                       "the error and call rebuild()"),
+                std::move(detail));
+}
+
+Status GroupClosed(const std::string& group) {
+  return Status(StatusCode::kFailedPrecondition,
+                StrCat("group '", group, "' is closed on this rank"));
+}
+
+}  // namespace
+
+Status SessionImpl::NotRunningLocked(const std::string& group, const std::string& what) const {
+  if (machine_.state() == SessionState::kClosed) {
+    return Status(StatusCode::kFailedPrecondition,
+                  StrCat("the session is closed on this rank: ", what, " of group '", group,
+                         "' was not started"));
+  }
+  if (const Status cause = machine_.failure(); !cause.ok()) return NotStarted(cause, group, what);
+  return Status(StatusCode::kFailedPrecondition,
+                StrCat("Init has not returned: ", what, " of group '", group, "' was not started"));
+}
+
+Status SessionImpl::CheckNewGroupLocked(const std::string& name,
+                                        const std::vector<int>& ranks) const {
+  if (machine_.state() != SessionState::kRunning) return NotRunningLocked(name, "the creation");
+  const int world_size = static_cast<int>(machine_.view().members.size());
+  std::vector<int> sorted = ranks;
+  std::sort(sorted.begin(), sorted.end());
+  std::string wrong;
+  if (name.empty()) {
+    wrong = "has no name";
+  } else if (groups_.count(name) != 0) {
+    wrong = "exists already";
+  } else if (name != kWorldGroup && used_names_.count(name) != 0) {
+    wrong = "was used and closed in this generation already; take another name";
+  } else if (name == kWorldGroup && world_ == nullptr) {
+    wrong = "was closed in this generation already; open a new session";
+  } else if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
+    wrong = "names a rank twice";
+  } else if (!sorted.empty() && (sorted.front() < 0 || sorted.back() >= world_size)) {
+    wrong = StrCat("names a rank outside the world of ", world_size);
+  } else if (std::find(ranks.begin(), ranks.end(), options_.rank) == ranks.end()) {
+    wrong = StrCat("does not contain this rank, ", options_.rank);
+  } else if (name == kWorldGroup &&
+             (ranks != sorted || static_cast<int>(ranks.size()) != world_size)) {
+    wrong = "is the world's and must name all its ranks in order";
+  }
+  if (!wrong.empty()) {
+    return Status(StatusCode::kInvalidArgument, StrCat("group '", name, "' ", wrong));
+  }
+  if (groups_.size() >= kOpenGroupsMax || used_names_.size() >= kGroupNamesPerGenerationMax) {
+    return Status(
+        StatusCode::kResourceExhausted,
+        StrCat("group '", name, "' is one too many: at most ", kOpenGroupsMax,
+               " groups may be open and ", kGroupNamesPerGenerationMax, " made in one generation"));
+  }
+  return Status::Ok();
+}
+
+Result<std::shared_ptr<Group>> SessionImpl::CreateGroup(std::string name, std::vector<int> ranks) {
+  if (mark_.InChild()) return ForkedStatus();
+  Lock lock(mutex_);
+  RESILIENT_RETURN_IF_ERROR(CheckNewGroupLocked(name, ranks));
+  const auto position = std::find(ranks.begin(), ranks.end(), options_.rank);
+  const int rank = static_cast<int>(position - ranks.begin());
+  auto group =
+      std::make_shared<GroupImpl>(shared_from_this(), std::move(name), std::move(ranks), rank);
+  groups_[group->name()] = &group->slot();
+  return std::shared_ptr<Group>(std::move(group));
+}
+
+Result<std::uint64_t> SessionImpl::Submit(GroupSlot& slot, Operation operation, Completion done) {
+  if (mark_.InChild()) return ForkedStatus();
+  Result<Entry> entry = Enter(slot, operation);
+  if (!entry.ok()) return entry.status();
+  auto record = std::make_shared<OperationRecord>(entry->flight, slot.name, operation);
+  Result<std::uint64_t> seq = Status(StatusCode::kInternal, "not submitted");
+  {
+    std::lock_guard lock(record->submit_mutex());
+    seq = entry->communicator->Submit(std::move(operation), Wrap(record, std::move(done)));
+    if (seq.ok()) record->set_seq(*seq);
+  }
+  if (seq.ok()) return seq;
+  Flight& flight = *entry->flight;
+  Status why = seq.status();
+  if (flight.Ended()) why = NotStarted(flight.cause(), slot.name, record->Name());
+  if (flight.Leave()) PostQuietCheck();
+  return why;
+}
+
+// Lets one operation into the present generation, or says why not.
+Result<SessionImpl::Entry> SessionImpl::Enter(GroupSlot& slot, const Operation& operation) {
+  for (;;) {
+    Lock lock(mutex_);
+    if (machine_.state() != SessionState::kRunning) {
+      // Nobody may be waiting in Rebuild to notice that the budget is spent.
+      StepFromCaller({EventKind::kTick, 0, {}, {}}, &lock);
+    }
+    if (machine_.state() != SessionState::kRunning) {
+      return NotRunningLocked(slot.name, Describe(operation));
+    }
+    if (slot.closed) return GroupClosed(slot.name);
+    if (const auto& communicator = CommunicatorLocked(slot); communicator != nullptr) {
+      flight_->Enter();
+      return Entry{flight_, communicator};
+    }
+    const std::shared_ptr<Flight> flight = flight_;
+    lock.unlock();
+    // Then look again: a fence may have come meanwhile.
+    RESILIENT_RETURN_IF_ERROR(CreateCommunicator(slot, *flight));
+  }
+}
+
+std::shared_ptr<Communicator>& SessionImpl::CommunicatorLocked(GroupSlot& slot) {
+  return slot.name == kWorldGroup ? world_ : slot.communicator;
+}
+
+// OK also when somebody else made it, or when it is not wanted any more: the caller looks again.
+Status SessionImpl::CreateCommunicator(GroupSlot& slot, const Flight& flight) {
+  std::lock_guard create_lock(create_mutex_);
+  GroupSpec spec;
+  {
+    Lock lock(mutex_);
+    if (machine_.state() != SessionState::kRunning || flight_.get() != &flight || slot.closed ||
+        CommunicatorLocked(slot) != nullptr) {
+      return Status::Ok();
+    }
+    Result<GroupSpec> made = SpecOf(slot.name, slot.ranks, slot.rank, machine_.view());
+    if (!made.ok()) return made.status();
+    spec = std::move(made).value();
+  }
+  std::shared_ptr<Communicator> communicator = factory_->Create(std::move(spec), flight.cell());
+  if (communicator == nullptr) {
+    return Status(StatusCode::kCommFailed,
+                  StrCat("the communicator of group '", slot.name, "' could not be made"));
+  }
+  {
+    Lock lock(mutex_);
+    if (machine_.state() == SessionState::kRunning && flight_.get() == &flight && !slot.closed) {
+      slot.communicator = communicator;
+      used_names_.insert(slot.name);
+      return Status::Ok();
+    }
+  }
+  communicator->Leave();
+  return Status::Ok();
+}
+
+Result<GroupSpec> SessionImpl::SpecOf(const std::string& name, const std::vector<int>& ranks,
+                                      int rank, const View& view) const {
+  GroupSpec spec;
+  spec.name = name;
+  spec.generation = view.generation;
+  spec.attempt = view.attempt;
+  spec.secret = view.secret;
+  spec.rank = rank;
+  for (const int global_rank : ranks) {
+    const auto member =
+        std::find_if(view.members.begin(), view.members.end(),
+                     [global_rank](const Member& held) { return held.rank == global_rank; });
+    if (member == view.members.end()) {
+      return Status(
+          StatusCode::kFailedPrecondition,
+          StrCat("rank ", global_rank, " of group '", name, "' is not in the world of generation ",
+                 view.generation, "; make the group anew from the ranks that are"));
+    }
+    spec.members.push_back({member->rank, member->endpoint, member->host, member->pid});
+  }
+  if (rank < 0 || rank >= static_cast<int>(spec.members.size())) {
+    return Status(StatusCode::kProtocol,
+                  StrCat("rank ", rank, " is not in the view of generation ", view.generation,
+                         ", which has ", view.members.size(), " members"));
+  }
+  return spec;
+}
+
+Completion SessionImpl::Wrap(std::shared_ptr<OperationRecord> record, Completion done) {
+  // The session outlives its communicators, and they run every completion before they end.
+  return [this, record = std::move(record), done = std::move(done)](const Status& status) {
+    OwnThreadScope scope(this);
+    if (done) done(record->Outcome(status));
+    // After the user's part: quiet means that this has run, too.
+    if (record->flight().Leave()) PostQuietCheck();
+  };
+}
+
+void SessionImpl::CloseGroup(GroupSlot& slot) {
+  if (mark_.InChild()) return;
+  std::shared_ptr<Communicator> communicator;
+  {
+    Lock lock(mutex_);
+    if (slot.closed) return;
+    slot.closed = true;
+    groups_.erase(slot.name);
+    communicator = std::move(CommunicatorLocked(slot));
+  }
+  if (communicator == nullptr) return;
+  communicator->Leave();
+  std::shared_ptr<Communicator> oldest;  // Destroyed outside the lock.
+  Lock lock(mutex_);
+  left_.push_back(std::move(communicator));
+  if (left_.size() > kLeftCommunicatorsMax) {
+    oldest = std::move(left_.front());
+    left_.pop_front();
+  }
+  lock.unlock();
+}
+
+void SessionImpl::AbortGroup(GroupSlot& slot, const std::string& why) {
+  if (mark_.InChild()) return;
+  FailureDetail detail;
+  detail.rank = options_.rank;
+  detail.host = opener_host_;
+  detail.pid = opener_pid_;
+  detail.group = slot.name;
+  detail.since_unix_s = clock_.WallSeconds();
+  std::shared_ptr<Communicator> communicator;
+  {
+    Lock lock(mutex_);
+    if (slot.closed || flight_ == nullptr || flight_->Ended() ||
+        machine_.state() != SessionState::kRunning) {
+      return;
+    }
+    detail.generation = flight_->generation();
+    communicator = CommunicatorLocked(slot);
+  }
+  const std::uint64_t generation = detail.generation;
+  const Status cause(
+      StatusCode::kCommFailed,
+      StrCat("rank ", options_.rank, " (host ", opener_host_, ", pid ", opener_pid_,
+             ") aborted group '", slot.name, "' in generation ", generation, ": ", why),
+      std::move(detail));
+  // The service ends the generation for all; this group ends here and now, also when the service
+  // cannot be reached.
+  rendezvous_->Send({ReportKind::kCommFailed, generation, options_.rank, cause});
+  if (communicator != nullptr) communicator->Abort(cause);
+}
+
+std::vector<std::shared_ptr<Communicator>> SessionImpl::TakeCommunicatorsLocked() {
+  std::vector<std::shared_ptr<Communicator>> taken;
+  const auto take = [&taken](std::shared_ptr<Communicator>& communicator) {
+    if (communicator != nullptr) taken.push_back(std::move(communicator));
+    communicator = nullptr;
+  };
+  take(world_);
+  for (auto& [name, slot] : groups_) take(slot->communicator);
+  for (auto& communicator : left_) take(communicator);
+  left_.clear();
+  used_names_.clear();
+  return taken;
+}
+
+}  // namespace resilient::recovery

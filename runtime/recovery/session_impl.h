@@ -1,0 +1,223 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <resilient/communicator.h>
+#include <resilient/rendezvous.h>
+#include <resilient/session.h>
+
+#include "runtime/base/fork_guard.h"
+#include "runtime/base/log.h"
+#include "runtime/recovery/flight.h"
+#include "runtime/recovery/incident.h"
+#include "runtime/recovery/state_machine.h"
+
+namespace resilient::recovery {
+
+inline constexpr std::size_t kOpenGroupsMax = 4096;
+inline constexpr std::size_t kGroupNamesPerGenerationMax = 65536;
+// Communicators of closed groups that are kept so that their last bytes can still leave.
+inline constexpr std::size_t kLeftCommunicatorsMax = 16;
+inline constexpr Duration kLinkReportInterval = std::chrono::seconds(1);
+inline constexpr Duration kCloseBound = std::chrono::seconds(1);
+
+// The session's side of one Group. Owner: GroupImpl. Thread: the constants are immutable, the rest
+// is guarded by the session's mutex.
+struct GroupSlot {
+  const std::string name;
+  const std::vector<int> ranks;  // Global ranks in group order.
+  const int rank = -1;           // Group rank of this process.
+
+  bool closed = false;
+  std::shared_ptr<Communicator> communicator;  // Of the present generation; null until needed.
+};
+
+// The shell around StateMachine: feeds it with what the membership service, the communicators and
+// the callers say, and does what it answers.
+//
+// The machine is stepped under mutex_ by whichever thread has news; its actions are queued in that
+// order and carried out by the control thread alone, so that joins, builds and aborts never
+// overtake each other.
+//
+// Owner: shared by the user and the groups. Thread: thread-safe. Lifetime: see SessionDeleter.
+class SessionImpl final : public Session,
+                          public RendezvousEvents,
+                          public CommunicatorEvents,
+                          public std::enable_shared_from_this<SessionImpl> {
+ public:
+  SessionImpl(SessionOptions options, std::unique_ptr<Rendezvous> rendezvous, const Clock& clock);
+  ~SessionImpl() override;
+
+  // REQUIRES: called once, before anything else.
+  Status MakeFactory(const FactoryMaker& make_factory);
+
+  // Session.
+  Status Init() override;
+  Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks) override;
+  Membership membership() const override;
+  Status failure() const override;
+  std::optional<Incident> last_incident() const override;
+  Status Rebuild(Deadline deadline) override;
+  const InterruptCheck& interrupt() const override { return options_.interrupt; }
+  void Close() override;
+  bool InForkedChild() const override { return mark_.InChild(); }
+
+  // RendezvousEvents, on the control thread.
+  void OnView(const View& view) override;
+  void OnRunning(std::uint64_t generation) override;
+  void OnFence(const Fence& fence) override;
+  void OnJoinRefused(const Status& why) override;
+  void OnSessionLost(const Status& why) override;
+
+  // CommunicatorEvents, on a communicator thread.
+  void OnConnected(const std::string& group, std::uint64_t generation) override;
+  void OnLinkLost(const std::string& group, std::uint64_t generation, int global_rank,
+                  const Status& why) override;
+  void OnMismatch(const std::string& group, std::uint64_t generation,
+                  const Status& mismatch) override;
+
+  // For GroupImpl.
+  Result<std::uint64_t> Submit(GroupSlot& slot, Operation operation, Completion done);
+  void CloseGroup(GroupSlot& slot);
+  void AbortGroup(GroupSlot& slot, const std::string& why);
+
+  // In a forked child: drops the connection without a word. Idempotent.
+  void AbandonInChild();
+  // True on a thread that is inside a callback of this session.
+  bool OnOwnThread() const;
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  // An operation's way into the present generation.
+  struct Entry {
+    std::shared_ptr<Flight> flight;
+    std::shared_ptr<Communicator> communicator;  // Null: to be made first.
+  };
+
+  // In session.cc: callers that wait, and the end.
+  Status ForkedStatus() const;
+  Status InitConnected(Deadline deadline);
+  Status WaitUntilRunning(Deadline deadline, bool initial);
+  std::optional<Status> WaitVerdictLocked(Deadline deadline, bool initial, Instant now) const;
+  Status OverdueLocked(bool initial) const;
+  void CloseThreads();
+
+  // In session_events.cc: the machine and what it asks for. StepLocked and StepFromCaller REQUIRE
+  // mutex_; the latter gives it up for a moment. The rest runs on the control thread.
+  void StepLocked(const Event& event);
+  void NoteProgressLocked(const Event& event, SessionState from, std::uint64_t ended_before);
+  void StepFromCaller(const Event& event, Lock* lock);
+  void Apply(const Event& event);
+  void Drain();
+  void Perform(const Action& action);
+  void BuildWorld(const View& view);
+  void AbortCommunicators(const Action& action);
+  void PostQuietCheck();
+  void CheckQuiet();
+  void ReportLinkLost(std::uint64_t generation, int rank, const Status& why);
+  bool IsPresent(std::uint64_t generation) const;
+
+  // In session_groups.cc: groups and operations. Locked = REQUIRES mutex_.
+  Status NotRunningLocked(const std::string& group, const std::string& what) const;
+  Status CheckNewGroupLocked(const std::string& name, const std::vector<int>& ranks) const;
+  Result<Entry> Enter(GroupSlot& slot, const Operation& operation);
+  std::shared_ptr<Communicator>& CommunicatorLocked(GroupSlot& slot);
+  Status CreateCommunicator(GroupSlot& slot, const Flight& flight);
+  Result<GroupSpec> SpecOf(const std::string& name, const std::vector<int>& ranks, int rank,
+                           const View& view) const;
+  Completion Wrap(std::shared_ptr<OperationRecord> record, Completion done);
+  std::vector<std::shared_ptr<Communicator>> TakeCommunicatorsLocked();
+
+  const SessionOptions options_;
+  const Clock& clock_;
+  const ProcessMark mark_;
+  const std::int64_t opener_pid_;
+  const std::string opener_host_;
+  const std::unique_ptr<Rendezvous> rendezvous_;  // Self-synchronised.
+  std::atomic<bool> abandoned_{false};
+
+  // Held while the factory makes a communicator: the factory is not closed meanwhile, and no
+  // communicator is made twice. Taken before mutex_.
+  std::mutex create_mutex_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;  // With mutex_: the state, or closed_.
+  // Guarded by mutex_:
+  StateMachine machine_;
+  std::deque<Action> actions_;  // At most a few: the control thread never blocks.
+  std::deque<std::pair<LogLevel, std::string>> log_lines_;  // Written outside the lock.
+  IncidentLog incidents_;
+  bool init_called_ = false;
+  int rebuild_waiters_ = 0;
+  bool close_started_ = false;
+  bool closed_ = false;
+  std::shared_ptr<Flight> flight_;  // Of the latest view; null before the first.
+  std::shared_ptr<Communicator> world_;
+  std::map<std::string, GroupSlot*> groups_;        // The open ones.
+  std::set<std::string> used_names_;                // Communicators of this generation, by group.
+  std::deque<std::shared_ptr<Communicator>> left_;  // Of closed groups of this generation.
+
+  // Confined to the control thread.
+  std::map<int, Instant> link_reports_;  // By rank: the last one of this generation.
+  std::uint64_t link_reports_generation_ = 0;
+  std::vector<std::shared_ptr<Communicator>> aborting_;  // Until they are quiet.
+
+  // Last: its threads call into everything above until it is closed. Set once by MakeFactory.
+  std::unique_ptr<CommunicatorFactory> factory_;
+};
+
+// Marks the calling thread as inside a callback of `session` for its life. Thread: confined.
+class OwnThreadScope {
+ public:
+  explicit OwnThreadScope(const SessionImpl* session);
+  ~OwnThreadScope();
+  OwnThreadScope(const OwnThreadScope&) = delete;
+  OwnThreadScope& operator=(const OwnThreadScope&) = delete;
+
+ private:
+  const SessionImpl* const outer_;
+};
+
+// Destroys a session, except where its threads cannot be joined: in a forked child they do not
+// exist, and on one of them it would wait for itself. There the memory is given up instead.
+struct SessionDeleter {
+  void operator()(SessionImpl* session) const;
+};
+
+// Forwards to its session. Owner: the Backend. Thread: thread-safe. Lifetime: keeps the session.
+class GroupImpl final : public Group {
+ public:
+  GroupImpl(std::shared_ptr<SessionImpl> session, std::string name, std::vector<int> ranks,
+            int rank)
+      : session_(std::move(session)), slot_{std::move(name), std::move(ranks), rank, false, {}} {}
+  ~GroupImpl() override { Close(); }
+
+  const std::string& name() const override { return slot_.name; }
+  int rank() const override { return slot_.rank; }
+  int size() const override { return static_cast<int>(slot_.ranks.size()); }
+  Result<std::uint64_t> Submit(Operation op, Completion done) override {
+    return session_->Submit(slot_, std::move(op), std::move(done));
+  }
+  void Close() override { session_->CloseGroup(slot_); }
+  void Abort(const std::string& why) override { session_->AbortGroup(slot_, why); }
+  Session& session() override { return *session_; }
+
+  GroupSlot& slot() { return slot_; }
+
+ private:
+  const std::shared_ptr<SessionImpl> session_;
+  GroupSlot slot_;
+};
+
+}  // namespace resilient::recovery
