@@ -67,7 +67,7 @@ TEST(Status_Copy, SharesTheFailure) {
 }
 
 TEST(Status_OfCodeOk, IsABrokenInvariant) {
-  EXPECT_DEATH(Status(StatusCode::kOk, "fine"), "internal error at .*status.cc");
+  EXPECT_DEATH({ const Status fine(StatusCode::kOk, "fine"); }, "internal error at .*status.cc");
 }
 
 TEST(Status_WithOperation, NamesTheWaitingOperationOnce) {
