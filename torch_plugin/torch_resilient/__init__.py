@@ -17,6 +17,7 @@ _HOMES = {
     "elastic": "_elastic",
     "Store": "_api",
     "failure": "_api",
+    "last_incident": "_api",
     "membership": "_api",
     "rebuild": "_api",
     "status": "_api",

@@ -28,6 +28,13 @@ def membership():
     return current_world().session.membership()
 
 
+def last_incident():
+    """The latest failure and when its phases ended (unix time): generation, code, cause, known,
+    aborted, joined, rebuilt, running; None before the first."""
+    world = _worlds.registry.current()
+    return None if world is None else world.session.last_incident()
+
+
 def rebuild(mode="replace", timeout=None, min_world=None):
     """Acknowledges a failure and returns the new membership once the next generation is built.
 

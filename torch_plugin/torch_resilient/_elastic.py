@@ -62,7 +62,7 @@ class _Run:
                     dist.barrier()
                     return result
                 except Exception as error:
-                    cause = self._session_failure(error)
+                    cause = self._session_failure()
                     if cause is None:
                         raise
                     _drop_frames(error)
@@ -80,17 +80,15 @@ class _Run:
         dist.barrier()
         self._note("entered_unix_s")
 
-    def _session_failure(self, error):
-        """The session's failure behind an exception; None when there is none or it is a bug."""
+    def _session_failure(self):
+        """The session's failure, whatever exception it reached the program as; None when there is
+        none or it is a bug."""
         deadline = time.monotonic() + _FENCE_GRACE_SECONDS
         session = self._world.session
         cause = session.failure()
         while cause is None and time.monotonic() < deadline:
             time.sleep(_FENCE_POLL_SECONDS)
             cause = session.failure()
-        if cause is None and getattr(error, "code", None) in _errors.RETRIED:
-            # Healed and nothing to acknowledge cannot be: somebody else has acknowledged it.
-            cause = error
         return cause if cause is not None and cause.code in _errors.RETRIED else None
 
     def _recover(self, cause):

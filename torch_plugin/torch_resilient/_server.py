@@ -24,7 +24,7 @@ class ServerStartError(Exception):
         self.exit_code = exit_code
 
 
-def program_path():
+def binary():
     """The server's binary: beside the package, or beside the extension (editable install)."""
     folders = [os.path.dirname(os.path.abspath(__file__))]
     spec = importlib.util.find_spec("torch_resilient._C")
@@ -43,7 +43,7 @@ def program_path():
 def main():
     """Console script `resilient-store`: becomes the server's binary."""
     try:
-        path = program_path()
+        path = binary()
     except ServerStartError as error:
         print(f"resilient-store: {error}", file=sys.stderr)
         return 1
@@ -59,18 +59,17 @@ def spawn(host, port, linger):
     with tempfile.TemporaryDirectory(prefix="resilient-store-") as folder:
         address_file = os.path.join(folder, "address")
         handle, log_path = tempfile.mkstemp(prefix="resilient-store-", suffix=".log")
-        command = [program_path(), "serve", "--listen", join_host_port(host, port)]
+        command = [binary(), "serve", "--listen", join_host_port(host, port)]
         command += ["--linger", str(linger), "--address-file", address_file]
         with os.fdopen(handle, "wb") as log:
             process = _start_detached(command, log)
         try:
-            text = _await_address(process, address_file, log_path)
+            address, server_id = _await_address(process, address_file, log_path)
         except ServerStartError:
             with contextlib.suppress(OSError):
                 os.unlink(log_path)
             raise
-    address, _, server_id = text.partition(" ")
-    return address, server_id.strip(), log_path
+    return address, server_id, log_path
 
 
 def _start_detached(command, log):
@@ -92,9 +91,9 @@ def _await_address(process, address_file, log_path):
     while time.monotonic() < deadline:
         with contextlib.suppress(FileNotFoundError), open(address_file, encoding="utf-8") as file:
             text = file.read()
-            if text.endswith("\n"):
+            if text.count("\n") == 2:
                 _reap_later(process)
-                return text.strip()
+                return text.split()
         exit_code = process.poll()
         if exit_code is not None:
             raise ServerStartError(_last_line(log_path, exit_code), exit_code)

@@ -41,6 +41,9 @@ class State:
         own["_commits"] = {}  # (generation, number) -> Snapshot, oldest first, at most two.
         own["_number"] = 0  # Of the newest commit.
         own["_generation"] = None  # At which commits are made: that of the last sync.
+        own[
+            "_parts"
+        ] = []  # Commits whose per-rank part of this seat is in the store, oldest first.
         own["_observer"] = None  # Called after each commit.
 
     def __getattr__(self, name):
@@ -81,6 +84,7 @@ class State:
         _raise_failure(world)
         self._commits[key] = snapshot
         self.__dict__["_number"] = number
+        self._parts.append(key)
         self._drop_old_parts(world)
         if self._observer is not None:
             self._observer()
@@ -100,7 +104,7 @@ class State:
         generation = world.session.membership()["generation"]
         held = [None] * world.world_size
         dist.all_gather_object(held, list(self._commits))
-        chosen, complete = self._choose(world, held)
+        chosen = self._choose(world, held)
         if chosen is None:
             snapshot = _snapshot.take(self._replicated) if world.rank == 0 else None
             snapshot = _snapshot.broadcast(snapshot, 0)
@@ -109,7 +113,7 @@ class State:
             holders = [rank for rank, keys in enumerate(held) if chosen in keys]
             if len(holders) < world.world_size:
                 snapshot = _snapshot.broadcast(snapshot, holders[0])
-        part = self._fetch_part(world, chosen) if complete else None
+        part = None if chosen is None else world.store.get(_part_key(chosen, world.rank))
         # Nobody goes on before everybody has read, so that no part is dropped too early.
         dist.barrier()
         _snapshot.load(self._replicated, snapshot)
@@ -119,23 +123,22 @@ class State:
         own["_commits"] = {} if chosen is None else {chosen: snapshot}
         own["_number"] = 0 if chosen is None else chosen[1]
         own["_generation"] = generation
+        # What a failure made worthless goes first when parts are dropped.
+        worthless = [key for key in self._parts if key != chosen]
+        own["_parts"] = worthless if chosen is None else [*worthless, chosen]
 
     def _choose(self, world, held):
-        """(commit, its per-rank parts are complete), decided by rank 0 for all."""
+        """The commit to go on from, decided by rank 0 for all."""
         decision = [None]
         if world.rank == 0:
             decision = [_newest(world, held)]
         dist.broadcast_object_list(decision, src=0)
         return decision[0]
 
-    def _fetch_part(self, world, key):
-        return world.store.get(_part_key(key, world.rank))
-
     def _drop_old_parts(self, world):
         # One more than the commits in memory: a peer may be one commit behind.
-        number = self._number - _KEPT_COMMITS - 1
-        if number > 0:
-            world.store.delete_key(_part_key((self._generation, number), world.rank))
+        while len(self._parts) > _KEPT_COMMITS + 1:
+            world.store.delete_key(_part_key(self._parts.pop(0), world.rank))
 
     def _pack_per_rank(self):
         parts = _snapshot.take(self._per_rank)
@@ -167,21 +170,19 @@ def _part_key(key, rank):
 
 
 def _newest(world, held):
-    """The newest commit whose per-rank parts exist for every seat; else commit 1 of an unfinished
-    start, whose values nobody has changed yet; else (None, False)."""
+    """The newest commit whose per-rank parts exist for every seat. None when there is none yet:
+    before the first commit is complete nobody has changed anything."""
     known = sorted({tuple(key) for keys in held for key in keys}, key=lambda key: key[::-1])
     for key in reversed(known):
         if world.store.check([_part_key(key, rank) for rank in range(world.world_size)]):
-            return key, True
-    first = [key for key in known if key[1] == 1]
-    if known and len(first) != len(known):
-        raise _errors.CommError(
-            f"no commit is complete: the ranks hold {known}, and for each of them the per-rank part"
-            " of some rank is missing in the store. The run cannot go on from memory; start it from"
-            " a checkpoint, and commit on every rank at the same steps",
-            code="COMM_FAILED",
-        )
-    return (first[-1], False) if first else (None, False)
+            return key
+    if all(number == 1 for _, number in known):
+        return None
+    raise _errors.CommError(
+        f"no commit is complete: the ranks hold {known}, and for each of them the per-rank part of"
+        " some rank is missing in the store. The run cannot go on from memory: start it from a"
+        " checkpoint, and commit on every rank at the same steps"
+    )
 
 
 def _random_state():
