@@ -1,0 +1,189 @@
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <resilient/store/client.h>
+
+#include "runtime/base/log.h"
+#include "store/server/cli.h"
+#include "store/server/status_table.h"
+
+namespace resilient::store {
+namespace {
+
+struct ClientArguments {
+  std::string store;
+  std::string job;
+  std::string timeout = "5s";
+};
+
+struct StatusArguments : ClientArguments {
+  bool json = false;
+};
+
+struct ReportArguments : ClientArguments {
+  ExitNotice notice;
+};
+
+struct KeyArguments : ClientArguments {
+  std::string key;
+  std::string value;
+};
+
+// For options that every client command has. The defaults come from the environment.
+void AddCommonOptions(CLI::App& command, const CliContext& context, ClientArguments& arguments) {
+  arguments.store = context.settings.store;
+  arguments.job = context.settings.job;
+  command.add_option("--store", arguments.store,
+                     "Address of the store, HOST:PORT[,HOST:PORT] (default: RESILIENT_STORE)");
+  command.add_option("--job", arguments.job, "Name of the job (default: RESILIENT_JOB)");
+  command.add_option("--timeout", arguments.timeout, "How long to try")
+      ->check(IsDuration())
+      ->capture_default_str();
+}
+
+std::vector<std::string> SplitAddresses(const std::string& list) {
+  std::vector<std::string> addresses;
+  std::size_t begin = 0;
+  while (begin <= list.size()) {
+    const std::size_t comma = std::min(list.find(',', begin), list.size());
+    if (comma > begin) addresses.push_back(list.substr(begin, comma - begin));
+    begin = comma + 1;
+  }
+  return addresses;
+}
+
+Deadline DeadlineOf(const ClientArguments& arguments, const CliContext& context) {
+  return Deadline::After(context.clock.Now(), *ParseDuration(arguments.timeout));
+}
+
+// Where to and as whom; kSetting when nobody said where.
+Result<ConnectOptions> OptionsOf(const ClientArguments& arguments) {
+  ConnectOptions options;
+  options.addresses = SplitAddresses(arguments.store);
+  options.job = arguments.job;
+  if (options.addresses.empty()) {
+    return Status(StatusCode::kSetting,
+                  "which store? give --store HOST:PORT or set RESILIENT_STORE");
+  }
+  return options;
+}
+
+int ComplainStatus(const Status& status) {
+  return Complain(status.message(),
+                  status.code() == StatusCode::kSetting ? kExitUsage : kExitFailed);
+}
+
+// Connects and hands the client to `use`, which returns a Status.
+template <typename Use>
+int WithClient(const ClientArguments& arguments, const CliContext& context, Use use) {
+  Result<ConnectOptions> options = OptionsOf(arguments);
+  if (!options.ok()) return ComplainStatus(options.status());
+  const Deadline deadline = DeadlineOf(arguments, context);
+  Result<std::shared_ptr<Client>> client =
+      Connect(std::move(options).value(), InterruptCheck(), context.clock, deadline);
+  if (!client.ok()) return ComplainStatus(client.status());
+  Client::Call call;
+  call.deadline = deadline;
+  const Status done = use(**client, call);
+  (*client)->Close();
+  return done.ok() ? kExitOk : ComplainStatus(done);
+}
+
+int RunStatus(const StatusArguments& arguments, const CliContext& context) {
+  return WithClient(arguments, context, [&](Client& client, const Client::Call& call) {
+    Result<std::string> text = client.StatusJson(call);
+    if (!text.ok()) return text.status();
+    nlohmann::json status = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+    if (!status.is_object()) {
+      return Status(StatusCode::kProtocol, "the store's status is not JSON: another version?");
+    }
+    if (!arguments.job.empty()) KeepJob(arguments.job, &status);
+    const std::string shown = arguments.json ? status.dump(2) + "\n" : StatusTable(status);
+    std::fwrite(shown.data(), 1, shown.size(), stdout);
+    return Status::Ok();
+  });
+}
+
+int RunReport(const ReportArguments& arguments, const CliContext& context) {
+  Result<ConnectOptions> options = OptionsOf(arguments);
+  if (!options.ok()) return ComplainStatus(options.status());
+  const Status sent = ReportExit(std::move(options).value(), arguments.notice, context.clock,
+                                 DeadlineOf(arguments, context));
+  return sent.ok() ? kExitOk : ComplainStatus(sent);
+}
+
+int RunGet(const KeyArguments& arguments, const CliContext& context) {
+  return WithClient(arguments, context, [&](Client& client, const Client::Call& call) {
+    const Result<std::string> value = client.Get(arguments.key, /*wait=*/false, call);
+    if (!value.ok()) return value.status();
+    // The bytes alone, so that a value can be piped on.
+    std::fwrite(value->data(), 1, value->size(), stdout);
+    return Status::Ok();
+  });
+}
+
+int RunSet(const KeyArguments& arguments, const CliContext& context) {
+  return WithClient(arguments, context, [&](Client& client, const Client::Call& call) {
+    return client.Set(arguments.key, arguments.value, call);
+  });
+}
+
+void AddStatus(CLI::App& app, CliContext& context) {
+  auto arguments = std::make_shared<StatusArguments>();
+  CLI::App* command = app.add_subcommand("status", "Show jobs, generations and members");
+  AddCommonOptions(*command, context, *arguments);
+  command->add_flag("--json", arguments->json, "Print JSON");
+  command->callback([arguments, &context] { context.exit_code = RunStatus(*arguments, context); });
+}
+
+void AddReport(CLI::App& app, CliContext& context) {
+  auto arguments = std::make_shared<ReportArguments>();
+  CLI::App* command =
+      app.add_subcommand("report", "Tell how a process of this host ended (for launchers)");
+  AddCommonOptions(*command, context, *arguments);
+  ExitNotice& notice = arguments->notice;
+  command->add_option("--rank", notice.rank, "Its rank")->required()->check(CLI::NonNegativeNumber);
+  command->add_option("--pid", notice.pid, "Its process id")
+      ->required()
+      ->check(CLI::PositiveNumber);
+  command->add_option("--start-time", notice.start_time,
+                      "Field 22 of its /proc/PID/stat, against a reused pid");
+  CLI::Option_group* how = command->add_option_group("how it ended");
+  how->add_option("--exit-code", notice.exit_code, "Its exit code")->check(CLI::Range(0, 255));
+  how->add_option("--signal", notice.signal, "The signal that killed it")->check(CLI::Range(1, 64));
+  how->require_option(1);
+  command->add_option("--text", notice.text, "What else is known, for people");
+  command->callback([arguments, &context] { context.exit_code = RunReport(*arguments, context); });
+}
+
+void AddGetAndSet(CLI::App& app, CliContext& context) {
+  auto get = std::make_shared<KeyArguments>();
+  CLI::App* get_command = app.add_subcommand("get", "Print the value of a key of the job");
+  AddCommonOptions(*get_command, context, *get);
+  get_command->add_option("key", get->key, "The key")->required();
+  get_command->callback([get, &context] { context.exit_code = RunGet(*get, context); });
+
+  auto set = std::make_shared<KeyArguments>();
+  CLI::App* set_command = app.add_subcommand("set", "Set a key of the job");
+  AddCommonOptions(*set_command, context, *set);
+  set_command->add_option("key", set->key, "The key")->required();
+  set_command->add_option("value", set->value, "The value")->required();
+  set_command->callback([set, &context] { context.exit_code = RunSet(*set, context); });
+}
+
+}  // namespace
+
+void AddClientCommands(CLI::App& app, CliContext& context) {
+  AddStatus(app, context);
+  AddReport(app, context);
+  AddGetAndSet(app, context);
+}
+
+}  // namespace resilient::store

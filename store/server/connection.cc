@@ -1,0 +1,99 @@
+#include "store/server/connection.h"
+
+#include <utility>
+
+#include "runtime/base/log.h"
+
+namespace resilient::store {
+
+Connection::Connection(ConnectionId id, UvLoop& loop, Owner& owner, Instant accepted)
+    : id_(id),
+      accepted_(accepted),
+      owner_(owner),
+      socket_(loop, {
+                        .on_connection = {},
+                        .on_read = [this](std::string_view bytes) { OnRead(bytes); },
+                        .on_end =
+                            [this](const std::string& error) {
+                              owner_.OnEnd(*this, error.empty()
+                                                      ? Status::Ok()
+                                                      : Status(StatusCode::kUnreachable, error));
+                            },
+                        .on_written = [this] { OnWritten(); },
+                    }),
+      splitter_(kMaxFrameBodyBeforeHello) {}
+
+bool Connection::AcceptFrom(UvTcp& listener) {
+  if (!socket_.AcceptFrom(listener)) return false;
+  name_ = socket_.PeerName();
+  out_ = EncodePreamble();
+  return true;
+}
+
+void Connection::OnRead(std::string_view bytes) {
+  if (ending_) return;
+  const Status fed = splitter_.Feed(bytes);
+  // What came complete before the offending bytes is still valid, but its sender is not to be
+  // trusted with an order of ours: the connection ends as a whole.
+  if (!fed.ok()) return owner_.OnEnd(*this, fed);
+  if (HasFrame()) owner_.OnFrames(*this);
+}
+
+void Connection::OnWritten() {
+  if (ending_ && QueuedBytes() == 0) return socket_.EndWriting();
+  if (WantsInput()) owner_.OnFrames(*this);
+}
+
+void Connection::Send(const Frame& frame) {
+  if (closed() || ending_) return;
+  out_ += EncodeFrame(frame);
+}
+
+bool Connection::Flush() {
+  if (closed()) return false;
+  if (!out_.empty() && !socket_.Write(std::exchange(out_, {}))) return false;
+  return QueuedBytes() <= kOutputHardLimit;
+}
+
+std::size_t Connection::QueuedBytes() const {
+  return closed() ? 0 : socket_.QueuedBytes() + out_.size();
+}
+
+void Connection::UpdateReading() {
+  if (closed()) return;
+  const bool read = ending_ || (WantsInput() && !HasFrame());
+  if (read == reading_) return;
+  reading_ = read;
+  if (read) {
+    socket_.ReadStart();
+  } else {
+    socket_.ReadStop();
+  }
+}
+
+void Connection::BeginEnd(Instant now) {
+  if (ending_) return;
+  ending_ = true;
+  ending_since_ = now;
+  if (!Flush()) return Close();
+  if (QueuedBytes() == 0) socket_.EndWriting();
+  UpdateReading();
+}
+
+void Connection::SetHello(const Hello& hello) {
+  if (greeted_) return;
+  greeted_ = true;
+  role_ = hello.role;
+  splitter_.set_body_limit(kMaxFrameBody);
+  name_ = StrCat("host ", hello.process.host, ", pid ", hello.process.pid, " (", name_, ")");
+}
+
+int& Connection::TakenInTurn(std::uint64_t turn) {
+  if (turn_ != turn) {
+    turn_ = turn;
+    taken_ = 0;
+  }
+  return taken_;
+}
+
+}  // namespace resilient::store

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <resilient/clock.h>
+#include <resilient/status.h>
+
+#include "runtime/net/frame.h"
+#include "store/core/server_core.h"
+#include "store/server/uv_handle.h"
+
+namespace resilient::store {
+
+// Bytes that may wait for one peer. Above the soft limit nothing more is read from it, so that its
+// own requests cannot fill the memory; above the hard limit (pushed by others) it is cut.
+inline constexpr std::size_t kOutputSoftLimit = 8u << 20;
+inline constexpr std::size_t kOutputHardLimit = 32u << 20;
+
+// The bytes of one peer: preamble, frames in, bounded queue of frames out. It knows nothing of what
+// the frames mean. Owner: Server. Thread: the loop's. Lifetime: Server destroys it in a turn of the
+// loop after Close, never from inside one of its calls.
+class Connection {
+ public:
+  // Called from the loop, never from inside a call of Connection's. After Close: no more.
+  class Owner {
+   public:
+    virtual ~Owner() = default;
+    virtual void OnFrames(Connection& connection) = 0;  // HasFrame, or room for answers again.
+    // The peer is gone (ok: it closed), or what it sends is not our protocol (kProtocol).
+    virtual void OnEnd(Connection& connection, const Status& why) = 0;
+  };
+
+  Connection(ConnectionId id, UvLoop& loop, Owner& owner, Instant accepted);
+
+  // False when the peer went away before it was accepted. Sends the preamble.
+  bool AcceptFrom(UvTcp& listener);
+
+  bool HasFrame() const { return splitter_.HasFrame(); }
+  Frame TakeFrame() { return splitter_.TakeFrame(); }
+  // Frames are handled, and bytes read, only while this holds.
+  bool WantsInput() const { return !ending_ && QueuedBytes() < kOutputSoftLimit; }
+
+  // Queued; goes out with the next Flush.
+  void Send(const Frame& frame);
+  // False when the connection is broken or the hard limit was passed: the owner must cut it.
+  bool Flush();
+  std::size_t QueuedBytes() const;
+
+  // Reads on, or stops: nothing is read while frames wait to be handled.
+  void UpdateReading();
+
+  // Bytes given to Send since the last Flush.
+  std::size_t UnflushedBytes() const { return out_.size(); }
+
+  // Input is thrown away from now on; what is queued still goes out, then the peer sees an end. The
+  // socket lives until the peer closes too (a close with unread input would make the kernel throw
+  // away what the peer has not read yet) or the owner loses patience.
+  void BeginEnd(Instant now);
+  void Close() { socket_.Close(); }
+  bool closed() const { return socket_.closed(); }
+
+  // Hello was accepted: larger frames are welcome.
+  void SetHello(const Hello& hello);
+  bool greeted() const { return greeted_; }
+  Role role() const { return role_; }
+
+  ConnectionId id() const { return id_; }
+  Instant accepted() const { return accepted_; }
+  bool ending() const { return ending_; }
+  Instant ending_since() const { return ending_since_; }  // REQUIRES: ending().
+  // "127.0.0.1:4711", after Hello "host a, pid 7 (127.0.0.1:4711)".
+  const std::string& name() const { return name_; }
+
+  // How many requests the loop's turn number `turn` has already taken from this connection.
+  int& TakenInTurn(std::uint64_t turn);
+
+ private:
+  void OnRead(std::string_view bytes);
+  void OnWritten();
+
+  const ConnectionId id_;
+  const Instant accepted_;
+  Owner& owner_;
+  UvTcp socket_;
+  FrameSplitter splitter_;
+  std::string out_;
+  std::string name_;
+  bool reading_ = false;
+  bool greeted_ = false;
+  Role role_ = Role::kRequest;
+  bool ending_ = false;
+  Instant ending_since_{};
+  std::uint64_t turn_ = 0;
+  int taken_ = 0;
+};
+
+}  // namespace resilient::store

@@ -1,0 +1,70 @@
+// resilient-store: the store server and the commands that talk to it.
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "store/server/cli.h"
+
+#ifndef RESILIENT_VERSION
+#error "RESILIENT_VERSION comes from the build"
+#endif
+
+namespace resilient::store {
+
+int Complain(std::string_view text, int exit_code) {
+  std::fprintf(stderr, "resilient-store: %.*s\n", static_cast<int>(text.size()), text.data());
+  return exit_code;
+}
+
+CLI::Validator IsDuration() {
+  return CLI::Validator(
+      [](std::string& text) {
+        if (ParseDuration(text)) return std::string();
+        return StrCat("'", text, "' is not a duration; write 5, 5s, 500ms, 10min or 1h");
+      },
+      "DURATION");
+}
+
+bool ApplyLogLevel(const std::string& level) { return ConfigureLog(level, "").ok(); }
+
+namespace {
+
+int Main(int argc, char** argv) {
+  // A peer that goes away is an error of a write, not the end of the program.
+  std::signal(SIGPIPE, SIG_IGN);
+  const auto environment = ProcessEnvironment();
+  const bool log_given =
+      std::any_of(environment.begin(), environment.end(),
+                  [](const auto& variable) { return variable.first == "RESILIENT_LOG"; });
+  Result<Settings> settings = ParseSettings(environment);
+  if (!settings.ok()) return Complain(settings.status().message(), kExitUsage);
+  const SystemClock clock;
+  CliContext context{std::move(settings).value(), log_given, clock};
+  for (const std::string& warning : context.settings.warnings) Complain(warning, kExitOk);
+
+  CLI::App app("The store of resilient jobs: keys, leases and membership.", "resilient-store");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", StrCat("resilient-store ", RESILIENT_VERSION));
+  app.add_subcommand("version", "Print the version")->callback([] {
+    std::printf("resilient-store %s\n", RESILIENT_VERSION);
+  });
+  AddServeCommand(app, context);
+  AddClientCommands(app, context);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // Help and version come this way too, with code 0.
+    if (error.get_exit_code() == 0) return app.exit(error);
+    return Complain(StrCat(error.what(), " (resilient-store --help tells more)"), kExitUsage);
+  }
+  return context.exit_code;
+}
+
+}  // namespace
+}  // namespace resilient::store
+
+int main(int argc, char** argv) { return resilient::store::Main(argc, argv); }

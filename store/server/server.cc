@@ -1,0 +1,463 @@
+#include "store/server/server.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <csignal>
+#include <utility>
+#include <variant>
+
+#include "runtime/base/log.h"
+#include "runtime/base/random.h"
+#include "store/core/codec.h"
+
+namespace resilient::store {
+namespace {
+
+constexpr int kListenBacklog = 4096;
+// Large answers are handed to the kernel as they come, so that the queue limit counts only what the
+// peer really leaves unread.
+constexpr std::size_t kFlushAtBytes = 256u << 10;
+// Loop turns that must pass before something is judged to have been silent: in the first one a
+// waiting connection is accepted, in the second its bytes are read.
+constexpr std::uint64_t kDrainTurns = 2;
+constexpr Duration kPauseGap = std::chrono::seconds(1);  // Between ticks: we were stopped.
+
+// The descriptor limit, raised as far as this process may.
+std::size_t RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1024;
+  const rlim_t wanted = std::min<rlim_t>(limit.rlim_max, kConnectionsMax + kDescriptorReserve);
+  if (limit.rlim_cur < wanted) {
+    rlimit raised = limit;
+    raised.rlim_cur = wanted;
+    if (setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
+  }
+  return static_cast<std::size_t>(limit.rlim_cur);
+}
+
+std::size_t ConnectionLimit() {
+  const std::size_t descriptors = RaiseDescriptorLimit();
+  if (descriptors <= 2 * kDescriptorReserve) return kDescriptorReserve;
+  return std::min(descriptors - kDescriptorReserve, kConnectionsMax);
+}
+
+CoreOptions MakeCoreOptions(const ServerOptions& options, const std::string& server_id,
+                            const Clock& clock) {
+  CoreOptions core;
+  core.server_id = server_id;
+  core.lease_ttl = options.lease_ttl;
+  core.seed = RandomSeed();
+  core.wall_offset_s =
+      clock.WallSeconds() - std::chrono::duration<double>(clock.Now().time_since_epoch()).count();
+  return core;
+}
+
+std::uint64_t ToMillis(Duration duration) {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<Millis>(duration).count());
+}
+
+double ToSeconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+}  // namespace
+
+bool IsWildcardHost(const std::string& host) {
+  if (host.empty() || host == "*") return true;
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return false;
+  bool wildcard = false;
+  if (found->ai_family == AF_INET) {
+    const auto* v4 = reinterpret_cast<const sockaddr_in*>(found->ai_addr);
+    wildcard = v4->sin_addr.s_addr == htonl(INADDR_ANY);
+  } else if (found->ai_family == AF_INET6) {
+    const in6_addr& address = reinterpret_cast<const sockaddr_in6*>(found->ai_addr)->sin6_addr;
+    const bool mapped_any = IN6_IS_ADDR_V4MAPPED(&address) && address.s6_addr32[3] == 0;
+    wildcard = IN6_IS_ADDR_UNSPECIFIED(&address) || mapped_any;
+  }
+  freeaddrinfo(found);
+  return wildcard;
+}
+
+Server::Server(UvLoop& loop, const Clock& clock, ServerOptions options)
+    : loop_(loop),
+      clock_(clock),
+      options_(std::move(options)),
+      server_id_(RandomHexId()),
+      connections_max_(ConnectionLimit()),
+      processes_(loop, [this](std::uint64_t watch) { OnProcessExit(watch); }),
+      tick_timer_(loop, [this] { OnTickDue(); }),
+      turn_check_(loop, [this] { OnTurn(); }),
+      idle_(loop),
+      sigterm_(loop, SIGTERM, [this] { Shutdown("SIGTERM"); }),
+      sigint_(loop, SIGINT, [this] { Shutdown("SIGINT"); }) {}
+
+Server::~Server() = default;
+
+Status Server::Start() {
+  Result<FileDescriptor> bound = ListenTcp(options_.listen, kListenBacklog);
+  if (!bound.ok()) return bound.status();
+  Result<HostPort> local = LocalAddress(*bound);
+  if (!local.ok()) return local.status();
+  if (IsWildcardHost(local->host)) {
+    return Status(StatusCode::kSetting, StrCat(options_.listen.host, " means every address"));
+  }
+  address_ = {options_.listen.host, local->port};
+
+  const Instant now = clock_.Now();
+  core_ = std::make_unique<ServerCore>(MakeCoreOptions(options_, server_id_, clock_), now);
+  last_tick_ = last_used_ = now;
+  listener_ = std::make_unique<UvTcp>(
+      loop_, UvStreamEvents{.on_connection = [this] { OnConnectionWaiting(); },
+                            .on_read = {},
+                            .on_end = {},
+                            .on_written = {}});
+  RESILIENT_RETURN_IF_ERROR(listener_->Listen(*bound, kListenBacklog));
+  tick_timer_.Start(ToMillis(kTickInterval), ToMillis(kTickInterval));
+  return Status::Ok();
+}
+
+// ---- Connections ----
+
+void Server::OnConnectionWaiting() {
+  // Many ranks start at once: who cannot be taken yet waits in the kernel's queue, unharmed.
+  if (before_hello_.size() >= kBeforeHelloMax) {
+    connection_waiting_ = true;
+    return;
+  }
+  Accept();
+  Settle();
+}
+
+void Server::Accept() {
+  const Instant now = clock_.Now();
+  auto connection = std::make_unique<Connection>(next_connection_, loop_,
+                                                 static_cast<Connection::Owner&>(*this), now);
+  if (!connection->AcceptFrom(*listener_)) return;
+  if (connections_.size() + processes_.size() >= connections_max_) {
+    if (MayComplain("connections")) {
+      RESILIENT_LOG(kWarn, "refused a connection from ", connection->name(), ": ",
+                    connections_.size(), " are open, the limit is ", connections_max_,
+                    " (raise the limit of open files, ulimit -n, for more)");
+    }
+    return;
+  }
+  const ConnectionId id = next_connection_++;
+  Connection& added = *connections_.emplace(id, std::move(connection)).first->second;
+  before_hello_.insert(id);
+  touched_.insert(id);
+  added.UpdateReading();
+  core_->OnConnect(id, now);
+}
+
+void Server::OnFrames(Connection& connection) {
+  TakeFrames(connection);
+  Settle();
+}
+
+void Server::TakeFrames(Connection& connection) {
+  int& taken = connection.TakenInTurn(turn_);
+  while (taken < kRequestsPerTurn && !connection.closed() && connection.WantsInput() &&
+         connection.HasFrame()) {
+    ++taken;
+    Handle(connection, connection.TakeFrame());
+  }
+  if (!connection.closed() && connection.WantsInput() && connection.HasFrame()) {
+    deferred_.insert(connection.id());
+    UpdateIdle();
+  }
+  connection.UpdateReading();
+}
+
+void Server::Handle(Connection& connection, const Frame& frame) {
+  const Result<Request> request = DecodeRequest(frame);
+  if (!request.ok()) return HandleBadRequest(connection, frame, request.status());
+  Effects effects;
+  core_->OnRequest(connection.id(), *request, clock_.Now(), effects);
+  if (const Hello* hello = std::get_if<Hello>(&request->op)) {
+    NoteWelcome(connection, *hello, effects);
+  }
+  Apply(effects);
+}
+
+void Server::HandleBadRequest(Connection& connection, const Frame& frame, const Status& why) {
+  Reply reply;
+  reply.seq = frame.seq;
+  reply.status = why;
+  connection.Send(EncodeServerMessage(reply));
+  touched_.insert(connection.id());
+  // A newer client asks for something this build does not have: it can live with the answer.
+  if (why.code() == StatusCode::kUnimplemented) return;
+  if (MayComplain("request")) {
+    RESILIENT_LOG(kWarn, "closed the connection of ", connection.name(), ": ", why.message());
+  }
+  before_hello_.erase(connection.id());
+  ending_.insert(connection.id());
+  disconnected_.push_back(connection.id());
+  connection.BeginEnd(clock_.Now());
+}
+
+void Server::NoteWelcome(Connection& connection, const Hello& hello, const Effects& effects) {
+  const bool welcome =
+      std::any_of(effects.send.begin(), effects.send.end(), [&](const Effects::Outgoing& out) {
+        const Reply* reply = std::get_if<Reply>(&out.message);
+        return out.connection == connection.id() && reply != nullptr && reply->status.ok() &&
+               !reply->welcome.server.empty();
+      });
+  if (!welcome || connection.greeted()) return;
+  connection.SetHello(hello);
+  before_hello_.erase(connection.id());
+  if (hello.role != Role::kAdmin) ++clients_;
+}
+
+void Server::OnEnd(Connection& connection, const Status& why) {
+  if (why.code() == StatusCode::kProtocol) {
+    // The text names what speaks there; ports and lengths in it do not make another kind.
+    if (MayComplain(why.message().substr(0, why.message().find_first_of("0123456789\"'(")))) {
+      RESILIENT_LOG(kWarn, "closed the connection from ", connection.name(), ": ", why.message());
+    }
+  } else if (!why.ok()) {
+    RESILIENT_LOG(kDebug, "lost the connection of ", connection.name(), ": ", why.message());
+  }
+  Drop(connection);
+  Settle();
+}
+
+void Server::Cut(Connection& connection, std::string_view why) {
+  RESILIENT_LOG(kWarn, "cut the connection of ", connection.name(), ": ", why);
+  Drop(connection);
+}
+
+void Server::Drop(Connection& connection) {
+  const ConnectionId id = connection.id();
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) return;
+  if (connection.greeted() && connection.role() != Role::kAdmin) --clients_;
+  if (!connection.ending()) disconnected_.push_back(id);
+  connection.Close();
+  before_hello_.erase(id);
+  ending_.erase(id);
+  deferred_.erase(id);
+  touched_.erase(id);
+  graveyard_.push_back(std::move(found->second));
+  connections_.erase(found);
+}
+
+Connection* Server::Find(ConnectionId id) {
+  const auto found = connections_.find(id);
+  return found == connections_.end() ? nullptr : found->second.get();
+}
+
+// ---- Effects ----
+
+void Server::Apply(Effects& effects) {
+  // Before the answer to the leave goes out: its receiver may want the port for another backend.
+  if (effects.stop_listening && listener_ != nullptr) {
+    RESILIENT_LOG(kInfo, "stopped listening on ", FormatHostPort(address_),
+                  ": the process that hosts this store has left");
+    listener_.reset();
+    connection_waiting_ = false;
+  }
+  for (const std::string& line : effects.log) RESILIENT_LOG(kInfo, line);
+  for (const Effects::Outgoing& outgoing : effects.send) SendTo(outgoing);
+  for (const std::uint64_t watch : effects.unwatch) {
+    processes_.Remove(watch);
+    std::erase_if(exits_, [watch](const PendingExit& exit) { return exit.watch == watch; });
+  }
+  if (!shutting_down_) {
+    for (const Effects::WatchProcess& watch : effects.watch) {
+      processes_.Add(watch.watch, watch.process);
+    }
+  }
+  for (const ConnectionId id : effects.close) {
+    Connection* connection = Find(id);
+    if (connection == nullptr || connection->ending()) continue;
+    before_hello_.erase(id);
+    ending_.insert(id);
+    connection->BeginEnd(clock_.Now());
+    if (connection->closed()) Drop(*connection);
+  }
+  if (effects.last_member_left && options_.linger > Duration::zero()) {
+    Shutdown("the last member has left");
+  }
+}
+
+void Server::SendTo(const Effects::Outgoing& outgoing) {
+  Connection* connection = Find(outgoing.connection);
+  if (connection == nullptr || connection->ending()) return;
+  connection->Send(EncodeServerMessage(outgoing.message));
+  touched_.insert(outgoing.connection);
+  if (connection->UnflushedBytes() < kFlushAtBytes || connection->Flush()) return;
+  const std::size_t queued = connection->QueuedBytes();
+  if (queued > kOutputHardLimit) {
+    Cut(*connection, StrCat("it does not read: ", queued >> 20, " MiB wait for it, the limit is ",
+                            kOutputHardLimit >> 20, " MiB"));
+  } else {
+    Drop(*connection);
+  }
+}
+
+void Server::FlushTouched() {
+  while (!touched_.empty()) {
+    const ConnectionId id = *touched_.begin();
+    touched_.erase(touched_.begin());
+    Connection* connection = Find(id);
+    if (connection == nullptr) continue;
+    if (!connection->Flush()) {
+      Drop(*connection);
+      continue;
+    }
+    connection->UpdateReading();
+  }
+}
+
+void Server::Settle() {
+  FlushTouched();
+  while (!disconnected_.empty()) {
+    const ConnectionId id = disconnected_.back();
+    disconnected_.pop_back();
+    if (!shutting_down_) {
+      Effects effects;
+      core_->OnDisconnect(id, clock_.Now(), effects);
+      Apply(effects);
+    }
+    FlushTouched();
+  }
+  if (shutting_down_ && connections_.empty()) Finish();
+}
+
+// ---- Time ----
+
+void Server::OnTickDue() {
+  if (!tick_due_in_turn_) tick_due_in_turn_ = turn_;
+  UpdateIdle();
+}
+
+void Server::OnProcessExit(std::uint64_t watch) {
+  // Its last words (a leave) may wait unread in its socket: they come first.
+  exits_.push_back({watch, turn_});
+  UpdateIdle();
+}
+
+// After every poll for events. libuv runs timers before the poll, so a timer alone must not judge.
+void Server::OnTurn() {
+  graveyard_.clear();
+  ++turn_;
+  for (const ConnectionId id : std::exchange(deferred_, {})) {
+    if (Connection* connection = Find(id)) TakeFrames(*connection);
+  }
+  if (connection_waiting_ && listener_ != nullptr && before_hello_.size() < kBeforeHelloMax) {
+    connection_waiting_ = false;
+    Accept();
+  }
+  std::vector<PendingExit> ripe;
+  std::erase_if(exits_, [&](const PendingExit& exit) {
+    if (turn_ < exit.seen_in_turn + kDrainTurns) return false;
+    ripe.push_back(exit);
+    return true;
+  });
+  for (const PendingExit& exit : ripe) {
+    Effects effects;
+    core_->OnProcessExit(exit.watch, clock_.Now(), effects);
+    Apply(effects);
+  }
+  if (tick_due_in_turn_ && turn_ >= *tick_due_in_turn_ + kDrainTurns) {
+    tick_due_in_turn_.reset();
+    Tick();
+  }
+  UpdateIdle();
+  Settle();
+}
+
+void Server::Tick() {
+  const Instant now = clock_.Now();
+  if (!shutting_down_) {
+    Effects effects;
+    core_->OnTick(now, /*input_drained=*/true, effects);
+    Apply(effects);
+  }
+  EndOverdue(now);
+  if (!shutting_down_) CheckLinger(now);
+  last_tick_ = now;
+}
+
+void Server::EndOverdue(Instant now) {
+  const bool full = connection_waiting_;
+  while (!before_hello_.empty()) {
+    Connection& oldest = *connections_.at(*before_hello_.begin());
+    if (now - oldest.accepted() < (full ? kHelloLimitWhenFull : kHelloLimit)) break;
+    if (MayComplain("silent")) {
+      RESILIENT_LOG(kWarn, "closed the connection from ", oldest.name(),
+                    ": it did not say Hello in ", ToSeconds(now - oldest.accepted()), " s");
+    }
+    Drop(oldest);
+  }
+  for (const ConnectionId id : std::set<ConnectionId>(ending_)) {
+    Connection* connection = Find(id);
+    if (connection == nullptr) continue;
+    if (connection->closed() || now - connection->ending_since() >= kEndingLimit) {
+      Drop(*connection);
+    }
+  }
+}
+
+void Server::CheckLinger(Instant now) {
+  if (options_.linger == Duration::zero()) return;
+  // A pause of this process is nobody's absence.
+  if (now - last_tick_ > kPauseGap) last_used_ = now;
+  if (clients_ > 0 || core_->LiveMembers() > 0) last_used_ = now;
+  if (now - last_used_ < options_.linger) return;
+  Shutdown(StrCat("nobody was here for ", ToSeconds(options_.linger), " s"));
+}
+
+void Server::UpdateIdle() {
+  const bool wanted = !deferred_.empty() || !exits_.empty() || tick_due_in_turn_.has_value();
+  if (wanted == idle_started_ || idle_.closed()) return;
+  idle_started_ = wanted;
+  if (wanted) {
+    idle_.Start();
+  } else {
+    idle_.Stop();
+  }
+}
+
+void Server::Shutdown(std::string_view why) {
+  if (shutting_down_) return;
+  shutting_down_ = true;
+  RESILIENT_LOG(kInfo, "ends: ", why);
+  listener_.reset();
+  connection_waiting_ = false;
+  processes_.Clear();
+  exits_.clear();
+  before_hello_.clear();
+  const Instant now = clock_.Now();
+  for (auto& [id, connection] : connections_) {
+    connection->BeginEnd(now);
+    ending_.insert(id);
+  }
+  // Those that were closed already, or close at once, go in the next turn.
+  deferred_.clear();
+  tick_due_in_turn_ = turn_;
+  UpdateIdle();
+}
+
+void Server::Finish() {
+  tick_timer_.Close();
+  turn_check_.Close();
+  idle_.Close();
+  sigterm_.Close();
+  sigint_.Close();
+}
+
+bool Server::MayComplain(std::string_view kind) {
+  const Instant now = clock_.Now();
+  const auto found = complained_.find(kind);
+  if (found != complained_.end() && now - found->second < kComplaintInterval) return false;
+  complained_.insert_or_assign(std::string(kind), now);
+  return true;
+}
+
+}  // namespace resilient::store

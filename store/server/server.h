@@ -1,0 +1,134 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <resilient/clock.h>
+#include <resilient/status.h>
+
+#include "runtime/net/socket.h"
+#include "store/core/server_core.h"
+#include "store/server/connection.h"
+#include "store/server/process_watch.h"
+#include "store/server/uv_handle.h"
+
+namespace resilient::store {
+
+inline constexpr std::size_t kConnectionsMax = 65536;  // Or what the descriptor limit leaves.
+inline constexpr std::size_t kDescriptorReserve = 64;  // Not for connections and pidfds.
+inline constexpr std::size_t kBeforeHelloMax = 256;    // Further ones wait in the kernel's queue.
+inline constexpr Duration kHelloLimit = std::chrono::seconds(5);
+inline constexpr Duration kHelloLimitWhenFull = std::chrono::seconds(1);
+inline constexpr Duration kEndingLimit = std::chrono::seconds(1);
+inline constexpr int kRequestsPerTurn = 64;  // Of one connection, before others have their turn.
+inline constexpr Duration kComplaintInterval = std::chrono::seconds(10);
+
+// Every spelling of "all addresses of this host": "*", "0.0.0.0", "0", "::", "::ffff:0.0.0.0".
+bool IsWildcardHost(const std::string& host);
+
+struct ServerOptions {
+  HostPort listen;
+  Duration lease_ttl = std::chrono::seconds(5);
+  // Not zero: an auto-spawned server. It ends when the last member has said goodbye, or when for
+  // this long there was neither a live member nor a connected client.
+  Duration linger = Duration::zero();
+};
+
+// The server around ServerCore: sockets, timers, signals, process exits. It decides nothing about
+// keys and members. Owner: the serve command or a test. Thread: the one that runs the loop.
+// Lifetime: ends its handles by itself after Shutdown (or a signal, or the linger), so that
+// UvLoop::Run returns; destroyed after that, before the loop.
+class Server final : private Connection::Owner {
+ public:
+  Server(UvLoop& loop, const Clock& clock, ServerOptions options);
+  ~Server() override;
+
+  // Listens. kRefused when the port is taken, kSetting for a wildcard address.
+  Status Start();
+  // REQUIRES: Start was OK. As asked for, with the real port: a name stays a name, which other
+  // hosts may resolve to another address than this one.
+  const HostPort& address() const { return address_; }
+  const std::string& server_id() const { return server_id_; }
+
+  // Stops listening, flushes, closes. Idempotent.
+  void Shutdown(std::string_view why);
+
+ private:
+  struct PendingExit {
+    std::uint64_t watch;
+    std::uint64_t seen_in_turn;
+  };
+
+  void OnFrames(Connection& connection) override;
+  void OnEnd(Connection& connection, const Status& why) override;
+  void OnConnectionWaiting();
+  void OnTurn();
+  void OnTickDue();
+  void OnProcessExit(std::uint64_t watch);
+
+  void Accept();
+  void TakeFrames(Connection& connection);
+  void Handle(Connection& connection, const Frame& frame);
+  void HandleBadRequest(Connection& connection, const Frame& frame, const Status& why);
+  void NoteWelcome(Connection& connection, const Hello& hello, const Effects& effects);
+  void Apply(Effects& effects);
+  void SendTo(const Effects::Outgoing& outgoing);
+  void Settle();
+  void FlushTouched();
+  // Closes the socket and, when the core still counts on it, tells the core in Settle.
+  void Drop(Connection& connection);
+  void Cut(Connection& connection, std::string_view why);
+  void Tick();
+  void EndOverdue(Instant now);
+  void CheckLinger(Instant now);
+  void UpdateIdle();
+  void Finish();
+  Connection* Find(ConnectionId id);
+  // A complaint of this kind is due (not more than one per kComplaintInterval).
+  bool MayComplain(std::string_view kind);
+
+  UvLoop& loop_;
+  const Clock& clock_;
+  const ServerOptions options_;
+  const std::string server_id_;
+  const std::size_t connections_max_;
+  HostPort address_;
+  std::unique_ptr<ServerCore> core_;
+
+  std::unique_ptr<UvTcp> listener_;  // Null when not listening.
+  bool connection_waiting_ = false;  // The listener holds one that was not accepted yet.
+  std::map<ConnectionId, std::unique_ptr<Connection>> connections_;
+  std::vector<std::unique_ptr<Connection>> graveyard_;  // Closed; freed in the next turn.
+  std::set<ConnectionId> before_hello_;                 // Ids ascend with time: oldest first.
+  std::set<ConnectionId> ending_;
+  std::set<ConnectionId> deferred_;         // Frames left over from this turn.
+  std::set<ConnectionId> touched_;          // To be flushed in Settle.
+  std::vector<ConnectionId> disconnected_;  // To be told to the core in Settle.
+  ConnectionId next_connection_ = 1;
+  std::size_t clients_ = 0;  // Connections that said Hello, but for the command line's.
+
+  ProcessWatch processes_;
+  std::vector<PendingExit> exits_;
+  std::optional<std::uint64_t> tick_due_in_turn_;
+  std::uint64_t turn_ = 0;
+  Instant last_tick_{};
+  Instant last_used_{};
+  std::map<std::string, Instant, std::less<>> complained_;
+  bool shutting_down_ = false;
+
+  UvTimer tick_timer_;
+  UvCheck turn_check_;
+  UvIdle idle_;  // Started while something waits for the next turn.
+  bool idle_started_ = false;
+  UvSignal sigterm_;
+  UvSignal sigint_;
+};
+
+}  // namespace resilient::store

@@ -1,0 +1,112 @@
+#include "store/server/status_table.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace resilient::store {
+namespace {
+
+using nlohmann::json;
+using Row = std::vector<std::string>;
+
+// A field as text; "-" when it is missing or empty.
+std::string Text(const json& object, const char* name) {
+  const auto found = object.find(name);
+  if (found == object.end() || found->is_null()) return "-";
+  if (found->is_string())
+    return found->get<std::string>().empty() ? "-" : found->get<std::string>();
+  return found->dump();
+}
+
+std::string Seconds(double seconds) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f s", seconds);
+  return text.data();
+}
+
+std::string SecondsField(const json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_number() ? Seconds(found->get<double>()) : "-";
+}
+
+const json& List(const json& object, const char* name) {
+  static const json empty = json::array();
+  const auto found = object.find(name);
+  return found != object.end() && found->is_array() ? *found : empty;
+}
+
+void AppendAligned(const std::vector<Row>& rows, std::string* out) {
+  std::vector<std::size_t> widths;
+  for (const Row& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  for (const Row& row : rows) {
+    std::string line = "  ";
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      line += row[i];
+      if (i + 1 < row.size()) line.append(widths[i] - row[i].size() + 2, ' ');
+    }
+    *out += line + "\n";
+  }
+}
+
+// What is left of a lease of `ttl` seconds; only those in their seats hold one.
+std::string LeaseLeft(const json& member, double ttl) {
+  const std::string state = Text(member, "state");
+  const auto seen = member.find("last_seen_s");
+  if (ttl <= 0 || seen == member.end() || !seen->is_number()) return "-";
+  if (state != "joined" && state != "member") return "-";
+  return Seconds(std::max(0.0, ttl - seen->get<double>()));
+}
+
+void AppendWorld(const json& world, double ttl, std::string* out) {
+  *out += " round " + Text(world, "round") + ": generation " + Text(world, "generation") + ", " +
+          Text(world, "phase") + ", world size " + Text(world, "world_size") + "\n";
+  const std::string cause = Text(world, "first_cause");
+  if (cause != "-") *out += "  last fence: " + cause + "\n";
+  std::vector<Row> rows = {{"RANK", "HOST", "PID", "STATE", "LEASE LEFT", "LAST BEAT"}};
+  for (const json& member : List(world, "members")) {
+    const std::string beat = SecondsField(member, "last_seen_s");
+    rows.push_back({Text(member, "rank"), Text(member, "host"), Text(member, "pid"),
+                    Text(member, "state"), LeaseLeft(member, ttl),
+                    beat == "-" ? beat : beat + " ago"});
+  }
+  AppendAligned(rows, out);
+}
+
+}  // namespace
+
+void KeepJob(const std::string& job, json* status) {
+  const auto jobs = status->find("jobs");
+  if (jobs == status->end() || !jobs->is_array()) return;
+  json kept = json::array();
+  for (json& entry : *jobs) {
+    if (Text(entry, "job") == job) kept.push_back(std::move(entry));
+  }
+  *jobs = std::move(kept);
+}
+
+std::string StatusTable(const json& status) {
+  const auto ttl_field = status.find("lease_ttl_s");
+  const double ttl =
+      ttl_field != status.end() && ttl_field->is_number() ? ttl_field->get<double>() : 0;
+  std::string out = "server " + Text(status, "server") + ", " + Text(status, "connections") +
+                    " connections, lease " + SecondsField(status, "lease_ttl_s") + "\n";
+  const json& jobs = List(status, "jobs");
+  if (jobs.empty()) out += "no job\n";
+  for (const json& job : jobs) {
+    out += "job " + Text(job, "job") + ": life " + Text(job, "life") + ", generation " +
+           Text(job, "generation") + ", " + Text(job, "keys") + " keys\n";
+    for (const json& world : List(job, "worlds")) AppendWorld(world, ttl, &out);
+  }
+  return out;
+}
+
+}  // namespace resilient::store

@@ -1,0 +1,199 @@
+#include "store/server/uv_handle.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "runtime/base/check.h"
+#include "runtime/base/log.h"
+
+namespace resilient::store {
+namespace {
+
+constexpr std::size_t kReadBufferBytes = 64u << 10;
+constexpr unsigned kKeepAliveSeconds = 60;  // Finds peers whose host vanished without a word.
+
+// Failures of these calls mean a broken invariant (bad arguments, a full epoll), never bad input.
+void MustSucceed(int result) { RESILIENT_CHECK(result == 0); }
+
+}  // namespace
+
+UvLoop::UvLoop() : read_buffer_(kReadBufferBytes) {
+  MustSucceed(uv_loop_init(&loop_));
+  loop_.data = this;
+}
+
+UvLoop::~UvLoop() {
+  // Handles whose owners have just gone still wait for their close callbacks.
+  uv_run(&loop_, UV_RUN_NOWAIT);
+  RESILIENT_CHECK(uv_loop_close(&loop_) == 0);
+}
+
+void UvLoop::Run() { uv_run(&loop_, UV_RUN_DEFAULT); }
+
+UvTimer::UvTimer(UvLoop& loop, std::function<void()> on_fire) : UvHandle(std::move(on_fire)) {
+  MustSucceed(uv_timer_init(loop.get(), get()));
+}
+
+void UvTimer::Start(std::uint64_t first_ms, std::uint64_t repeat_ms) {
+  MustSucceed(uv_timer_start(
+      get(), [](uv_timer_t* timer) { CallbackOf(timer)(); }, first_ms, repeat_ms));
+}
+
+UvCheck::UvCheck(UvLoop& loop, std::function<void()> on_turn) : UvHandle(std::move(on_turn)) {
+  MustSucceed(uv_check_init(loop.get(), get()));
+  MustSucceed(uv_check_start(get(), [](uv_check_t* check) { CallbackOf(check)(); }));
+}
+
+UvIdle::UvIdle(UvLoop& loop) : UvHandle([] {}) { MustSucceed(uv_idle_init(loop.get(), get())); }
+
+void UvIdle::Start() {
+  MustSucceed(uv_idle_start(get(), [](uv_idle_t*) {}));
+}
+
+void UvIdle::Stop() { MustSucceed(uv_idle_stop(get())); }
+
+UvSignal::UvSignal(UvLoop& loop, int signal, std::function<void()> on_signal)
+    : UvHandle(std::move(on_signal)) {
+  MustSucceed(uv_signal_init(loop.get(), get()));
+  MustSucceed(uv_signal_start(
+      get(), [](uv_signal_t* handle, int) { CallbackOf(handle)(); }, signal));
+}
+
+UvReadable::UvReadable(UvLoop& loop, FileDescriptor fd, std::function<void()> on_readable,
+                       int* error)
+    : UvHandle(std::move(on_readable)), fd_(std::move(fd)) {
+  *error = uv_poll_init(loop.get(), get(), fd_.get());
+  if (*error != 0) {
+    Discard();
+    return;
+  }
+  *error = uv_poll_start(get(), UV_READABLE, [](uv_poll_t* poll, int, int) { CallbackOf(poll)(); });
+}
+
+std::unique_ptr<UvReadable> UvReadable::Watch(UvLoop& loop, FileDescriptor fd,
+                                              std::function<void()> on_readable) {
+  int error = 0;
+  std::unique_ptr<UvReadable> watch(
+      new UvReadable(loop, std::move(fd), std::move(on_readable), &error));
+  if (error != 0) watch.reset();
+  return watch;
+}
+
+// One queued write; frees itself when done.
+struct UvTcp::WriteRequest {
+  uv_write_t request{};
+  std::string bytes;
+};
+
+UvTcp::UvTcp(UvLoop& loop, UvStreamEvents events) : UvHandle(std::move(events)) {
+  MustSucceed(uv_tcp_init(loop.get(), get()));
+}
+
+Status UvTcp::Listen(const FileDescriptor& bound, int backlog) {
+  // The handle closes its own copy, at its own time.
+  const int copy = fcntl(bound.get(), F_DUPFD_CLOEXEC, 0);
+  if (copy < 0) {
+    return Status(StatusCode::kInternal,
+                  StrCat("cannot copy the listening socket: ", std::strerror(errno)));
+  }
+  int error = uv_tcp_open(get(), copy);
+  if (error != 0) ::close(copy);
+  if (error == 0) {
+    error = uv_listen(stream(), backlog, [](uv_stream_t* listener, int status) {
+      auto& events = CallbackOf(reinterpret_cast<uv_tcp_t*>(listener));
+      if (status == 0 && events.on_connection) events.on_connection();
+    });
+  }
+  if (error == 0) return Status::Ok();
+  return Status(StatusCode::kInternal, StrCat("cannot listen: ", uv_strerror(error)));
+}
+
+bool UvTcp::AcceptFrom(UvTcp& listener) {
+  if (uv_accept(listener.stream(), stream()) != 0) return false;
+  // Latency over packing; both fail only on a socket that is already dead, which a read will tell.
+  uv_tcp_nodelay(get(), 1);
+  uv_tcp_keepalive(get(), 1, kKeepAliveSeconds);
+  return true;
+}
+
+void UvTcp::OnAlloc(uv_handle_t* handle, std::size_t, uv_buf_t* buffer) {
+  *buffer = static_cast<UvLoop*>(handle->loop->data)->read_buffer();
+}
+
+void UvTcp::OnRead(uv_stream_t* stream, ssize_t count, const uv_buf_t* buffer) {
+  auto& events = CallbackOf(reinterpret_cast<uv_tcp_t*>(stream));
+  if (count > 0) {
+    events.on_read(std::string_view(buffer->base, static_cast<std::size_t>(count)));
+  } else if (count < 0) {
+    events.on_end(count == UV_EOF ? std::string() : uv_strerror(static_cast<int>(count)));
+  }
+}
+
+void UvTcp::ReadStart() {
+  // The only failure is a stream that is already closing or at its end, where on_end has the word.
+  (void)uv_read_start(stream(), &UvTcp::OnAlloc, &UvTcp::OnRead);
+}
+
+void UvTcp::ReadStop() { uv_read_stop(stream()); }
+
+bool UvTcp::Write(std::string bytes) {
+  std::size_t done = 0;
+  if (QueuedBytes() == 0) {
+    const uv_buf_t buffer = uv_buf_init(bytes.data(), static_cast<unsigned>(bytes.size()));
+    const int written = uv_try_write(stream(), &buffer, 1);
+    if (written < 0 && written != UV_EAGAIN) return false;
+    if (written > 0) done = static_cast<std::size_t>(written);
+    if (done == bytes.size()) return true;
+  }
+  auto* write = new WriteRequest{{}, std::move(bytes)};
+  write->request.data = write;
+  const uv_buf_t buffer =
+      uv_buf_init(write->bytes.data() + done, static_cast<unsigned>(write->bytes.size() - done));
+  const int error = uv_write(&write->request, stream(), &buffer, 1, [](uv_write_t* request, int) {
+    // Errors reach the owner by the read side; a closed handle's owner is gone.
+    uv_stream_t* stream = request->handle;
+    delete static_cast<WriteRequest*>(request->data);
+    if (uv_is_closing(reinterpret_cast<uv_handle_t*>(stream))) return;
+    auto& events = CallbackOf(reinterpret_cast<uv_tcp_t*>(stream));
+    if (events.on_written) events.on_written();
+  });
+  if (error == 0) return true;
+  delete write;
+  return false;
+}
+
+std::size_t UvTcp::QueuedBytes() const {
+  return uv_stream_get_write_queue_size(reinterpret_cast<const uv_stream_t*>(get()));
+}
+
+void UvTcp::EndWriting() {
+  uv_os_fd_t fd = -1;
+  if (uv_fileno(reinterpret_cast<const uv_handle_t*>(get()), &fd) == 0) shutdown(fd, SHUT_WR);
+}
+
+std::string UvTcp::PeerName() const {
+  sockaddr_storage address{};
+  int length = sizeof(address);
+  if (uv_tcp_getpeername(get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    return "unknown peer";
+  }
+  char text[INET6_ADDRSTRLEN] = "";
+  std::uint16_t port = 0;
+  if (address.ss_family == AF_INET6) {
+    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address);
+    inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof(text));
+    port = ntohs(v6->sin6_port);
+  } else {
+    const auto* v4 = reinterpret_cast<const sockaddr_in*>(&address);
+    inet_ntop(AF_INET, &v4->sin_addr, text, sizeof(text));
+    port = ntohs(v4->sin_port);
+  }
+  return FormatHostPort({text, port});
+}
+
+}  // namespace resilient::store
