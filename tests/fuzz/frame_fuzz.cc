@@ -33,27 +33,20 @@ void Take(FrameSplitter* splitter, Outcome* outcome) {
   }
 }
 
-Outcome Whole(std::string_view stream) {
-  FrameSplitter splitter(kLimit);
-  Outcome outcome;
-  outcome.status = splitter.Feed(stream);
-  Take(&splitter, &outcome);
-  // An oversize frame behind others is judged when these have been taken.
-  outcome.status = splitter.Feed({});
-  Take(&splitter, &outcome);
-  return outcome;
-}
-
-Outcome Pieces(std::string_view stream, std::uint64_t seed) {
-  Random random(seed);
+// Feeds `stream` in pieces of the sizes that `next_size` gives.
+template <typename NextSize>
+Outcome Run(std::string_view stream, const NextSize& next_size) {
   FrameSplitter splitter(kLimit);
   Outcome outcome;
   while (!stream.empty()) {
-    const std::size_t size = std::min<std::size_t>(1 + random.Below(40), stream.size());
+    const std::size_t size = std::min<std::size_t>(next_size(), stream.size());
     outcome.status = splitter.Feed(stream.substr(0, size));
     Take(&splitter, &outcome);
     stream.remove_prefix(size);
   }
+  // An oversize frame behind others is judged only when these have been taken.
+  outcome.status = splitter.Feed({});
+  Take(&splitter, &outcome);
   return outcome;
 }
 
@@ -62,8 +55,9 @@ Outcome Pieces(std::string_view stream, std::uint64_t seed) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size < 1) return 0;
   const std::string_view stream(reinterpret_cast<const char*>(data + 1), size - 1);
-  const Outcome whole = Whole(stream);
-  const Outcome pieces = Pieces(stream, data[0]);
+  Random random(data[0]);
+  const Outcome whole = Run(stream, [&stream] { return stream.size(); });
+  const Outcome pieces = Run(stream, [&random] { return 1 + random.Below(40); });
   RESILIENT_CHECK(whole.status.message() == pieces.status.message());
   RESILIENT_CHECK(whole.frames == pieces.frames);
 

@@ -30,6 +30,7 @@ Outcome FeedInChunks(std::string_view bytes, std::size_t limit, std::size_t chun
     bytes.remove_prefix(size);
     while (splitter.HasFrame()) outcome.frames.push_back(splitter.TakeFrame());
   }
+  outcome.status = splitter.Feed({});  // Judges what had to wait for the frames to be taken.
   return outcome;
 }
 

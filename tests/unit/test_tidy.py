@@ -1,0 +1,210 @@
+"""The checks of tests/tidy.py find what they are for, and nothing in clean code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import tidy
+
+
+def rules(path: str, text: str, *others: tuple[str, str]) -> list[str]:
+    sources = [tidy.make_source(path, text)]
+    sources += [tidy.make_source(other, other_text) for other, other_text in others]
+    return [finding.rule for finding in tidy.check(sources) if finding.path == path]
+
+
+@pytest.mark.parametrize(
+    ("path", "include"),
+    [
+        ("runtime/base/a.cc", '"runtime/net/frame.h"'),
+        ("runtime/net/a.cc", '"runtime/comm/wire.h"'),
+        ("runtime/comm/a.h", '"runtime/recovery/flight.h"'),
+        ("runtime/comm/a.cc", '"store/core/codec.h"'),
+        ("runtime/recovery/a.cc", "<resilient/store/client.h>"),
+        ("runtime/include/resilient/a.h", '"runtime/base/log.h"'),
+        ("store/core/a.cc", '"runtime/recovery/flight.h"'),
+        ("store/core/a.cc", '"store/client/client_core.h"'),
+        ("store/client/a.cc", '"store/server/server.h"'),
+        ("torch_plugin/csrc/a.cc", '"runtime/base/log.h"'),
+        ("torch_plugin/csrc/a.cc", '"store/client/client_core.h"'),
+        ("store/server/a.cc", '"tests/support/manual_clock.h"'),
+        ("store/server/a.cc", '"../core/codec.h"'),
+    ],
+)
+def test_layer_breach_is_found(path: str, include: str) -> None:
+    assert "layer" in rules(path, f"#include {include}\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "include"),
+    [
+        ("runtime/net/a.cc", '"runtime/base/log.h"'),
+        ("runtime/recovery/a.cc", '"runtime/comm/wire.h"'),
+        ("store/server/a.cc", '"store/core/codec.h"'),
+        ("store/client/a.cc", "<resilient/rendezvous.h>"),
+        ("torch_plugin/csrc/a.cc", "<resilient/store/client.h>"),
+        ("torch_plugin/csrc/a.cc", '"torch_plugin/csrc/convert.h"'),
+        ("torch_plugin/include/resilient/torch.h", "<torch/csrc/distributed/c10d/Store.hpp>"),
+        ("tests/sim/a.cc", '"store/core/server_core.h"'),
+        ("tests/sim/a.cc", '"store.pb.h"'),
+        ("store/server/a.cc", "<uv.h>"),
+        ("store/core/codec.cc", '"store.pb.h"'),
+    ],
+)
+def test_allowed_include_is_silent(path: str, include: str) -> None:
+    assert rules(path, f"#include {include}\n") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "include"),
+    [
+        ("store/client/a.cc", "<uv.h>"),
+        ("store/core/a.cc", "<sqlite3.h>"),
+        ("store/core/server_core.cc", '"store.pb.h"'),
+        ("runtime/comm/a.cc", "<torch/torch.h>"),
+        ("torch_plugin/include/resilient/a.h", "<pybind11/pybind11.h>"),
+        ("runtime/comm/cpu.cc", "<nccl.h>"),
+    ],
+)
+def test_third_parties_are_confined(path: str, include: str) -> None:
+    assert rules(path, f"#include {include}\n") == ["confined"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        ("now", "auto t = std::chrono::steady_clock::now();"),
+        ("clock", "clock_gettime(CLOCK_BOOTTIME, &t);"),
+        ("sleep", "std::this_thread::sleep_for(1s);"),
+        ("sleep", "sleep(1);"),
+        ("sleep", "::usleep(1);"),
+        ("getenv", 'const char* x = std::getenv("X");'),
+        ("rand", "int x = rand() % 6;"),
+        ("rand", "std::mt19937 generator;"),
+        ("wait", "condition.wait_for(lock, Millis(5));"),
+        ("capture", "auto f = [=] { return x; };"),
+        ("capture", "auto f = [=, this] { return x; };"),
+    ],
+)
+def test_forbidden_call_is_found(rule: str, line: str) -> None:
+    assert rules("runtime/comm/a.cc", f"void F() {{\n  {line}\n}}\n") == [rule]
+    assert rules("runtime/comm/a.cc", f"// {line}\n") == [], "a comment is not code"
+
+
+def test_world_is_allowed_in_its_places() -> None:
+    assert rules("runtime/base/clock.cc", "clock_gettime(CLOCK_BOOTTIME, &t);\n") == []
+    assert rules("store/client/link.cc", "condition.wait_for(lock, Millis(5));\n") == []
+    assert rules("tests/unit/net/a.cc", "auto t = Clock::now();\n") == []
+    assert rules("tests/unit/net/a.cc", "sleep(1);\n") == ["sleep"], "no sleeps in tests"
+    assert rules("runtime/comm/a.cc", "peer.sleep(1); Now(); operand(2);\n") == []
+
+
+def test_pure_modules_stay_pure() -> None:
+    assert rules("store/core/a.cc", "#include <thread>\n") == ["pure"]
+    assert rules("store/core/a.h", '#include "runtime/net/socket.h"\n') == ["pure"]
+    assert rules("runtime/net/frame.cc", 'RESILIENT_LOG(kInfo, "x");\n') == ["pure"]
+    assert rules("store/client/client_core.cc", "auto id = RandomHexId();\n") == ["pure"]
+    assert rules("store/client/link.cc", "#include <thread>\n") == []
+
+
+def test_text_rules() -> None:
+    path = "runtime/comm/a.cc"
+    assert rules(path, "x" * 100 + "\n") == []
+    assert rules(path, "x" * 101 + "\n") == ["columns"]
+    assert rules("tests/torch/a.py", "x = 1  # " + "y" * 100 + "\n") == ["columns"]
+    assert rules(path, "// TODO: later\n") == ["word"]
+    assert rules(path, "int x;  // FIXME\n") == ["word"]
+    assert rules(path, "\tint x;\n") == ["tab"]
+    assert rules(path, "int x; \n") == ["blank"]
+
+
+@pytest.mark.parametrize(
+    ("path", "limit"),
+    [
+        ("runtime/comm/a.cc", 600),
+        ("tests/unit/a.cc", 1000),
+        ("runtime/include/resilient/a.h", 250),
+        ("torch_plugin/torch_resilient/a.py", 600),
+    ],
+)
+def test_file_budget(path: str, limit: int) -> None:
+    assert rules(path, "\n" * limit) == []
+    assert rules(path, "\n" * (limit + 1)) == ["file-size"]
+
+
+FUNCTIONS = {
+    "free": "int F(int x) {{\n{body}}}\n",
+    "method": "void A::F() const {{\n{body}}}\n",
+    "in a namespace": "namespace a {{\nnamespace {{\nint F() {{\n{body}}}\n}}\n}}\n",
+    "in a class": "class A final : public B {{\n public:\n  int F() {{\n{body}}}\n}};\n",
+    "constructor": "A::A(int x) : x_(x), y_(x) {{\n{body}}}\n",
+    "test": "TEST(A, B) {{\n{body}}}\n",
+    "template": "template <typename T>\nT F(T x) {{\n{body}}}\n",
+}
+
+
+@pytest.mark.parametrize("form", FUNCTIONS.values(), ids=FUNCTIONS.keys())
+def test_function_budget(form: str) -> None:
+    fits = form.format(body='  if (x) { y("{"); }\n' * (tidy.FUNCTION_LINES_MAX - 3))
+    above = form.format(body="  for (;;) { y(); }\n" * (tidy.FUNCTION_LINES_MAX - 1))
+    assert rules("runtime/comm/a.cc", fits) == []
+    assert rules("runtime/comm/a.cc", above) == ["function-size"]
+
+
+def test_function_budget_of_python() -> None:
+    assert rules("tests/torch/a.py", "def f():\n" + "    x = 1\n" * 69) == []
+    assert rules("tests/torch/a.py", "def f():\n" + "    x = 1\n" * 70) == ["function-size"]
+
+
+def test_long_tables_are_not_functions() -> None:
+    table = "constexpr Entry kTable[] = {\n" + "    {1, F(2)},\n" * 100 + "};\n"
+    assert rules("runtime/comm/a.cc", table) == []
+
+
+ENUM = ("runtime/comm/a.h", "enum class Kind : std::uint8_t { kOne, kTwo };\n")
+
+
+@pytest.mark.parametrize(
+    ("switch", "expected"),
+    [
+        ("switch (kind) { case Kind::kOne: return 1; default: return 2; }", ["default"]),
+        ("switch (kind) { case resilient::Kind::kOne: break; default: break; }", ["default"]),
+        ("switch (kind) { case Kind::kOne: return 1; case Kind::kTwo: return 2; }", []),
+        ("switch (errno) { case EBADF: return 1; default: return 2; }", []),
+        ("switch (x.op_case()) { case pb::Request::kSet: break; default: break; }", []),
+        (
+            "switch (kind) { case Kind::kOne: switch (n) { case 1: break; default: break; } }",
+            [],
+        ),
+    ],
+)
+def test_default_over_our_enum(switch: str, expected: list[str]) -> None:
+    assert rules("runtime/comm/a.cc", f"int F() {{ {switch} }}\n", ENUM) == expected
+
+
+def test_exception_names_its_rule() -> None:
+    path = "runtime/comm/a.cc"
+    assert rules(path, "sleep(1);  // tidy: allow(sleep): why\n") == []
+    assert rules(path, "// tidy: allow(sleep): why\nsleep(1);\n") == []
+    assert rules(path, "sleep(1);  // tidy: allow(rand): why\n") == ["sleep"]
+
+
+def test_texts_and_comments_are_not_code() -> None:
+    text = 'auto x = "sleep(1) [=]"; /* rand()\n getenv() */ auto y = R"(::now())";\n'
+    assert rules("runtime/comm/a.cc", text) == []
+    assert rules("runtime/comm/a.cc", "int x = 1'000'000; sleep(1); int y = 1'000;\n") == ["sleep"]
+
+
+def test_main_names_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "runtime" / "comm" / "a.cc"
+    file.parent.mkdir(parents=True)
+    file.write_text("int x;\nauto f = [=] { return x; };\n")
+    assert tidy.main([str(tmp_path)]) == 1
+    assert capsys.readouterr().out.startswith("runtime/comm/a.cc:2: [capture] ")
+    file.write_text("int x;\n")
+    assert tidy.main([str(tmp_path)]) == 0
