@@ -144,5 +144,12 @@ inline constexpr std::size_t kKeysPerJobMax = 1u << 20;
 inline constexpr std::size_t kBytesPerJobMax = 256u << 20;
 inline constexpr std::size_t kSessionsMax = 131072;
 inline constexpr int kWorldSizeMax = 131072;
+inline constexpr std::size_t kJobsMax =
+    4096;  // A job without sessions, keys and members is forgotten.
+inline constexpr std::size_t kWorldsPerJobMax = 1024;  // At one time.
+inline constexpr std::size_t kResultsPerLineMax = kInFlightPerSessionMax;
+inline constexpr std::size_t kResultBytesPerLineMax = 16u << 20;
+inline constexpr std::size_t kEndpointBytesMax = 4u << 10;
+inline constexpr std::size_t kTextBytesMax = 4u << 10;  // Of reports; longer texts are cut.
 
 }  // namespace resilient::store

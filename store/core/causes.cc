@@ -1,0 +1,108 @@
+#include "store/core/causes.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <utility>
+
+namespace resilient::store {
+namespace {
+
+// Names of the signals that end processes on Linux; the same numbers on all machines served.
+std::string SignalName(int signal) {
+  constexpr std::array<std::pair<int, const char*>, 13> kNames = {{{1, "SIGHUP"},
+                                                                   {2, "SIGINT"},
+                                                                   {3, "SIGQUIT"},
+                                                                   {4, "SIGILL"},
+                                                                   {6, "SIGABRT"},
+                                                                   {7, "SIGBUS"},
+                                                                   {8, "SIGFPE"},
+                                                                   {9, "SIGKILL"},
+                                                                   {11, "SIGSEGV"},
+                                                                   {13, "SIGPIPE"},
+                                                                   {15, "SIGTERM"},
+                                                                   {24, "SIGXCPU"},
+                                                                   {31, "SIGSYS"}}};
+  for (const auto& [number, name] : kNames) {
+    if (number == signal) return " (" + std::string(name) + ")";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string Name(const Claimant& who, bool started) {
+  std::string name = "rank " + std::to_string(who.rank) + " (host " + who.process.host + ", pid " +
+                     std::to_string(who.process.pid);
+  if (started) name += ", started at tick " + std::to_string(who.process.start_time);
+  return name + ")";
+}
+
+std::string Seconds(Duration duration) {
+  const double seconds = std::max(0.0, std::chrono::duration<double>(duration).count());
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f", seconds);
+  return text.data();
+}
+
+std::string HowItEnded(const ExitReportOp& report) {
+  std::string how = report.signal != 0 ? "was killed by signal " + std::to_string(report.signal) +
+                                             SignalName(report.signal)
+                                       : "exited with code " + std::to_string(report.exit_code);
+  if (report.signal == 0 && report.exit_code == 0) how += " without a goodbye";
+  if (!report.text.empty()) how += " (" + Cut(report.text) + ")";
+  return how;
+}
+
+Status RankLost(const Claimant& who, const std::string& how, LastSeen seen,
+                std::uint64_t generation) {
+  FailureDetail detail;
+  detail.rank = who.rank;
+  detail.host = who.process.host;
+  detail.pid = who.process.pid;
+  detail.generation = generation;
+  detail.since_unix_s = seen.wall_s - std::chrono::duration<double>(seen.silent).count();
+  return Status(StatusCode::kRankLost,
+                Name(who) + " " + how + ", last seen " + Seconds(seen.silent) +
+                    " s ago, in generation " + std::to_string(generation),
+                std::move(detail));
+}
+
+Status Left(const Claimant& who, std::uint64_t generation, double wall_s) {
+  FailureDetail detail;
+  detail.rank = who.rank;
+  detail.host = who.process.host;
+  detail.pid = who.process.pid;
+  detail.generation = generation;
+  detail.since_unix_s = wall_s;
+  return Status(StatusCode::kLeft,
+                Name(who) +
+                    " has left (it destroyed its process group or ended normally) in "
+                    "generation " +
+                    std::to_string(generation) +
+                    "; every rank must take part in every operation before it leaves",
+                std::move(detail));
+}
+
+Status OutOfJob(const Status& cause) {
+  return Status(StatusCode::kStaleGeneration,
+                "the job goes on without this process: " + cause.message() +
+                    "; it can change nothing any more: start it anew",
+                cause.detail());
+}
+
+Status Superseded(std::uint64_t generation, std::uint64_t old_attempt, std::uint64_t new_attempt) {
+  FailureDetail detail;
+  detail.generation = generation;
+  return Status(StatusCode::kStaleGeneration,
+                "the launcher has started the job anew: attempt " + std::to_string(new_attempt) +
+                    " has taken the place of attempt " + std::to_string(old_attempt) +
+                    "; this process belongs to the old one and must end",
+                std::move(detail));
+}
+
+std::string Cut(const std::string& text) {
+  return text.size() <= kTextBytesMax ? text : text.substr(0, kTextBytesMax) + "...";
+}
+
+}  // namespace resilient::store

@@ -1,0 +1,498 @@
+#include "store/core/codec.h"
+
+#include <chrono>
+#include <utility>
+
+#include "store.pb.h"
+
+namespace resilient::store {
+namespace {
+
+namespace pb = ::resilient::store::v1;
+
+// Text fields of proto3 must be UTF-8; what people and launchers hand in need not be.
+std::string Utf8(const std::string& text) {
+  std::string out;
+  out.reserve(text.size());
+  std::size_t i = 0;
+  while (i < text.size()) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const std::size_t length = byte < 0x80    ? 1
+                               : byte >= 0xF0 ? (byte < 0xF5 ? 4 : 0)
+                               : byte >= 0xE0 ? 3
+                               : byte >= 0xC2 ? 2
+                                              : 0;
+    bool valid = length != 0 && i + length <= text.size();
+    for (std::size_t k = 1; valid && k < length; ++k) {
+      const auto next = static_cast<unsigned char>(text[i + k]);
+      const unsigned char low = k == 1 && byte == 0xE0   ? 0xA0
+                                : k == 1 && byte == 0xF0 ? 0x90
+                                                         : 0x80;
+      const unsigned char high = k == 1 && byte == 0xED   ? 0x9F
+                                 : k == 1 && byte == 0xF4 ? 0x8F
+                                                          : 0xBF;
+      valid = next >= low && next <= high;
+    }
+    out.append(valid ? text.substr(i, length) : "?");
+    i += valid ? length : 1;
+  }
+  return out;
+}
+
+std::uint64_t ToMillis(Duration duration) {
+  const auto count = std::chrono::duration_cast<Millis>(duration).count();
+  return count < 0 ? 0 : static_cast<std::uint64_t>(count);
+}
+
+// Saturates, so that a huge number of milliseconds cannot overflow the nanoseconds of Duration.
+Duration FromMillis(std::uint64_t millis) {
+  constexpr std::uint64_t kMost =
+      static_cast<std::uint64_t>(std::chrono::duration_cast<Millis>(Duration::max()).count());
+  return millis >= kMost ? Duration::max() : Millis(static_cast<std::int64_t>(millis));
+}
+
+// ---- Plain to protobuf ----
+
+void Put(const Status& status, pb::Failure* out) {
+  if (status.ok()) return;
+  const FailureDetail& detail = status.detail();
+  out->set_code(std::string(CodeName(status.code())));
+  out->set_message(Utf8(status.message()));
+  out->set_rank(detail.rank);
+  out->set_host(Utf8(detail.host));
+  out->set_pid(detail.pid);
+  out->set_generation(detail.generation);
+  out->set_group(Utf8(detail.group));
+  out->set_seq(detail.seq);
+  out->set_since_unix_s(detail.since_unix_s);
+}
+
+void Put(const ProcessIdentity& process, pb::ProcessIdentity* out) {
+  out->set_host(Utf8(process.host));
+  out->set_boot_id(Utf8(process.boot_id));
+  out->set_pid_namespace(Utf8(process.pid_namespace));
+  out->set_pid(process.pid);
+  out->set_start_time(process.start_time);
+}
+
+// One overload per operation; std::visit makes a missing one a compile error.
+struct OpWriter {
+  pb::Request* out;
+
+  void operator()(const Hello& hello) const {
+    pb::Hello* message = out->mutable_hello();
+    message->set_job(Utf8(hello.job));
+    message->set_session(Utf8(hello.session));
+    message->set_incarnation(Utf8(hello.incarnation));
+    message->set_role(static_cast<pb::Role>(hello.role));
+    Put(hello.process, message->mutable_process());
+    message->set_launcher_attempt(hello.launcher_attempt);
+    message->set_supervised(hello.supervised);
+    for (const std::string& feature : hello.features) message->add_features(Utf8(feature));
+    message->set_expected_server(Utf8(hello.expected_server));
+    message->set_hosts_store(hello.hosts_store);
+  }
+  void operator()(const SetOp& op) const {
+    out->mutable_set()->set_key(op.key);
+    out->mutable_set()->set_value(op.value);
+  }
+  void operator()(const GetOp& op) const {
+    out->mutable_get()->set_key(op.key);
+    out->mutable_get()->set_wait(op.wait);
+  }
+  void operator()(const AddOp& op) const {
+    out->mutable_add()->set_key(op.key);
+    out->mutable_add()->set_amount(op.amount);
+  }
+  void operator()(const CompareSetOp& op) const {
+    pb::CompareSetRequest* message = out->mutable_compare_set();
+    message->set_key(op.key);
+    message->set_expected(op.expected);
+    message->set_desired(op.desired);
+  }
+  void operator()(const CheckOp& op) const {
+    pb::CheckRequest* message = out->mutable_check();
+    for (const std::string& key : op.keys) message->add_keys(key);
+  }
+  void operator()(const WaitOp& op) const {
+    pb::WaitRequest* message = out->mutable_wait();
+    for (const std::string& key : op.keys) message->add_keys(key);
+  }
+  void operator()(const DeleteOp& op) const { out->mutable_delete_()->set_key(op.key); }
+  void operator()(const NumKeysOp&) const { out->mutable_num_keys(); }
+  void operator()(const CancelOp& op) const { out->mutable_cancel()->set_seq(op.seq); }
+  void operator()(const HeartbeatOp& op) const { out->mutable_heartbeat()->set_beat(op.beat); }
+  void operator()(const JoinOp& op) const {
+    pb::JoinRequest* message = out->mutable_join();
+    message->set_rank(op.request.rank);
+    message->set_world_size(op.request.world_size);
+    message->set_endpoint(op.request.endpoint);
+    message->set_join_timeout_ms(ToMillis(op.request.join_timeout));
+    message->set_seat_wait_ms(ToMillis(op.request.seat_wait));
+    message->set_generation(op.request.generation);
+  }
+  void operator()(const ReadyOp& op) const { out->mutable_ready()->set_generation(op.generation); }
+  void operator()(const LeaveOp&) const { out->mutable_leave(); }
+  void operator()(const ReportOp& op) const {
+    pb::ReportRequest* message = out->mutable_report();
+    message->set_kind(static_cast<std::uint32_t>(op.report.kind));
+    message->set_generation(op.report.generation);
+    message->set_accused_rank(op.report.accused_rank);
+    Put(op.report.status, message->mutable_failure());
+  }
+  void operator()(const ExitReportOp& op) const {
+    pb::ExitReportRequest* message = out->mutable_exit_report();
+    Put(op.process, message->mutable_process());
+    message->set_rank(op.rank);
+    message->set_exit_code(op.exit_code);
+    message->set_signal(op.signal);
+    message->set_text(Utf8(op.text));
+  }
+  void operator()(const StatusOp&) const { out->mutable_status(); }
+};
+
+struct EventWriter {
+  pb::Event* out;
+
+  void operator()(const View& view) const {
+    pb::ViewEvent* message = out->mutable_view();
+    message->set_life(view.life);
+    message->set_round(view.round);
+    message->set_generation(view.generation);
+    message->set_attempt(view.attempt);
+    message->set_secret(view.secret);
+    for (const Member& member : view.members) {
+      pb::ViewMember* entry = message->add_members();
+      entry->set_rank(member.rank);
+      entry->set_incarnation(Utf8(member.incarnation));
+      entry->set_host(Utf8(member.host));
+      entry->set_pid(member.pid);
+      entry->set_endpoint(member.endpoint);
+    }
+  }
+  void operator()(const RunningEvent& event) const {
+    out->mutable_running()->set_generation(event.generation);
+  }
+  void operator()(const Fence& fence) const {
+    out->mutable_fence()->set_generation(fence.generation);
+    Put(fence.cause, out->mutable_fence()->mutable_cause());
+  }
+  void operator()(const JoinRefusedEvent& event) const {
+    Put(event.why, out->mutable_join_refused()->mutable_why());
+  }
+  void operator()(const SessionLostEvent& event) const {
+    Put(event.why, out->mutable_session_lost()->mutable_why());
+  }
+  void operator()(const HeartbeatAckEvent& event) const {
+    out->mutable_heartbeat_ack()->set_beat(event.beat);
+  }
+  void operator()(const PingEvent& event) const { out->mutable_ping()->set_ping(event.ping); }
+};
+
+Frame EncodeReply(const Reply& reply) {
+  pb::Reply message;
+  if (!reply.status.ok()) Put(reply.status, message.mutable_failure());
+  message.set_value(reply.value);
+  message.set_number(reply.number);
+  message.set_flag(reply.flag);
+  if (!reply.welcome.server.empty()) {
+    pb::Welcome* welcome = message.mutable_welcome();
+    welcome->set_server(Utf8(reply.welcome.server));
+    welcome->set_version(reply.welcome.version);
+    welcome->set_lease_ttl_ms(reply.welcome.lease_ttl_ms);
+    welcome->set_heartbeat_interval_ms(reply.welcome.heartbeat_interval_ms);
+    welcome->set_key_bytes_max(reply.welcome.key_bytes_max);
+    welcome->set_value_bytes_max(reply.welcome.value_bytes_max);
+    welcome->set_session_known(reply.welcome.session_known);
+  }
+  message.set_status_json(reply.status_json);
+  Frame frame;
+  frame.type = FrameType::kReply;
+  frame.seq = reply.seq;
+  frame.body = message.SerializeAsString();
+  return frame;
+}
+
+// ---- Protobuf to plain ----
+
+// A code of a newer peer keeps its name in the text.
+Status ToStatus(const pb::Failure& failure) {
+  if (failure.code().empty()) return {};
+  FailureDetail detail;
+  detail.rank = failure.rank();
+  detail.host = failure.host();
+  detail.pid = failure.pid();
+  detail.generation = failure.generation();
+  detail.group = failure.group();
+  detail.seq = failure.seq();
+  detail.since_unix_s = failure.since_unix_s();
+  const std::optional<StatusCode> code = CodeFromName(failure.code());
+  if (!code || *code == StatusCode::kOk) {
+    return Status(StatusCode::kInternal, failure.code() + ": " + failure.message(),
+                  std::move(detail));
+  }
+  return Status(*code, failure.message(), std::move(detail));
+}
+
+ProcessIdentity ToProcess(const pb::ProcessIdentity& process) {
+  ProcessIdentity out;
+  out.host = process.host();
+  out.boot_id = process.boot_id();
+  out.pid_namespace = process.pid_namespace();
+  out.pid = process.pid();
+  out.start_time = process.start_time();
+  return out;
+}
+
+Status Malformed(std::string what) {
+  return Status(StatusCode::kProtocol, "the peer sent a malformed message: " + std::move(what));
+}
+
+Result<Op> ToHello(const pb::Hello& message) {
+  Hello hello;
+  switch (message.role()) {
+    case pb::ROLE_REQUEST:
+      hello.role = Role::kRequest;
+      break;
+    case pb::ROLE_CONTROL:
+      hello.role = Role::kControl;
+      break;
+    case pb::ROLE_ADMIN:
+      hello.role = Role::kAdmin;
+      break;
+    default:
+      return Malformed("Hello with role " + std::to_string(message.role()));
+  }
+  hello.job = message.job();
+  hello.session = message.session();
+  hello.incarnation = message.incarnation();
+  hello.process = ToProcess(message.process());
+  hello.launcher_attempt = message.launcher_attempt();
+  hello.supervised = message.supervised();
+  hello.features.assign(message.features().begin(), message.features().end());
+  hello.expected_server = message.expected_server();
+  hello.hosts_store = message.hosts_store();
+  return Op(std::move(hello));
+}
+
+Op ToJoin(const pb::JoinRequest& message) {
+  JoinOp join;
+  join.request.rank = message.rank();
+  join.request.world_size = message.world_size();
+  join.request.endpoint = message.endpoint();
+  join.request.join_timeout = FromMillis(message.join_timeout_ms());
+  join.request.seat_wait = FromMillis(message.seat_wait_ms());
+  join.request.generation = message.generation();
+  return join;
+}
+
+Result<Op> ToReport(const pb::ReportRequest& message) {
+  ReportOp op;
+  switch (message.kind()) {
+    case static_cast<std::uint32_t>(ReportKind::kLinkLost):
+      op.report.kind = ReportKind::kLinkLost;
+      break;
+    case static_cast<std::uint32_t>(ReportKind::kMismatch):
+      op.report.kind = ReportKind::kMismatch;
+      break;
+    case static_cast<std::uint32_t>(ReportKind::kCommFailed):
+      op.report.kind = ReportKind::kCommFailed;
+      break;
+    default:
+      return Status(StatusCode::kUnimplemented,
+                    "this store does not know reports of kind " + std::to_string(message.kind()));
+  }
+  op.report.generation = message.generation();
+  op.report.accused_rank = message.accused_rank();
+  op.report.status = ToStatus(message.failure());
+  return Op(std::move(op));
+}
+
+Op ToExitReport(const pb::ExitReportRequest& message) {
+  ExitReportOp op;
+  op.process = ToProcess(message.process());
+  op.rank = message.rank();
+  op.exit_code = message.exit_code();
+  op.signal = message.signal();
+  op.text = message.text();
+  return op;
+}
+
+template <typename Keys>
+std::vector<std::string> ToKeys(const Keys& keys) {
+  return {keys.begin(), keys.end()};
+}
+
+Result<Op> ToOp(const pb::Request& message) {
+  switch (message.op_case()) {
+    case pb::Request::kHello:
+      return ToHello(message.hello());
+    case pb::Request::kSet:
+      return Op(SetOp{message.set().key(), message.set().value()});
+    case pb::Request::kGet:
+      return Op(GetOp{message.get().key(), message.get().wait()});
+    case pb::Request::kAdd:
+      return Op(AddOp{message.add().key(), message.add().amount()});
+    case pb::Request::kCompareSet:
+      return Op(CompareSetOp{message.compare_set().key(), message.compare_set().expected(),
+                             message.compare_set().desired()});
+    case pb::Request::kCheck:
+      return Op(CheckOp{ToKeys(message.check().keys())});
+    case pb::Request::kWait:
+      return Op(WaitOp{ToKeys(message.wait().keys())});
+    case pb::Request::kDelete:
+      return Op(DeleteOp{message.delete_().key()});
+    case pb::Request::kNumKeys:
+      return Op(NumKeysOp{});
+    case pb::Request::kCancel:
+      return Op(CancelOp{message.cancel().seq()});
+    case pb::Request::kHeartbeat:
+      return Op(HeartbeatOp{message.heartbeat().beat()});
+    case pb::Request::kJoin:
+      return ToJoin(message.join());
+    case pb::Request::kReady:
+      return Op(ReadyOp{message.ready().generation()});
+    case pb::Request::kLeave:
+      return Op(LeaveOp{});
+    case pb::Request::kReport:
+      return ToReport(message.report());
+    case pb::Request::kExitReport:
+      return ToExitReport(message.exit_report());
+    case pb::Request::kStatus:
+      return Op(StatusOp{});
+    case pb::Request::OP_NOT_SET:
+      break;
+  }
+  return Status(StatusCode::kUnimplemented,
+                "this store does not know the operation that was asked for: the client is newer; "
+                "use a store of the client's version");
+}
+
+View ToView(const pb::ViewEvent& message) {
+  View view;
+  view.life = message.life();
+  view.round = message.round();
+  view.generation = message.generation();
+  view.attempt = message.attempt();
+  view.secret = message.secret();
+  view.members.reserve(static_cast<std::size_t>(message.members_size()));
+  for (const pb::ViewMember& entry : message.members()) {
+    Member member;
+    member.rank = entry.rank();
+    member.incarnation = entry.incarnation();
+    member.host = entry.host();
+    member.pid = entry.pid();
+    member.endpoint = entry.endpoint();
+    view.members.push_back(std::move(member));
+  }
+  return view;
+}
+
+Result<ServerMessage> ToEvent(const pb::Event& message) {
+  switch (message.event_case()) {
+    case pb::Event::kView:
+      return ServerMessage(Event(ToView(message.view())));
+    case pb::Event::kRunning:
+      return ServerMessage(Event(RunningEvent{message.running().generation()}));
+    case pb::Event::kFence:
+      return ServerMessage(
+          Event(Fence{message.fence().generation(), ToStatus(message.fence().cause())}));
+    case pb::Event::kJoinRefused:
+      return ServerMessage(Event(JoinRefusedEvent{ToStatus(message.join_refused().why())}));
+    case pb::Event::kSessionLost:
+      return ServerMessage(Event(SessionLostEvent{ToStatus(message.session_lost().why())}));
+    case pb::Event::kHeartbeatAck:
+      return ServerMessage(Event(HeartbeatAckEvent{message.heartbeat_ack().beat()}));
+    case pb::Event::kPing:
+      return ServerMessage(Event(PingEvent{message.ping().ping()}));
+    case pb::Event::EVENT_NOT_SET:
+      break;
+  }
+  return Status(StatusCode::kUnimplemented,
+                "the store pushed an event that this build does not know");
+}
+
+ServerMessage ToReply(const pb::Reply& message, std::uint64_t seq) {
+  Reply reply;
+  reply.seq = seq;
+  reply.status = ToStatus(message.failure());
+  reply.value = message.value();
+  reply.number = message.number();
+  reply.flag = message.flag();
+  if (message.has_welcome()) {
+    const pb::Welcome& welcome = message.welcome();
+    reply.welcome.server = welcome.server();
+    reply.welcome.version = welcome.version();
+    reply.welcome.lease_ttl_ms = welcome.lease_ttl_ms();
+    reply.welcome.heartbeat_interval_ms = welcome.heartbeat_interval_ms();
+    reply.welcome.key_bytes_max = welcome.key_bytes_max();
+    reply.welcome.value_bytes_max = welcome.value_bytes_max();
+    reply.welcome.session_known = welcome.session_known();
+  }
+  reply.status_json = message.status_json();
+  return reply;
+}
+
+}  // namespace
+
+Frame EncodeRequest(const Request& request) {
+  pb::Request message;
+  message.set_first_unacked(request.first_unacked);
+  message.set_generation(request.generation);
+  message.set_scope(request.scope);
+  std::visit(OpWriter{&message}, request.op);
+  Frame frame;
+  frame.type = FrameType::kRequest;
+  frame.seq = request.seq;
+  frame.body = message.SerializeAsString();
+  return frame;
+}
+
+Frame EncodeServerMessage(const ServerMessage& message) {
+  if (const Reply* reply = std::get_if<Reply>(&message)) return EncodeReply(*reply);
+  pb::Event event;
+  std::visit(EventWriter{&event}, std::get<Event>(message));
+  Frame frame;
+  frame.type = FrameType::kEvent;
+  frame.body = event.SerializeAsString();
+  return frame;
+}
+
+Result<Request> DecodeRequest(const Frame& frame) {
+  if (frame.type != FrameType::kRequest) {
+    return Malformed("a frame of type " + std::to_string(static_cast<int>(frame.type)) +
+                     " where a request is due");
+  }
+  pb::Request message;
+  if (!message.ParseFromString(frame.body)) {
+    return Malformed("a request of " + std::to_string(frame.body.size()) +
+                     " bytes that does not parse");
+  }
+  Result<Op> op = ToOp(message);
+  if (!op) return op.status();
+  Request request;
+  request.seq = frame.seq;
+  request.first_unacked = message.first_unacked();
+  request.generation = message.generation();
+  request.scope = message.scope();
+  request.op = std::move(*op);
+  return request;
+}
+
+Result<ServerMessage> DecodeServerMessage(const Frame& frame) {
+  const std::string size = std::to_string(frame.body.size());
+  if (frame.type == FrameType::kReply) {
+    pb::Reply message;
+    if (!message.ParseFromString(frame.body)) return Malformed("a reply of " + size + " bytes");
+    return ToReply(message, frame.seq);
+  }
+  if (frame.type == FrameType::kEvent) {
+    pb::Event message;
+    if (!message.ParseFromString(frame.body)) return Malformed("an event of " + size + " bytes");
+    return ToEvent(message);
+  }
+  return Malformed("a frame of type " + std::to_string(static_cast<int>(frame.type)) +
+                   " from the store");
+}
+
+}  // namespace resilient::store

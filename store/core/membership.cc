@@ -1,0 +1,458 @@
+#include "store/core/membership.h"
+
+#include <algorithm>
+
+#include "runtime/base/check.h"
+
+namespace resilient::store {
+namespace {
+
+constexpr Duration kMassCloseWindow = std::chrono::seconds(1);
+constexpr std::size_t kMassCloseFloor = 8;
+// A frame that was under way when the ping was sent must not count as its answer, so the accused
+// answers twice in a row.
+constexpr int kAnswersWanted = 2;
+
+bool SameProcess(const ProcessIdentity& known, const ProcessIdentity& told) {
+  if (known.boot_id != told.boot_id || known.pid != told.pid) return false;
+  if (!told.pid_namespace.empty() && known.pid_namespace != told.pid_namespace) return false;
+  return told.start_time == 0 || known.start_time == told.start_time;
+}
+
+}  // namespace
+
+void MembershipEffects::Tell(SessionId session, Event event) {
+  push.push_back({session, std::move(event)});
+}
+
+Membership::Membership(std::string job, MembershipLimits limits, std::uint64_t first_generation,
+                       std::uint64_t seed)
+    : job_(std::move(job)), limits_(limits), random_(seed), generation_(first_generation) {}
+
+Status Membership::Ready(SessionId session, std::uint64_t generation, Moment moment,
+                         MembershipEffects& effects) {
+  RESILIENT_RETURN_IF_ERROR(Standing(session));
+  Participant* who = Find(session);
+  World* world = who && who->state == State::kSeated ? WorldOf(*who) : nullptr;
+  if (!world || world->generation != generation || world->phase == Phase::kForming ||
+      world->phase == Phase::kRefused) {
+    return Status(StatusCode::kStaleGeneration,
+                  "generation " + std::to_string(generation) + " is over or never began");
+  }
+  Seat& seat = SeatOf(*world, *who);
+  if (world->phase == Phase::kRunning || seat.ready) return {};
+  seat.ready = true;
+  if (++world->ready < world->seats.size()) return {};
+  world->phase = Phase::kRunning;
+  effects.log.push_back("job " + job_ + ": generation " + std::to_string(generation) +
+                        " runs with " + std::to_string(world->size()) + " ranks");
+  for (const Seat& member : world->seats) {
+    effects.Tell(member.session, RunningEvent{generation});
+  }
+  Settle(moment, effects);
+  return {};
+}
+
+Status Membership::Leave(SessionId session, Moment moment, MembershipEffects& effects) {
+  Participant* who = Find(session);
+  if (!who || !who->Active()) return {};  // Nothing to give up, or a repeat.
+  const State before = who->state;
+  who->state = State::kLeft;
+  who->out = Status(StatusCode::kStaleGeneration,
+                    "this session has left the job; open a new one to join again");
+  --active_;
+  ended_well_ = true;
+  effects.released.push_back(session);
+  effects.lost.push_back({session, who->out});
+  effects.log.push_back("job " + job_ + ": " + Name(ClaimantOf(*who)) + " has left");
+  World* world = WorldOf(*who);
+  if (before == State::kSeated && world) LeaveSeat(*world, *who, moment, effects);
+  ReplaceClaimants(*who);
+  Settle(moment, effects);
+  if (who->hello.hosts_store) {
+    const bool another =
+        std::any_of(participants_.begin(), participants_.end(), [who](const auto& entry) {
+          return entry.second.Active() && entry.second.hello.incarnation == who->hello.incarnation;
+        });
+    effects.stop_listening = effects.stop_listening || !another;
+  }
+  return {};
+}
+
+void Membership::LeaveSeat(World& world, Participant& who, Moment moment,
+                           MembershipEffects& effects) {
+  Seat& seat = SeatOf(world, who);
+  const bool joined = seat.state == SeatState::kJoined;
+  const Status cause = Left(ClaimantOf(who), world.generation, moment.wall_s);
+  world.joined -= joined ? 1 : 0;
+  --world.live;
+  seat.state = world.viewed ? SeatState::kLeft : SeatState::kEmpty;
+  seat.note = world.viewed ? "" : Name(ClaimantOf(who)) + " joined and left again";
+  seat.vacant_since = moment.now;
+  seat.gone_for_good = !who.hello.supervised;
+  const std::uint64_t round = world.round;
+  // Before all are ready nobody has got beyond building links to the leaver: that cannot end well.
+  if (world.live > 0 && world.phase == Phase::kBuilding) FenceWorld(world, cause, moment, effects);
+  EndIfDeserted(round, cause, effects);
+  if (const auto found = worlds_.find(round); found != worlds_.end()) {
+    RefuseIfDue(found->second, moment, effects);
+  }
+}
+
+Status Membership::Report(SessionId session, const resilient::Report& report, Moment moment,
+                          MembershipEffects& effects) {
+  RESILIENT_RETURN_IF_ERROR(Standing(session));
+  Participant* who = Find(session);
+  World* world = who ? WorldOf(*who) : nullptr;
+  const bool current = world && who->state == State::kSeated &&
+                       world->generation == report.generation &&
+                       (world->phase == Phase::kBuilding || world->phase == Phase::kRunning);
+  if (!current) return {};  // Of the past: whatever it was, it is over.
+  const std::string text = Cut(report.status.message());
+  FailureDetail detail = report.status.detail();
+  detail.generation = world->generation;
+  switch (report.kind) {
+    case ReportKind::kLinkLost:
+      if (report.accused_rank < 0 || report.accused_rank >= world->size() ||
+          report.accused_rank == who->request.rank) {
+        return Status(StatusCode::kInvalidArgument,
+                      "a report of a lost link to rank " + std::to_string(report.accused_rank) +
+                          " by rank " + std::to_string(who->request.rank) + " of " +
+                          std::to_string(world->size()));
+      }
+      Accuse(*world, *who, report, moment, effects);
+      break;
+    case ReportKind::kMismatch:
+      FenceWorld(*world, Status(StatusCode::kMismatch, text, detail), moment, effects);
+      break;
+    case ReportKind::kCommFailed: {
+      const StatusCode code = report.status.code();
+      const bool kept = code == StatusCode::kCommStalled || code == StatusCode::kDeviceLost;
+      FenceWorld(*world, Status(kept ? code : StatusCode::kCommFailed, text, detail), moment,
+                 effects);
+      break;
+    }
+  }
+  Settle(moment, effects);
+  return {};
+}
+
+void Membership::Accuse(World& world, const Participant& reporter, const resilient::Report& report,
+                        Moment moment, MembershipEffects& effects) {
+  const Seat& seat = world.seats[static_cast<std::size_t>(report.accused_rank)];
+  Participant* accused = Find(seat.session);
+  RESILIENT_CHECK(accused != nullptr);  // In BUILDING and RUNNING every seat had a holder.
+  if (seat.state == SeatState::kLeft) {
+    return FenceWorld(world, Left(ClaimantOf(*accused), world.generation, moment.wall_s), moment,
+                      effects);
+  }
+  if (accused->accusation && accused->accusation->generation == world.generation) return;
+  accused->accusation =
+      Accusation{world.generation, reporter.request.rank, Cut(report.status.message())};
+  Ping(*accused, moment, effects);
+}
+
+void Membership::Ping(Participant& who, Moment moment, MembershipEffects& effects) {
+  who.answers_due = kAnswersWanted;
+  effects.Tell(who.session, PingEvent{++pings_});
+  Arm(moment.now + limits_.ping_grace, TimerKind::kPing, who.session);
+}
+
+void Membership::OnControlOpen(SessionId session, Moment moment, MembershipEffects& effects) {
+  Participant* who = Find(session);
+  if (!who) return;
+  who->connected = true;
+  who->closed_at.reset();
+  PushState(*who, effects);
+  if (who->answers_due > 0) effects.Tell(session, PingEvent{++pings_});
+  if (who->Active()) who->last_seen = moment.now;
+}
+
+void Membership::OnControlFrame(SessionId session, Moment moment, MembershipEffects& effects) {
+  Participant* who = Find(session);
+  if (!who || !who->Active()) return;
+  who->last_seen = moment.now;
+  if (who->answers_due == 0) return;
+  if (--who->answers_due > 0) {
+    effects.Tell(session, PingEvent{++pings_});
+    return;
+  }
+  OnAnswers(*who, moment, effects);
+  Settle(moment, effects);
+}
+
+void Membership::OnAnswers(Participant& who, Moment moment, MembershipEffects& effects) {
+  RefuseClaimants(who, effects);
+  if (!who.accusation) return;
+  const Accusation accusation = *who.accusation;
+  who.accusation.reset();
+  World* world = WorldOf(who);
+  if (!world || world->generation != accusation.generation) return;
+  FailureDetail detail;
+  detail.rank = who.request.rank;
+  detail.host = who.hello.process.host;
+  detail.pid = who.hello.process.pid;
+  detail.generation = world->generation;
+  detail.since_unix_s = moment.wall_s;
+  const std::string why = accusation.text.empty() ? "" : ": " + accusation.text;
+  FenceWorld(*world,
+             Status(StatusCode::kCommFailed,
+                    "the link between rank " + std::to_string(accusation.reporter) + " and " +
+                        Name(ClaimantOf(who)) + " broke in generation " +
+                        std::to_string(world->generation) + " while both are alive" + why,
+                    detail),
+             moment, effects);
+}
+
+void Membership::OnControlClosed(SessionId session, Moment moment) {
+  Participant* who = Find(session);
+  if (!who) return;
+  who->connected = false;
+  if (!who->Active()) return;
+  who->closed_at = moment.now;
+  closes_.push_back(moment.now);
+  // The newest ones decide; older ones only take room.
+  while (closes_.size() > std::max(kMassCloseFloor, active_ / 10) + 1) closes_.pop_front();
+  Arm(moment.now + limits_.lone_close_grace, TimerKind::kLoneClose, session);
+}
+
+bool Membership::MassClose(Instant now) const {
+  const auto recent = std::count_if(closes_.begin(), closes_.end(),
+                                    [now](Instant when) { return now - when < kMassCloseWindow; });
+  return static_cast<std::size_t>(recent) > std::max(kMassCloseFloor, active_ / 10);
+}
+
+void Membership::OnLeaseExpired(SessionId session, Duration silent, Duration ttl, Moment moment,
+                                MembershipEffects& effects) {
+  Participant* who = Find(session);
+  if (!who || !who->Active()) return;
+  const std::string how =
+      "sent no heartbeat for " + Seconds(silent) + " s (lease " + Seconds(ttl) + " s)";
+  Lose(*who, LossOf(*who, how, moment), moment, effects);
+  Settle(moment, effects);
+}
+
+void Membership::OnProcessExit(SessionId session, Moment moment, MembershipEffects& effects) {
+  Participant* who = Find(session);
+  if (!who || !who->Active() || who->exited) return;
+  who->exited = true;
+  if (who->hello.supervised) {
+    return Arm(moment.now + limits_.exit_report_grace, TimerKind::kExitReport, session);
+  }
+  Lose(*who, LossOf(*who, "is gone: its process ended (how was not reported)", moment), moment,
+       effects);
+  Settle(moment, effects);
+}
+
+void Membership::OnExitReport(const ExitReportOp& report, Moment moment,
+                              MembershipEffects& effects) {
+  const auto found = by_process_.find({report.process.boot_id, report.process.pid});
+  if (found == by_process_.end()) return;
+  const std::set<SessionId> sessions = found->second;
+  for (const SessionId session : sessions) {
+    Participant* who = Find(session);
+    if (!who || !SameProcess(who->hello.process, report.process)) continue;
+    if (who->Active()) {
+      Lose(*who, LossOf(*who, HowItEnded(report), moment), moment, effects);
+    } else if (who->state == State::kLeft) {
+      LoseLeaver(*who, report, moment, effects);
+    }
+  }
+  Settle(moment, effects);
+}
+
+// A process that said goodbye and then ended badly: its launcher will replace it.
+void Membership::LoseLeaver(Participant& who, const ExitReportOp& report, Moment moment,
+                            MembershipEffects& effects) {
+  World* world = WorldOf(who);
+  if (!world) return;
+  Seat& seat = SeatOf(*world, who);
+  if (seat.session != who.session || seat.state != SeatState::kLeft) return;
+  if (report.signal == 0 && report.exit_code == 0) {
+    seat.gone_for_good = true;
+    return RefuseIfDue(*world, moment, effects);
+  }
+  seat.state = SeatState::kLost;
+  seat.gone_for_good = false;
+  seat.vacant_since = moment.now;
+  const Status cause = LossOf(who, HowItEnded(report), moment);
+  effects.log.push_back("job " + job_ + ": " + cause.message());
+  if (world->phase == Phase::kBuilding || world->phase == Phase::kRunning) {
+    FenceWorld(*world, cause, moment, effects);
+  } else {
+    RefuseIfDue(*world, moment, effects);
+  }
+}
+
+void Membership::Lose(Participant& who, const Status& cause, Moment moment,
+                      MembershipEffects& effects) {
+  const State before = who.state;
+  who.state = State::kLost;
+  who.out = OutOfJob(cause);
+  who.accusation.reset();
+  who.answers_due = 0;
+  --active_;
+  ended_well_ = false;
+  effects.released.push_back(who.session);
+  effects.lost.push_back({who.session, who.out});
+  effects.Tell(who.session, SessionLostEvent{who.out});
+  effects.log.push_back("job " + job_ + ": " + cause.message());
+  ReplaceClaimants(who);
+  World* world = WorldOf(who);
+  if (before != State::kSeated || !world) return;
+  Seat& seat = SeatOf(*world, who);
+  world->joined -= seat.state == SeatState::kJoined ? 1 : 0;
+  --world->live;
+  seat.state = world->viewed ? SeatState::kLost : SeatState::kEmpty;
+  seat.note = world->viewed ? "" : cause.message();
+  seat.vacant_since = moment.now;
+  seat.gone_for_good = false;
+  const std::uint64_t round = world->round;
+  if (world->phase == Phase::kBuilding || world->phase == Phase::kRunning) {
+    FenceWorld(*world, cause, moment, effects);
+  }
+  EndIfDeserted(round, cause, effects);
+  if (const auto found = worlds_.find(round); found != worlds_.end()) {
+    RefuseIfDue(found->second, moment, effects);
+  }
+}
+
+Status Membership::LossOf(const Participant& who, const std::string& how, Moment moment) const {
+  const World* world = WorldOf(who);
+  return RankLost(ClaimantOf(who), how, {moment.now - who.last_seen, moment.wall_s},
+                  world ? world->generation : generation_);
+}
+
+void Membership::OnTick(Moment moment, bool input_drained, MembershipEffects& effects) {
+  // Whoever has called back by now may be among the input that is not read yet.
+  while (input_drained && !timers_.empty() && timers_.begin()->first <= moment.now) {
+    const Timer timer = timers_.begin()->second;
+    timers_.erase(timers_.begin());
+    OnTimer(timer, moment, effects);
+  }
+  Settle(moment, effects);
+}
+
+void Membership::OnTimer(Timer timer, Moment moment, MembershipEffects& effects) {
+  if (timer.first == TimerKind::kWorld) {
+    const auto world = worlds_.find(timer.second);
+    if (world == worlds_.end()) return;
+    world->second.armed.reset();
+    return RefuseIfDue(world->second, moment, effects);
+  }
+  Participant* who = Find(timer.second);
+  if (!who || !who->Active()) return;
+  switch (timer.first) {
+    case TimerKind::kLoneClose:
+      if (who->closed_at && moment.now - *who->closed_at >= limits_.lone_close_grace &&
+          !MassClose(moment.now)) {
+        Lose(*who,
+             LossOf(*who,
+                    "lost its connection and did not come back within " +
+                        Seconds(limits_.lone_close_grace) + " s",
+                    moment),
+             moment, effects);
+      }
+      break;
+    case TimerKind::kExitReport:
+      Lose(*who, LossOf(*who, "is gone: its process ended (how was not reported)", moment), moment,
+           effects);
+      break;
+    case TimerKind::kPing:
+      // With a connection that is still open the lease decides.
+      if (who->accusation && who->answers_due > 0 && !who->connected) {
+        Lose(
+            *who,
+            LossOf(*who,
+                   "lost its links (reported by rank " + std::to_string(who->accusation->reporter) +
+                       ") and its connection to the store, and did not answer within " +
+                       Seconds(limits_.ping_grace) + " s",
+                   moment),
+            moment, effects);
+      }
+      break;
+    case TimerKind::kWorld:
+      break;
+  }
+}
+
+void Membership::Forget(SessionId session) {
+  const Participant* who = Find(session);
+  if (!who || who->Active()) return;
+  const auto process = by_process_.find({who->hello.process.boot_id, who->hello.process.pid});
+  if (process != by_process_.end()) {
+    process->second.erase(session);
+    if (process->second.empty()) by_process_.erase(process);
+  }
+  participants_.erase(session);
+}
+
+Status Membership::Standing(SessionId session) const {
+  const Participant* who = Find(session);
+  return who && who->state == State::kLost ? who->out : Status();
+}
+
+Status Membership::CheckAccess(SessionId session, std::uint64_t scope,
+                               std::uint64_t generation) const {
+  if (scope == 0 && generation == 0) return {};
+  const Participant* who = Find(session);
+  if (who && !who->out.ok() && !(who->state == State::kSeated)) {
+    return Status(StatusCode::kStaleGeneration, who->out.message(), who->out.detail());
+  }
+  const World* world = who && who->state == State::kSeated ? WorldOf(*who) : nullptr;
+  if (!world || (scope != 0 && scope != world->round)) {
+    return Status(StatusCode::kStaleGeneration,
+                  "this session is not in round " + std::to_string(scope) +
+                      " of the job; its keys are for the members of that round");
+  }
+  if (generation != 0 && generation != world->generation) {
+    const std::string why = world->first_cause.ok() ? "" : ": " + world->first_cause.message();
+    return Status(StatusCode::kStaleGeneration,
+                  "generation " + std::to_string(generation) + " is over (the present one is " +
+                      std::to_string(world->generation) + ")" + why,
+                  world->first_cause.detail());
+  }
+  return {};
+}
+
+Membership::Participant* Membership::Find(SessionId session) {
+  const auto found = participants_.find(session);
+  return found == participants_.end() ? nullptr : &found->second;
+}
+
+const Membership::Participant* Membership::Find(SessionId session) const {
+  const auto found = participants_.find(session);
+  return found == participants_.end() ? nullptr : &found->second;
+}
+
+World* Membership::WorldOf(const Participant& who) {
+  const auto world = worlds_.find(who.round);
+  if (world == worlds_.end()) return nullptr;
+  // Rounds start anew in each life: the seat must still be its own.
+  return SeatOf(world->second, who).session == who.session ? &world->second : nullptr;
+}
+
+const World* Membership::WorldOf(const Participant& who) const {
+  return const_cast<Membership*>(this)->WorldOf(who);
+}
+
+Seat& Membership::SeatOf(World& world, const Participant& who) {
+  static constexpr std::size_t kFirst = 0;
+  const auto rank = static_cast<std::size_t>(who.request.rank);
+  return world.seats[rank < world.seats.size() ? rank : kFirst];
+}
+
+Claimant Membership::ClaimantOf(const Participant& who) {
+  return {who.request.rank, who.hello.process};
+}
+
+bool Membership::AnyoneSeated() const {
+  return std::any_of(worlds_.begin(), worlds_.end(),
+                     [](const auto& entry) { return entry.second.live > 0; });
+}
+
+void Membership::Arm(Instant when, TimerKind kind, std::uint64_t id) {
+  timers_.emplace(when, Timer{kind, id});
+}
+
+}  // namespace resilient::store

@@ -1,0 +1,213 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <resilient/clock.h>
+#include <resilient/rendezvous.h>
+#include <resilient/status.h>
+
+#include "runtime/base/random.h"
+#include "store/core/causes.h"
+#include "store/core/keyspace.h"
+#include "store/core/messages.h"
+#include "store/core/world.h"
+
+namespace resilient::store {
+
+// Now on the core's own line of time, and what a wall clock shows then (for texts only).
+struct Moment {
+  Instant now{};
+  double wall_s = 0;
+};
+
+// What follows from a step of the membership. Thread: value type.
+struct MembershipEffects {
+  struct Push {
+    SessionId session;
+    Event event;  // For its control connection; pushed again by PushState when that is down.
+  };
+  struct LostSession {
+    SessionId session;
+    Status why;  // kStaleGeneration.
+  };
+  struct EndedScope {
+    std::uint64_t round;
+    Status why;
+    bool drop_keys;
+  };
+
+  std::vector<Push> push;
+  std::vector<SessionId> granted;   // Its lease and its watch begin.
+  std::vector<SessionId> released;  // They end.
+  std::vector<LostSession> lost;
+  std::vector<EndedScope> ended;
+  bool new_life = false;  // All keys of the job are dropped.
+  bool stop_listening = false;
+  std::vector<std::string> log;
+
+  void Tell(SessionId session, Event event);
+};
+
+struct MembershipLimits {
+  Duration lone_close_grace = Millis(300);
+  Duration ping_grace = Millis(500);
+  Duration exit_report_grace = Millis(40);
+  std::size_t worlds = kWorldsPerJobMax;
+};
+
+// Who is in a job: its lives, worlds and seats, and who is held for dead. The rules are those of
+// MEMBERSHIP.md, one method a rule. Sessions are known here from their first join on. Owner:
+// ServerCore, one per job. Thread: caller-synchronised. Pure.
+class Membership {
+ public:
+  Membership(std::string job, MembershipLimits limits, std::uint64_t first_generation,
+             std::uint64_t seed);
+
+  // ---- Asked by sessions. What is not OK is the answer to the request. ----
+  Status Join(SessionId session, const Hello& hello, const JoinRequest& request, Moment moment,
+              MembershipEffects& effects);
+  Status Ready(SessionId session, std::uint64_t generation, Moment moment,
+               MembershipEffects& effects);
+  Status Leave(SessionId session, Moment moment, MembershipEffects& effects);
+  Status Report(SessionId session, const resilient::Report& report, Moment moment,
+                MembershipEffects& effects);
+  // OK when the session may touch the keys of `scope` in `generation`; else kStaleGeneration.
+  Status CheckAccess(SessionId session, std::uint64_t scope, std::uint64_t generation) const;
+  // Not OK: the session is dead, and this is what it is to be told.
+  Status Standing(SessionId session) const;
+
+  // ---- Signs of life and of death. No-ops for sessions not known here. ----
+  void OnControlOpen(SessionId session, Moment moment, MembershipEffects& effects);
+  void OnControlFrame(SessionId session, Moment moment, MembershipEffects& effects);
+  void OnControlClosed(SessionId session, Moment moment);
+  void OnLeaseExpired(SessionId session, Duration silent, Duration ttl, Moment moment,
+                      MembershipEffects& effects);
+  void OnProcessExit(SessionId session, Moment moment, MembershipEffects& effects);
+  void OnExitReport(const ExitReportOp& report, Moment moment, MembershipEffects& effects);
+  // `input_drained`: everything that had arrived has been handed in.
+  void OnTick(Moment moment, bool input_drained, MembershipEffects& effects);
+
+  // Forgets a session that has no lease.
+  void Forget(SessionId session);
+
+  std::uint64_t generation() const { return generation_; }
+  std::size_t participants() const { return participants_.size(); }
+  std::size_t worlds() const { return worlds_.size(); }
+  // True when the last one to go said so (or nobody was ever there).
+  bool EndedWell() const { return ended_well_; }
+  // Appends "life":..,"generation":..,"worlds":[..] to an open JSON object.
+  void AppendJson(std::string& out, Moment moment) const;
+
+ private:
+  enum class State : std::uint8_t {
+    kWaiting,  // For the holder of its seat to answer or to end.
+    kSeated,
+    kRefused,  // Alive, without a seat.
+    kLeft,
+    kLost,
+  };
+  struct Accusation {
+    std::uint64_t generation = 0;
+    int reporter = -1;
+    std::string text;
+  };
+  struct Participant {
+    SessionId session = 0;
+    Hello hello;
+    JoinRequest request;
+    State state = State::kRefused;
+    std::uint64_t round = 0;  // Of its seat; of the last one for left and lost.
+    Status out;               // Why refused or lost.
+    bool connected = true;    // Its control connection is up.
+    Instant last_seen{};
+    std::optional<Instant> closed_at;
+    bool exited = false;                   // Its process is gone; a report may still come.
+    std::vector<SessionId> claimants;      // Wait for this one's seat.
+    std::optional<Accusation> accusation;  // Its links broke.
+    int answers_due = 0;                   // Frames until it counts as alive.
+    SessionId holder = 0;                  // In kWaiting: who must answer or end.
+    int wanted_size = 0;                   // In kWaiting: of the holder's world.
+
+    bool Active() const {
+      return state == State::kWaiting || state == State::kSeated || state == State::kRefused;
+    }
+  };
+  enum class TimerKind : std::uint8_t { kLoneClose, kExitReport, kPing, kWorld };
+  using Timer = std::pair<TimerKind, std::uint64_t>;  // Of a session, or of a world's round.
+
+  // Joining: membership_join.cc.
+  Status CheckRequest(const Participant& who, const JoinRequest& request) const;
+  void Place(Participant& who, Moment moment, MembershipEffects& effects);
+  bool PlaceIn(World& world, Participant& who, Moment moment, MembershipEffects& effects);
+  bool CheckAttempt(Participant& who, Moment moment, MembershipEffects& effects);
+  void WaitForHolder(World& world, Participant& who, SessionId holder, Moment moment,
+                     MembershipEffects& effects);
+  void TakeSeat(World& world, Participant& who, Moment moment, MembershipEffects& effects);
+  void JoinAgain(World& world, Participant& who, Moment moment, MembershipEffects& effects);
+  void Refuse(Participant& who, Status why, MembershipEffects& effects);
+  void RefuseClaimants(Participant& holder, MembershipEffects& effects);
+  void ReplaceClaimants(Participant& holder);
+  World& NewWorld(const Participant& who, Moment moment, MembershipEffects& effects);
+  // Joins that waited for a seat and have to be looked at again.
+  void Settle(Moment moment, MembershipEffects& effects);
+
+  // Phases of a world: membership_phases.cc.
+  void BuildIfComplete(World& world, MembershipEffects& effects);
+  void FenceWorld(World& world, const Status& cause, Moment moment, MembershipEffects& effects);
+  void RefuseIfDue(World& world, Moment moment, MembershipEffects& effects);
+  void RefuseWorld(World& world, Moment moment, MembershipEffects& effects);
+  // Drops a world without live seats.
+  void EndIfDeserted(std::uint64_t round, const Status& why, MembershipEffects& effects);
+  void EndWorld(std::uint64_t round, const Status& why, MembershipEffects& effects);
+  void SupersedeWorld(std::uint64_t round, std::uint64_t attempt, Moment moment,
+                      MembershipEffects& effects);
+  void PushState(const Participant& who, MembershipEffects& effects) const;
+
+  // Evidence: membership.cc.
+  void Lose(Participant& who, const Status& cause, Moment moment, MembershipEffects& effects);
+  void LoseLeaver(Participant& who, const ExitReportOp& report, Moment moment,
+                  MembershipEffects& effects);
+  void LeaveSeat(World& world, Participant& who, Moment moment, MembershipEffects& effects);
+  void Accuse(World& world, const Participant& reporter, const resilient::Report& report,
+              Moment moment, MembershipEffects& effects);
+  void Ping(Participant& who, Moment moment, MembershipEffects& effects);
+  void OnAnswers(Participant& who, Moment moment, MembershipEffects& effects);
+  void OnTimer(Timer timer, Moment moment, MembershipEffects& effects);
+  bool MassClose(Instant now) const;
+  Status LossOf(const Participant& who, const std::string& how, Moment moment) const;
+
+  Participant* Find(SessionId session);
+  const Participant* Find(SessionId session) const;
+  World* WorldOf(const Participant& who);
+  const World* WorldOf(const Participant& who) const;
+  static Seat& SeatOf(World& world, const Participant& who);
+  static Claimant ClaimantOf(const Participant& who);
+  bool AnyoneSeated() const;
+  void Arm(Instant when, TimerKind kind, std::uint64_t id);
+
+  const std::string job_;
+  const MembershipLimits limits_;
+  Random random_;
+  std::uint64_t life_ = 0;
+  std::uint64_t rounds_ = 0;  // Of this life.
+  std::uint64_t generation_;
+  std::uint64_t pings_ = 0;
+  bool ended_well_ = true;
+  std::size_t active_ = 0;                 // Participants with a lease.
+  std::map<std::uint64_t, World> worlds_;  // By round, of this life.
+  std::unordered_map<SessionId, Participant> participants_;
+  std::map<std::pair<std::string, std::int64_t>, std::set<SessionId>> by_process_;  // Boot id, pid.
+  std::multimap<Instant, Timer> timers_;
+  std::deque<Instant> closes_;        // Of control connections, within the last second.
+  std::deque<SessionId> to_replace_;  // Claimants whose holder is gone.
+};
+
+}  // namespace resilient::store

@@ -1,0 +1,255 @@
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/check.h"
+#include "store/core/membership.h"
+
+namespace resilient::store {
+
+Status Membership::Join(SessionId session, const Hello& hello, const JoinRequest& request,
+                        Moment moment, MembershipEffects& effects) {
+  Participant* known = Find(session);
+  if (known && known->state == State::kLost) {
+    effects.Tell(session, SessionLostEvent{known->out});
+    return known->out;
+  }
+  if (known && known->state == State::kLeft) {
+    return Status(StatusCode::kFailedPrecondition,
+                  "this session has left the job; open a new one to join again");
+  }
+  const bool is_new = known == nullptr;
+  Participant& who = participants_[session];
+  if (is_new) {
+    who.session = session;
+    who.hello = hello;
+    who.request = request;
+    by_process_[{hello.process.boot_id, hello.process.pid}].insert(session);
+    ++active_;
+    effects.granted.push_back(session);
+  }
+  who.last_seen = moment.now;
+  if (const Status invalid = CheckRequest(who, request); !invalid.ok()) {
+    effects.Tell(session, JoinRefusedEvent{invalid});
+    return {};
+  }
+  World* world = who.state == State::kSeated ? WorldOf(who) : nullptr;
+  who.request = request;
+  if (world) {
+    JoinAgain(*world, who, moment, effects);
+  } else if (who.state != State::kWaiting) {
+    Place(who, moment, effects);
+  }
+  Settle(moment, effects);
+  return {};
+}
+
+Status Membership::CheckRequest(const Participant& who, const JoinRequest& request) const {
+  const bool held = who.state == State::kSeated || who.state == State::kWaiting;
+  const World* world = held ? WorldOf(who) : nullptr;
+  if (request.world_size < 1 || request.world_size > kWorldSizeMax || request.rank < 0 ||
+      request.rank >= request.world_size) {
+    return Status(StatusCode::kInvalidArgument,
+                  "rank " + std::to_string(request.rank) + " of a world of " +
+                      std::to_string(request.world_size) + " cannot be; ranks are 0 to " +
+                      "world size - 1, and a world has at most " + std::to_string(kWorldSizeMax));
+  }
+  if (request.endpoint.size() > kEndpointBytesMax) {
+    return Status(StatusCode::kTooLarge,
+                  "an endpoint of " + std::to_string(request.endpoint.size()) + " bytes; at most " +
+                      std::to_string(kEndpointBytesMax) + " are taken");
+  }
+  if ((held && request.rank != who.request.rank) ||
+      (world && request.world_size != world->size())) {
+    return Status(StatusCode::kInvalidArgument,
+                  "this session has joined as rank " + std::to_string(who.request.rank) + " of " +
+                      std::to_string(who.request.world_size) + " and cannot become rank " +
+                      std::to_string(request.rank) + " of " + std::to_string(request.world_size) +
+                      "; open another session");
+  }
+  return {};
+}
+
+// A survivor, or a join that was sent twice.
+void Membership::JoinAgain(World& world, Participant& who, Moment moment,
+                           MembershipEffects& effects) {
+  world.join_timeout = std::max(world.join_timeout, who.request.join_timeout);
+  world.seat_wait = std::max(world.seat_wait, who.request.seat_wait);
+  Seat& seat = SeatOf(world, who);
+  const bool fenced = world.phase == Phase::kForming || world.phase == Phase::kRefused;
+  if (fenced && seat.state == SeatState::kMember) {
+    seat.state = SeatState::kJoined;
+    ++world.joined;
+  }
+  if (world.phase != Phase::kForming) return PushState(who, effects);
+  BuildIfComplete(world, effects);
+  RefuseIfDue(world, moment, effects);
+}
+
+void Membership::Place(Participant& who, Moment moment, MembershipEffects& effects) {
+  who.state = State::kRefused;
+  who.holder = 0;
+  if (!CheckAttempt(who, moment, effects)) return;
+  for (auto& [round, world] : worlds_) {
+    if (PlaceIn(world, who, moment, effects)) return;
+  }
+  if (worlds_.size() >= limits_.worlds) {
+    return Refuse(who,
+                  Status(StatusCode::kResourceExhausted,
+                         "the job has " + std::to_string(worlds_.size()) +
+                             " worlds at one time, the most that the store keeps"),
+                  effects);
+  }
+  TakeSeat(NewWorld(who, moment, effects), who, moment, effects);
+}
+
+// False: this world is none of the joiner's business.
+bool Membership::PlaceIn(World& world, Participant& who, Moment moment,
+                         MembershipEffects& effects) {
+  const bool mine = world.incarnations.contains(who.hello.incarnation);
+  const auto rank = static_cast<std::size_t>(who.request.rank);
+  if (who.request.world_size != world.size()) {
+    // A process may open a second world of another size; a stranger to this world may not.
+    if (mine || world.live == 0) return false;
+    SessionId holder = 0;
+    if (rank < world.seats.size() && world.seats[rank].Live()) holder = world.seats[rank].session;
+    for (std::size_t i = 0; holder == 0; ++i) {
+      if (world.seats[i].Live()) holder = world.seats[i].session;
+    }
+    WaitForHolder(world, who, holder, moment, effects);
+    return true;
+  }
+  const Seat& seat = world.seats[rank];
+  if (seat.Open() && world.phase == Phase::kForming) {
+    TakeSeat(world, who, moment, effects);
+    return true;
+  }
+  if (!seat.Live()) return false;
+  const Participant* holder = Find(seat.session);
+  RESILIENT_CHECK(holder != nullptr);
+  if (holder->hello.incarnation == who.hello.incarnation) return false;
+  WaitForHolder(world, who, seat.session, moment, effects);
+  return true;
+}
+
+bool Membership::CheckAttempt(Participant& who, Moment moment, MembershipEffects& effects) {
+  const std::uint64_t attempt = who.hello.launcher_attempt;
+  std::vector<std::uint64_t> older;
+  for (const auto& [round, world] : worlds_) {
+    if (world.launcher_attempt < attempt) older.push_back(round);
+    if (world.launcher_attempt <= attempt) continue;
+    Refuse(who, Superseded(world.generation, attempt, world.launcher_attempt), effects);
+    return false;
+  }
+  for (const std::uint64_t round : older) SupersedeWorld(round, attempt, moment, effects);
+  return true;
+}
+
+void Membership::WaitForHolder(World& world, Participant& who, SessionId holder, Moment moment,
+                               MembershipEffects& effects) {
+  Participant* other = Find(holder);
+  RESILIENT_CHECK(other != nullptr);
+  who.state = State::kWaiting;
+  who.holder = holder;
+  who.wanted_size = world.size();
+  other->claimants.push_back(who.session);
+  effects.log.push_back("job " + job_ + ": " + Name(ClaimantOf(who)) + " joins while " +
+                        Name(ClaimantOf(*other)) + " holds a seat; asking whether it is alive");
+  Ping(*other, moment, effects);
+}
+
+// The holder answered: two live processes want one seat, or worlds of two sizes.
+void Membership::RefuseClaimants(Participant& holder, MembershipEffects& effects) {
+  const std::vector<SessionId> claimants = std::exchange(holder.claimants, {});
+  for (const SessionId session : claimants) {
+    Participant* who = Find(session);
+    if (!who || who->state != State::kWaiting || who->holder != holder.session) continue;
+    const std::string both =
+        Name(ClaimantOf(*who), true) + " and " + Name(ClaimantOf(holder), true);
+    FailureDetail detail;
+    detail.rank = holder.request.rank;
+    detail.host = holder.hello.process.host;
+    detail.pid = holder.hello.process.pid;
+    if (who->wanted_size != who->request.world_size) {
+      Refuse(*who,
+             Status(StatusCode::kWorldSize,
+                    both + " want worlds of different size: " +
+                        std::to_string(who->request.world_size) + " and " +
+                        std::to_string(who->wanted_size) +
+                        "; start all ranks with one WORLD_SIZE, or give each job its own name "
+                        "(RESILIENT_JOB)",
+                    detail),
+             effects);
+    } else {
+      Refuse(*who,
+             Status(StatusCode::kDuplicateRank,
+                    both + " are both alive and claim rank " + std::to_string(who->request.rank) +
+                        "; start each rank once, or give each job its own name (RESILIENT_JOB)",
+                    detail),
+             effects);
+    }
+  }
+}
+
+void Membership::ReplaceClaimants(Participant& holder) {
+  for (const SessionId session : std::exchange(holder.claimants, {})) {
+    to_replace_.push_back(session);
+  }
+}
+
+void Membership::Settle(Moment moment, MembershipEffects& effects) {
+  while (!to_replace_.empty()) {
+    Participant* who = Find(to_replace_.front());
+    to_replace_.pop_front();
+    if (who && who->state == State::kWaiting) Place(*who, moment, effects);
+  }
+}
+
+void Membership::TakeSeat(World& world, Participant& who, Moment moment,
+                          MembershipEffects& effects) {
+  Seat& seat = world.seats[static_cast<std::size_t>(who.request.rank)];
+  seat = Seat{};
+  seat.state = SeatState::kJoined;
+  seat.session = who.session;
+  who.state = State::kSeated;
+  who.round = world.round;
+  who.out = Status();
+  ++world.live;
+  ++world.joined;
+  world.incarnations.insert(who.hello.incarnation);
+  world.join_timeout = std::max(world.join_timeout, who.request.join_timeout);
+  world.seat_wait = std::max(world.seat_wait, who.request.seat_wait);
+  effects.log.push_back("job " + job_ + ": " + Name(ClaimantOf(who)) + " joined round " +
+                        std::to_string(world.round) + " (" + std::to_string(world.joined) + " of " +
+                        std::to_string(world.size()) + ")");
+  BuildIfComplete(world, effects);
+  RefuseIfDue(world, moment, effects);
+}
+
+void Membership::Refuse(Participant& who, Status why, MembershipEffects& effects) {
+  who.state = State::kRefused;
+  who.holder = 0;
+  who.out = std::move(why);
+  effects.Tell(who.session, JoinRefusedEvent{who.out});
+  effects.log.push_back("job " + job_ + ": join of " + Name(ClaimantOf(who)) +
+                        " refused: " + who.out.message());
+}
+
+World& Membership::NewWorld(const Participant& who, Moment moment, MembershipEffects& effects) {
+  if (life_ == 0 || !AnyoneSeated()) {
+    RESILIENT_CHECK(worlds_.empty());  // A world without live seats has ended.
+    // No earlier life can have left keys behind before the first one.
+    effects.new_life = life_ > 0;
+    ++life_;
+    rounds_ = 0;
+    effects.log.push_back("job " + job_ + ": life " + std::to_string(life_) + " begins");
+  }
+  World& world = worlds_[++rounds_];
+  world.round = rounds_;
+  world.generation = ++generation_;
+  world.launcher_attempt = who.hello.launcher_attempt;
+  world.seats.resize(static_cast<std::size_t>(who.request.world_size));
+  world.first_join = moment.now;
+  return world;
+}
+
+}  // namespace resilient::store

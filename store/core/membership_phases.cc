@@ -1,0 +1,202 @@
+#include <array>
+#include <cstdio>
+#include <utility>
+
+#include "runtime/base/check.h"
+#include "store/core/json.h"
+#include "store/core/membership.h"
+
+namespace resilient::store {
+namespace {
+
+std::string Secret(Random& random) {
+  std::array<char, 33> text{};
+  std::snprintf(text.data(), text.size(), "%016llx%016llx",
+                static_cast<unsigned long long>(random.Next()),
+                static_cast<unsigned long long>(random.Next()));
+  return text.data();
+}
+
+}  // namespace
+
+void Membership::BuildIfComplete(World& world, MembershipEffects& effects) {
+  if (world.phase != Phase::kForming || world.joined < world.seats.size()) return;
+  world.phase = Phase::kBuilding;
+  world.viewed = true;
+  world.ready = 0;
+  world.joined = 0;
+  world.view = View{};
+  world.view.life = life_;
+  world.view.round = world.round;
+  world.view.generation = world.generation;
+  world.view.attempt = 1;
+  world.view.secret = Secret(random_);
+  world.view.members.reserve(world.seats.size());
+  for (Seat& seat : world.seats) {
+    seat.state = SeatState::kMember;
+    seat.ready = false;
+    const Participant* who = Find(seat.session);
+    RESILIENT_CHECK(who != nullptr);
+    world.view.members.push_back({who->request.rank, who->hello.incarnation,
+                                  who->hello.process.host, who->hello.process.pid,
+                                  who->request.endpoint});
+  }
+  for (const Seat& seat : world.seats) effects.Tell(seat.session, world.view);
+}
+
+// REQUIRES: BUILDING or RUNNING.
+void Membership::FenceWorld(World& world, const Status& cause, Moment moment,
+                            MembershipEffects& effects) {
+  const std::uint64_t ended = world.generation;
+  world.generation = ++generation_;
+  world.phase = Phase::kForming;
+  world.first_cause = cause;
+  world.ready = 0;
+  effects.ended.push_back({world.round, cause, false});
+  effects.log.push_back("job " + job_ + ": generation " + std::to_string(ended) +
+                        " fenced: " + cause.ToString());
+  for (const Seat& seat : world.seats) {
+    if (seat.Live()) effects.Tell(seat.session, Fence{ended, cause});
+  }
+  for (Seat& seat : world.seats) {
+    if (!seat.Live()) seat.vacant_since = moment.now;
+  }
+  RefuseIfDue(world, moment, effects);
+}
+
+void Membership::RefuseIfDue(World& world, Moment moment, MembershipEffects& effects) {
+  const std::optional<Instant> due = world.RefusalDue();
+  if (!due || *due == kNever) return;
+  if (*due > moment.now) {
+    if (world.armed && *world.armed <= *due) return;
+    world.armed = *due;
+    return Arm(*due, TimerKind::kWorld, world.round);
+  }
+  RefuseWorld(world, moment, effects);
+}
+
+void Membership::RefuseWorld(World& world, Moment moment, MembershipEffects& effects) {
+  if (world.viewed) {
+    world.phase = Phase::kRefused;
+    effects.ended.push_back({world.round, world.first_cause, false});
+    effects.log.push_back(
+        "job " + job_ + ": round " + std::to_string(world.round) +
+        " is refused, a lost seat was not filled: " + world.first_cause.message());
+    for (const Seat& seat : world.seats) {
+      if (seat.state != SeatState::kJoined) continue;
+      effects.Tell(seat.session, JoinRefusedEvent{world.first_cause});
+    }
+    return;
+  }
+  FailureDetail detail;
+  detail.generation = world.generation;
+  detail.since_unix_s =
+      moment.wall_s - std::chrono::duration<double>(moment.now - world.first_join).count();
+  const Status why(StatusCode::kJoinTimeout,
+                   world.WhoIsMissing() + "; waited " + Seconds(moment.now - world.first_join) +
+                       " s from the first join",
+                   std::move(detail));
+  for (const Seat& seat : world.seats) {
+    if (seat.Live()) Refuse(*Find(seat.session), why, effects);
+  }
+  EndWorld(world.round, why, effects);
+}
+
+void Membership::EndIfDeserted(std::uint64_t round, const Status& why, MembershipEffects& effects) {
+  const auto world = worlds_.find(round);
+  if (world != worlds_.end() && world->second.live == 0) EndWorld(round, why, effects);
+}
+
+void Membership::EndWorld(std::uint64_t round, const Status& why, MembershipEffects& effects) {
+  effects.ended.push_back({round, why, true});
+  effects.log.push_back("job " + job_ + ": round " + std::to_string(round) + " has ended");
+  worlds_.erase(round);
+}
+
+// The launcher restarted the job: whoever is still there of the old attempt is out.
+void Membership::SupersedeWorld(std::uint64_t round, std::uint64_t attempt, Moment moment,
+                                MembershipEffects& effects) {
+  World& world = worlds_.at(round);
+  const Status cause = Superseded(world.generation, world.launcher_attempt, attempt);
+  std::vector<SessionId> members;
+  for (const Seat& seat : world.seats) {
+    if (seat.Live()) members.push_back(seat.session);
+  }
+  const std::uint64_t ended = world.generation;
+  EndWorld(round, cause, effects);
+  for (const SessionId session : members) {
+    effects.Tell(session, Fence{ended, cause});
+    Lose(*Find(session), cause, moment, effects);
+  }
+}
+
+// What a session must know that it may have missed while it had no connection.
+void Membership::PushState(const Participant& who, MembershipEffects& effects) const {
+  const auto push = [&effects, &who](Event event) { effects.Tell(who.session, std::move(event)); };
+  switch (who.state) {
+    case State::kLost:
+      return push(SessionLostEvent{who.out});
+    case State::kRefused:
+      if (!who.out.ok()) push(JoinRefusedEvent{who.out});
+      return;
+    case State::kWaiting:
+    case State::kLeft:
+      return;
+    case State::kSeated:
+      break;
+  }
+  const World* world = WorldOf(who);
+  RESILIENT_CHECK(world != nullptr);
+  const Seat& seat = world->seats[static_cast<std::size_t>(who.request.rank)];
+  switch (world->phase) {
+    case Phase::kBuilding:
+      return push(world->view);
+    case Phase::kRunning:
+      push(world->view);
+      return push(RunningEvent{world->generation});
+    case Phase::kForming:
+      if (seat.state == SeatState::kMember) {
+        push(Fence{world->view.generation, world->first_cause});
+      }
+      return;
+    case Phase::kRefused:
+      if (seat.state == SeatState::kMember) {
+        return push(Fence{world->view.generation, world->first_cause});
+      }
+      return push(JoinRefusedEvent{world->first_cause});
+  }
+}
+
+void Membership::AppendJson(std::string& out, Moment moment) const {
+  out += "\"life\":" + std::to_string(life_) + ",\"generation\":" + std::to_string(generation_) +
+         ",\"worlds\":[";
+  const char* world_comma = "";
+  for (const auto& [round, world] : worlds_) {
+    out += std::exchange(world_comma, ",");
+    out +=
+        "{\"round\":" + std::to_string(round) + ",\"world_size\":" + std::to_string(world.size()) +
+        ",\"generation\":" + std::to_string(world.generation) +
+        ",\"attempt\":" + std::to_string(world.launcher_attempt) + ",\"phase\":\"" +
+        std::string(PhaseName(world.phase)) + "\",\"first_cause\":" +
+        JsonString(world.first_cause.ok() ? "" : world.first_cause.ToString()) + ",\"members\":[";
+    const char* comma = "";
+    for (int rank = 0; rank < world.size(); ++rank) {
+      const Seat& seat = world.seats[static_cast<std::size_t>(rank)];
+      out += std::exchange(comma, ",");
+      out += "{\"rank\":" + std::to_string(rank) + ",\"state\":\"" +
+             std::string(SeatStateName(seat.state)) + "\"";
+      if (const Participant* who = Find(seat.session)) {
+        out += ",\"host\":" + JsonString(who->hello.process.host) +
+               ",\"pid\":" + std::to_string(who->hello.process.pid) +
+               ",\"session\":" + JsonString(who->hello.session) +
+               ",\"connected\":" + (who->connected ? "true" : "false") +
+               ",\"last_seen_s\":" + Seconds(moment.now - who->last_seen);
+      }
+      out += "}";
+    }
+    out += "]}";
+  }
+  out += "]";
+}
+
+}  // namespace resilient::store

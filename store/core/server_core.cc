@@ -1,0 +1,589 @@
+#include "store/core/server_core.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "runtime/base/check.h"
+#include "runtime/base/random.h"
+#include "runtime/net/frame.h"
+#include "store/core/json.h"
+#include "store/core/keyspace.h"
+#include "store/core/lease_table.h"
+#include "store/core/membership.h"
+#include "store/core/session_table.h"
+
+namespace resilient::store {
+namespace {
+
+constexpr Duration kLeaseTtlFloor = std::chrono::seconds(1);
+constexpr int kHeartbeatsPerLease = 5;
+// Ticks may come late by this much before the lateness counts as a pause of the server.
+constexpr Duration kLateTick = 4 * kTickInterval;
+
+// Whether a repeat must not take effect again. Reads are simply done again.
+bool IsMutation(const Op& op) {
+  return std::holds_alternative<SetOp>(op) || std::holds_alternative<AddOp>(op) ||
+         std::holds_alternative<CompareSetOp>(op) || std::holds_alternative<DeleteOp>(op) ||
+         std::holds_alternative<JoinOp>(op) || std::holds_alternative<ReadyOp>(op) ||
+         std::holds_alternative<LeaveOp>(op) || std::holds_alternative<ReportOp>(op) ||
+         std::holds_alternative<ExitReportOp>(op);
+}
+
+bool IsMembershipOp(const Op& op) {
+  return std::holds_alternative<HeartbeatOp>(op) || std::holds_alternative<JoinOp>(op) ||
+         std::holds_alternative<ReadyOp>(op) || std::holds_alternative<LeaveOp>(op) ||
+         std::holds_alternative<ReportOp>(op);
+}
+
+bool IsKeyOp(const Op& op) {
+  return std::holds_alternative<SetOp>(op) || std::holds_alternative<GetOp>(op) ||
+         std::holds_alternative<AddOp>(op) || std::holds_alternative<CompareSetOp>(op) ||
+         std::holds_alternative<CheckOp>(op) || std::holds_alternative<WaitOp>(op) ||
+         std::holds_alternative<DeleteOp>(op) || std::holds_alternative<NumKeysOp>(op);
+}
+
+bool Watchable(const ProcessIdentity& process) {
+  return process.pid > 0 && process.start_time > 0 && !process.boot_id.empty();
+}
+
+Status CheckKeys(const std::vector<std::string>& keys) {
+  if (keys.size() > kKeysPerRequestMax) {
+    return Status(StatusCode::kTooLarge, "a request names " + std::to_string(keys.size()) +
+                                             " keys; at most " +
+                                             std::to_string(kKeysPerRequestMax) + " are taken");
+  }
+  for (const std::string& key : keys) {
+    if (key.size() > kKeyBytesMax) {
+      return Status(StatusCode::kTooLarge, "a key of " + std::to_string(key.size()) +
+                                               " bytes is larger than the store takes (" +
+                                               std::to_string(kKeyBytesMax) + " bytes)");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+// Everything of one job name.
+struct Job {
+  Job(const std::string& name, const MembershipLimits& limits, std::uint64_t first_generation,
+      std::uint64_t seed)
+      : membership(name, limits, first_generation, seed) {}
+  Keyspace keys;
+  Membership membership;
+  std::size_t sessions = 0;
+};
+
+// A request being answered. Thread: value type on the stack of OnRequest.
+struct Exchange {
+  Session& session;
+  Role role;
+  const Request& request;
+  Moment moment;
+  Reply reply{};
+  bool waits = false;           // The answer comes later.
+  bool silent = false;          // There is none.
+  MembershipEffects members{};  // Carried out after the answer is sent.
+  std::vector<EndedWait> ended{};
+};
+
+class ServerCore::Impl {
+ public:
+  Impl(CoreOptions options, Instant now)
+      : options_(std::move(options)),
+        clock_(now, kLateTick),
+        leases_(std::max(options_.lease_ttl, kLeaseTtlFloor)),
+        sessions_(options_.session_memory),
+        random_(options_.seed) {}
+
+  void OnConnect(ConnectionId connection) { sessions_.Connect(connection); }
+  void OnRequest(ConnectionId connection, const Request& request, Moment moment, Effects& effects);
+  void OnDisconnect(ConnectionId connection, Moment moment, Effects& effects);
+  void OnProcessExit(std::uint64_t watch, Moment moment, Effects& effects);
+  void OnTick(Instant now, bool input_drained, Effects& effects);
+  std::string StatusJson(Moment moment) const;
+
+  Moment At(Instant now) const { return {clock_.At(now), Wall(now)}; }
+  const LeaseTable& leases() const { return leases_; }
+  const SessionTable& sessions() const { return sessions_; }
+
+ private:
+  double Wall(Instant now) const {
+    return options_.wall_offset_s + std::chrono::duration<double>(now.time_since_epoch()).count();
+  }
+
+  void OnHello(ConnectionId connection, const Request& request, const Hello& hello, Moment moment,
+               Effects& effects);
+  Status CheckHello(const Hello& hello);
+  // Answers with `why` and ends the connection.
+  void Reject(ConnectionId connection, std::uint64_t seq, Status why, Moment moment,
+              Effects& effects);
+  void Answer(Exchange& exchange, Effects& effects);
+  // False: this is a repeat, and has been answered.
+  bool IsFirst(Exchange& exchange, Effects& effects);
+
+  Status Execute(Exchange& exchange, Effects& effects);
+  Status ExecuteKeyOp(Exchange& exchange, Job& job);
+  void Cancel(Exchange& exchange, std::uint64_t seq, Effects& effects);
+  Status Wait(Exchange& exchange, Job& job, const std::vector<std::string>& keys, bool get);
+  Status Leave(Exchange& exchange, Job& job, Effects& effects);
+  Status ExitReport(Exchange& exchange, const ExitReportOp& report, Effects& effects);
+
+  void Apply(Job& job, MembershipEffects& members, Moment moment, Effects& effects);
+  void AnswerWaits(std::vector<EndedWait>& ended, Effects& effects);
+  void ForgetIdle(Instant now);
+  Job* FindJob(const std::string& name);
+  Result<Job*> MakeJob(const std::string& name);
+
+  const CoreOptions options_;
+  AwakeClock clock_;
+  LeaseTable leases_;
+  SessionTable sessions_;
+  Random random_;
+  std::map<std::string, Job> jobs_;
+  // A job that is forgotten and comes back goes on above its old generations.
+  std::uint64_t generation_floor_ = 0;
+};
+
+// ---- Connections ----
+
+Status ServerCore::Impl::CheckHello(const Hello& hello) {
+  if (!hello.expected_server.empty() && hello.expected_server != options_.server_id) {
+    return Status(StatusCode::kJob,
+                  "this address is served by store " + options_.server_id + ", not by " +
+                      hello.expected_server +
+                      " which the job was told about: another job has taken the port, or the "
+                      "address is of an earlier run");
+  }
+  if (hello.role == Role::kAdmin) return {};
+  if (hello.job.empty()) return Status(StatusCode::kJob, "Hello names no job");
+  if (hello.session.empty()) return Status(StatusCode::kProtocol, "Hello names no session");
+  const Result<Job*> job = MakeJob(hello.job);
+  return job.status();
+}
+
+void ServerCore::Impl::OnHello(ConnectionId connection, const Request& request, const Hello& hello,
+                               Moment moment, Effects& effects) {
+  if (Status why = CheckHello(hello); !why.ok()) {
+    return Reject(connection, request.seq, std::move(why), moment, effects);
+  }
+  const Result<SessionTable::Opened> opened = sessions_.Open(connection, hello);
+  if (!opened) return Reject(connection, request.seq, opened.status(), moment, effects);
+  Reply reply;
+  reply.seq = request.seq;
+  reply.welcome.server = options_.server_id;
+  reply.welcome.version = kProtocolVersionMax;
+  const auto ttl = std::chrono::duration_cast<Millis>(leases_.ttl());
+  reply.welcome.lease_ttl_ms = static_cast<std::uint64_t>(ttl.count());
+  reply.welcome.heartbeat_interval_ms =
+      static_cast<std::uint64_t>(ttl.count()) / kHeartbeatsPerLease;
+  reply.welcome.key_bytes_max = kKeyBytesMax;
+  reply.welcome.value_bytes_max = kValueBytesMax;
+  reply.welcome.session_known = opened->known;
+  effects.send.push_back({connection, std::move(reply)});
+  if (opened->replaced != 0) effects.close.push_back(opened->replaced);
+  if (hello.role == Role::kAdmin) return;
+  Job& job = *FindJob(hello.job);
+  job.sessions += opened->known ? 0 : 1;
+  if (hello.role == Role::kRequest) return job.keys.DropWaits(opened->session);
+  leases_.Renew(opened->session, moment.now);
+  MembershipEffects members;
+  job.membership.OnControlOpen(opened->session, moment, members);
+  Apply(job, members, moment, effects);
+}
+
+void ServerCore::Impl::Reject(ConnectionId connection, std::uint64_t seq, Status why, Moment moment,
+                              Effects& effects) {
+  Reply reply;
+  reply.seq = seq;
+  reply.status = std::move(why);
+  effects.send.push_back({connection, std::move(reply)});
+  effects.close.push_back(connection);
+  OnDisconnect(connection, moment, effects);
+}
+
+void ServerCore::Impl::OnDisconnect(ConnectionId connection, Moment moment, Effects& effects) {
+  (void)effects;
+  const SessionTable::Bound bound = sessions_.Of(connection);
+  Job* job = bound.session ? FindJob(bound.session->hello.job) : nullptr;
+  const SessionTable::Closed closed = sessions_.Disconnect(connection, moment.now);
+  if (!job) return;
+  if (closed.role == Role::kControl) return job->membership.OnControlClosed(closed.session, moment);
+  // Repeated requests register the waits again.
+  job->keys.DropWaits(closed.session);
+}
+
+void ServerCore::Impl::OnProcessExit(std::uint64_t watch, Moment moment, Effects& effects) {
+  const Session* session = sessions_.Find(watch);
+  Job* job = session ? FindJob(session->hello.job) : nullptr;
+  if (!job) return;
+  MembershipEffects members;
+  job->membership.OnProcessExit(watch, moment, members);
+  Apply(*job, members, moment, effects);
+}
+
+// ---- Requests ----
+
+void ServerCore::Impl::OnRequest(ConnectionId connection, const Request& request, Moment moment,
+                                 Effects& effects) {
+  if (!sessions_.Knows(connection)) return;  // Closed by us; what was under way is void.
+  const SessionTable::Bound bound = sessions_.Of(connection);
+  const Hello* hello = std::get_if<Hello>(&request.op);
+  if (hello && !bound.session) return OnHello(connection, request, *hello, moment, effects);
+  if (hello || !bound.session) {
+    return Reject(
+        connection, request.seq,
+        Status(StatusCode::kProtocol, hello ? "Hello was sent twice on one connection"
+                                            : "the first message on a connection must be Hello"),
+        moment, effects);
+  }
+  Exchange exchange{*bound.session, bound.role, request, moment};
+  exchange.reply.seq = request.seq;
+  Job* job = FindJob(bound.session->hello.job);
+  if (bound.role == Role::kControl) {
+    leases_.Renew(bound.session->id, moment.now);
+    MembershipEffects members;
+    job->membership.OnControlFrame(bound.session->id, moment, members);
+    Apply(*job, members, moment, effects);
+  }
+  if (!IsFirst(exchange, effects)) return;
+  exchange.reply.status = Execute(exchange, effects);
+  Answer(exchange, effects);
+  job = FindJob(bound.session->hello.job);
+  AnswerWaits(exchange.ended, effects);
+  if (job) Apply(*job, exchange.members, moment, effects);
+}
+
+bool ServerCore::Impl::IsFirst(Exchange& exchange, Effects& effects) {
+  const Request& request = exchange.request;
+  // Heartbeats are not numbered: nobody waits for them.
+  if (std::holds_alternative<HeartbeatOp>(request.op) || exchange.role == Role::kAdmin) return true;
+  ResultLog& results = exchange.session.line(exchange.role).results;
+  results.Acknowledge(std::min(request.first_unacked, request.seq));
+  if (std::holds_alternative<CancelOp>(request.op)) return true;
+  const ConnectionId connection = exchange.session.line(exchange.role).connection;
+  if (const Reply* first = results.Find(request.seq)) {
+    effects.send.push_back({connection, *first});
+    return false;
+  }
+  if (!results.Forgotten(request.seq)) return true;
+  exchange.reply.status =
+      Status(StatusCode::kOutcomeUnknown, "request " + std::to_string(request.seq) +
+                                              " was answered before, and the store no longer "
+                                              "keeps the answer");
+  effects.send.push_back({connection, exchange.reply});
+  return false;
+}
+
+void ServerCore::Impl::Answer(Exchange& exchange, Effects& effects) {
+  if (exchange.silent) return;
+  if (exchange.waits && exchange.reply.status.ok()) return;
+  Line& line = exchange.session.line(exchange.role);
+  const bool keep = exchange.role != Role::kAdmin &&
+                    (IsMutation(exchange.request.op) || !exchange.reply.status.ok());
+  if (keep) line.results.Remember(exchange.reply);
+  effects.send.push_back({line.connection, std::move(exchange.reply)});
+}
+
+Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {
+  const Request& request = exchange.request;
+  const SessionId session = exchange.session.id;
+  const Moment moment = exchange.moment;
+  const bool control = exchange.role == Role::kControl;
+  if (control ? IsKeyOp(request.op) : IsMembershipOp(request.op)) {
+    return Status(StatusCode::kInvalidArgument,
+                  control ? "key operations go over the request connection"
+                          : "membership operations go over the control connection");
+  }
+  if (const auto* op = std::get_if<CancelOp>(&request.op)) {
+    exchange.silent = true;
+    Cancel(exchange, op->seq, effects);
+    return {};
+  }
+  if (std::holds_alternative<StatusOp>(request.op)) {
+    exchange.reply.status_json = StatusJson(moment);
+    return {};
+  }
+  if (const auto* op = std::get_if<ExitReportOp>(&request.op)) {
+    return ExitReport(exchange, *op, effects);
+  }
+  const Result<Job*> made = MakeJob(exchange.session.hello.job);
+  if (!made) return made.status();
+  Job& job = **made;
+  if (IsKeyOp(request.op)) return ExecuteKeyOp(exchange, job);
+  Membership& membership = job.membership;
+  if (const auto* op = std::get_if<HeartbeatOp>(&request.op)) {
+    exchange.silent = true;
+    const Status standing = membership.Standing(session);
+    Event event = HeartbeatAckEvent{op->beat};
+    if (!standing.ok()) event = SessionLostEvent{standing};
+    effects.send.push_back({exchange.session.control.connection, std::move(event)});
+    return {};
+  }
+  if (const auto* op = std::get_if<JoinOp>(&request.op)) {
+    return membership.Join(session, exchange.session.hello, op->request, moment, exchange.members);
+  }
+  if (const auto* op = std::get_if<ReadyOp>(&request.op)) {
+    return membership.Ready(session, op->generation, moment, exchange.members);
+  }
+  if (const auto* op = std::get_if<ReportOp>(&request.op)) {
+    return membership.Report(session, op->report, moment, exchange.members);
+  }
+  RESILIENT_CHECK(std::holds_alternative<LeaveOp>(request.op));
+  return Leave(exchange, job, effects);
+}
+
+Status ServerCore::Impl::ExecuteKeyOp(Exchange& exchange, Job& job) {
+  const Request& request = exchange.request;
+  Keyspace& keys = job.keys;
+  Reply& reply = exchange.reply;
+  const std::uint64_t scope = request.scope;
+  if (exchange.role != Role::kAdmin) {
+    RESILIENT_RETURN_IF_ERROR(
+        job.membership.CheckAccess(exchange.session.id, scope, request.generation));
+  }
+  if (const auto* op = std::get_if<SetOp>(&request.op)) {
+    return keys.Set(scope, op->key, op->value, exchange.ended);
+  }
+  if (const auto* op = std::get_if<GetOp>(&request.op)) {
+    RESILIENT_RETURN_IF_ERROR(CheckKeys({op->key}));
+    if (const std::string* value = keys.Find(scope, op->key)) {
+      reply.value = *value;
+      return {};
+    }
+    if (op->wait) return Wait(exchange, job, {op->key}, true);
+    return Status(StatusCode::kNotFound, "there is no key '" + op->key + "'");
+  }
+  if (const auto* op = std::get_if<AddOp>(&request.op)) {
+    const Result<std::int64_t> sum = keys.Add(scope, op->key, op->amount, exchange.ended);
+    if (sum) reply.number = *sum;
+    return sum.status();
+  }
+  if (const auto* op = std::get_if<CompareSetOp>(&request.op)) {
+    Result<Keyspace::Swapped> swapped =
+        keys.CompareSet(scope, op->key, op->expected, op->desired, exchange.ended);
+    if (!swapped) return swapped.status();
+    reply.value = std::move(swapped->value);
+    reply.flag = swapped->swapped;
+    return {};
+  }
+  if (const auto* op = std::get_if<CheckOp>(&request.op)) {
+    RESILIENT_RETURN_IF_ERROR(CheckKeys(op->keys));
+    reply.flag = keys.HasAll(scope, op->keys);
+    return {};
+  }
+  if (const auto* op = std::get_if<WaitOp>(&request.op)) {
+    RESILIENT_RETURN_IF_ERROR(CheckKeys(op->keys));
+    if (keys.HasAll(scope, op->keys)) return {};
+    return Wait(exchange, job, op->keys, false);
+  }
+  if (const auto* op = std::get_if<DeleteOp>(&request.op)) {
+    reply.flag = keys.Delete(scope, op->key);
+    return {};
+  }
+  reply.number = static_cast<std::int64_t>(keys.NumKeys(scope));
+  return {};
+}
+
+Status ServerCore::Impl::Wait(Exchange& exchange, Job& job, const std::vector<std::string>& keys,
+                              bool get) {
+  exchange.waits = true;
+  return job.keys.AddWait({exchange.session.id, exchange.request.seq}, exchange.request.scope, keys,
+                          get);
+}
+
+// The answer goes out under the number of the request that is given up, and stays: should that
+// request still be under way, it takes no effect any more.
+void ServerCore::Impl::Cancel(Exchange& exchange, std::uint64_t seq, Effects& effects) {
+  Session& session = exchange.session;
+  Line& line = session.line(exchange.role);
+  if (const Reply* known = line.results.Find(seq)) {
+    effects.send.push_back({line.connection, *known});
+    return;
+  }
+  if (line.results.Forgotten(seq)) return;  // Acknowledged: nobody waits for it.
+  Job* job = FindJob(session.hello.job);
+  if (job) job->keys.CancelWait({session.id, seq});
+  Reply reply;
+  reply.seq = seq;
+  reply.status = Status(StatusCode::kCancelled,
+                        "request " + std::to_string(seq) + " was given up before it took effect");
+  if (exchange.role != Role::kAdmin) line.results.Remember(reply);
+  effects.send.push_back({line.connection, std::move(reply)});
+}
+
+Status ServerCore::Impl::Leave(Exchange& exchange, Job& job, Effects& effects) {
+  const Status left = job.membership.Leave(exchange.session.id, exchange.moment, exchange.members);
+  if (exchange.members.released.empty() || leases_.size() > 1) return left;
+  effects.last_member_left = std::all_of(jobs_.begin(), jobs_.end(), [](const auto& entry) {
+    return entry.second.membership.EndedWell();
+  });
+  return left;
+}
+
+Status ServerCore::Impl::ExitReport(Exchange& exchange, const ExitReportOp& report,
+                                    Effects& effects) {
+  const std::string& name = exchange.session.hello.job;
+  for (auto& [job_name, job] : jobs_) {
+    if (!name.empty() && name != job_name) continue;
+    MembershipEffects members;
+    job.membership.OnExitReport(report, exchange.moment, members);
+    Apply(job, members, exchange.moment, effects);
+  }
+  return {};
+}
+
+// ---- Consequences ----
+
+void ServerCore::Impl::Apply(Job& job, MembershipEffects& members, Moment moment,
+                             Effects& effects) {
+  std::vector<EndedWait> ended;
+  for (const auto& lost : members.lost) job.keys.EndScopedWaits(lost.session, lost.why, ended);
+  for (const auto& scope : members.ended) {
+    job.keys.EndWaits(scope.round, scope.why, ended);
+    if (scope.drop_keys) job.keys.DropKeys(scope.round);
+  }
+  if (members.new_life) {
+    job.keys.DropAllKeys(Status(StatusCode::kStaleGeneration, "a new life of the job has begun"),
+                         ended);
+  }
+  AnswerWaits(ended, effects);
+  for (const SessionId session : members.released) {
+    leases_.Remove(session);
+    const Session* known = sessions_.Find(session);
+    if (known && Watchable(known->hello.process)) effects.unwatch.push_back(session);
+  }
+  for (const SessionId session : members.granted) {
+    // Lost again within the same step: there is nothing to hold.
+    if (std::count(members.released.begin(), members.released.end(), session) != 0) continue;
+    leases_.Grant(session, moment.now);
+    const Session* known = sessions_.Find(session);
+    if (known && Watchable(known->hello.process)) {
+      effects.watch.push_back({session, known->hello.process});
+    }
+  }
+  for (MembershipEffects::Push& push : members.push) {
+    const Session* session = sessions_.Find(push.session);
+    if (!session || session->control.connection == 0) continue;
+    effects.send.push_back({session->control.connection, std::move(push.event)});
+  }
+  effects.stop_listening = effects.stop_listening || members.stop_listening;
+  std::move(members.log.begin(), members.log.end(), std::back_inserter(effects.log));
+}
+
+void ServerCore::Impl::AnswerWaits(std::vector<EndedWait>& ended, Effects& effects) {
+  for (EndedWait& end : ended) {
+    Session* session = sessions_.Find(end.wait.session);
+    if (!session) continue;
+    Reply reply;
+    reply.seq = end.wait.seq;
+    reply.status = std::move(end.status);
+    reply.value = std::move(end.value);
+    if (!reply.status.ok() && session->hello.role != Role::kAdmin) {
+      session->request.results.Remember(reply);
+    }
+    effects.send.push_back({session->request.connection, std::move(reply)});
+  }
+}
+
+void ServerCore::Impl::OnTick(Instant now, bool input_drained, Effects& effects) {
+  const Moment moment{clock_.Tick(now), Wall(now)};
+  for (const LeaseTable::Expired& expired : leases_.Tick(moment.now, input_drained)) {
+    Session* session = sessions_.Find(expired.session);
+    Job* job = session ? FindJob(session->hello.job) : nullptr;
+    if (!job) continue;
+    MembershipEffects members;
+    job->membership.OnLeaseExpired(expired.session, expired.silent, leases_.ttl(), moment, members);
+    Apply(*job, members, moment, effects);
+  }
+  for (auto& [name, job] : jobs_) {
+    MembershipEffects members;
+    job.membership.OnTick(moment, input_drained, members);
+    Apply(job, members, moment, effects);
+  }
+  ForgetIdle(moment.now);
+}
+
+void ServerCore::Impl::ForgetIdle(Instant now) {
+  for (const SessionId id : sessions_.Idle(now)) {
+    if (leases_.Has(id)) continue;
+    const std::string name = sessions_.Find(id)->hello.job;
+    sessions_.Forget(id);
+    const auto job = jobs_.find(name);
+    if (job == jobs_.end()) continue;
+    job->second.membership.Forget(id);
+    --job->second.sessions;
+    if (job->second.sessions > 0 || job->second.keys.keys() > 0) continue;
+    generation_floor_ = std::max(generation_floor_, job->second.membership.generation());
+    jobs_.erase(job);
+  }
+}
+
+Job* ServerCore::Impl::FindJob(const std::string& name) {
+  const auto job = jobs_.find(name);
+  return job == jobs_.end() ? nullptr : &job->second;
+}
+
+Result<Job*> ServerCore::Impl::MakeJob(const std::string& name) {
+  if (Job* job = FindJob(name)) return job;
+  if (name.empty()) return Status(StatusCode::kInvalidArgument, "name a job");
+  if (jobs_.size() >= kJobsMax) {
+    return Status(StatusCode::kResourceExhausted,
+                  "the store serves " + std::to_string(kJobsMax) +
+                      " jobs, the most it can; use another store or try again later");
+  }
+  const MembershipLimits limits{options_.lone_close_grace, options_.ping_grace,
+                                options_.exit_report_grace};
+  return &jobs_.try_emplace(name, name, limits, generation_floor_, random_.Next()).first->second;
+}
+
+std::string ServerCore::Impl::StatusJson(Moment moment) const {
+  std::string out = "{\"server\":" + JsonString(options_.server_id) +
+                    ",\"lease_ttl_s\":" + Seconds(leases_.ttl()) +
+                    ",\"live_members\":" + std::to_string(leases_.size()) +
+                    ",\"connections\":" + std::to_string(sessions_.connections()) +
+                    ",\"sessions\":" + std::to_string(sessions_.sessions()) + ",\"jobs\":[";
+  const char* comma = "";
+  for (const auto& [name, job] : jobs_) {
+    out += std::exchange(comma, ",");
+    out += "{\"job\":" + JsonString(name) + ",";
+    job.membership.AppendJson(out, moment);
+    out += ",\"keys\":" + std::to_string(job.keys.keys()) +
+           ",\"bytes\":" + std::to_string(job.keys.bytes()) +
+           ",\"waits\":" + std::to_string(job.keys.waits()) + "}";
+  }
+  return out + "]}";
+}
+
+// ---- The facade ----
+
+ServerCore::ServerCore(CoreOptions options, Instant now)
+    : impl_(std::make_unique<Impl>(std::move(options), now)) {}
+ServerCore::~ServerCore() = default;
+
+void ServerCore::OnConnect(ConnectionId connection, Instant) { impl_->OnConnect(connection); }
+
+void ServerCore::OnRequest(ConnectionId connection, const Request& request, Instant now,
+                           Effects& effects) {
+  impl_->OnRequest(connection, request, impl_->At(now), effects);
+}
+
+void ServerCore::OnDisconnect(ConnectionId connection, Instant now, Effects& effects) {
+  impl_->OnDisconnect(connection, impl_->At(now), effects);
+}
+
+void ServerCore::OnProcessExit(std::uint64_t watch, Instant now, Effects& effects) {
+  impl_->OnProcessExit(watch, impl_->At(now), effects);
+}
+
+void ServerCore::OnTick(Instant now, bool input_drained, Effects& effects) {
+  impl_->OnTick(now, input_drained, effects);
+}
+
+std::size_t ServerCore::LiveMembers() const { return impl_->leases().size(); }
+std::size_t ServerCore::Connections() const { return impl_->sessions().connections(); }
+std::string ServerCore::StatusJson(Instant now) const { return impl_->StatusJson(impl_->At(now)); }
+
+}  // namespace resilient::store

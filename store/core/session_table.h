@@ -1,0 +1,117 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <resilient/clock.h>
+
+#include "store/core/keyspace.h"
+#include "store/core/messages.h"
+#include "store/core/server_core.h"
+
+namespace resilient::store {
+
+// The results of one line of requests (a session's request or control connection), so that a
+// repeated request gets the first answer instead of a second effect. A client has at most
+// kInFlightPerSessionMax requests open, and mutations are answered in order; so what a client may
+// still repeat is among the newest results, and older ones are dropped even while an older *wait*
+// holds first_unacked back. Owner: SessionTable. Thread: caller-synchronised. Pure.
+class ResultLog {
+ public:
+  // Results below may be forgotten.
+  void Acknowledge(std::uint64_t first_unacked);
+  // Null when there is none.
+  const Reply* Find(std::uint64_t seq) const;
+  // True when a result of that number has been dropped: whether it took effect is not known here.
+  bool Forgotten(std::uint64_t seq) const { return seq <= forgotten_; }
+  void Remember(const Reply& reply);
+
+  std::size_t size() const { return results_.size(); }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  void DropOldest();
+  std::map<std::uint64_t, Reply> results_;
+  std::size_t bytes_ = 0;
+  std::uint64_t forgotten_ = 0;
+};
+
+struct Line {
+  ConnectionId connection = 0;  // 0: none now.
+  ResultLog results;
+};
+
+struct Session {
+  SessionId id = 0;
+  Hello hello;  // Of the control connection; until there is one, of the first.
+  Line request;
+  Line control;
+
+  bool Connected() const { return request.connection != 0 || control.connection != 0; }
+  Line& line(Role role) { return role == Role::kControl ? control : request; }
+};
+
+// Connections, the sessions behind them, and how long a session outlives them. An admin connection
+// is a session of its own that ends with it. Owner: ServerCore. Thread: caller-synchronised. Pure.
+class SessionTable {
+ public:
+  explicit SessionTable(Duration memory, std::size_t sessions_max = kSessionsMax)
+      : memory_(memory), sessions_max_(sessions_max) {}
+
+  void Connect(ConnectionId connection);
+  bool Knows(ConnectionId connection) const { return connections_.contains(connection); }
+
+  struct Opened {
+    SessionId session = 0;
+    bool known = false;         // The session was there before.
+    ConnectionId replaced = 0;  // An older connection of this role, now unknown; to be closed.
+  };
+  // Binds a connection to its session. kProtocol: another process claims the session;
+  // kResourceExhausted above the limit. REQUIRES: Knows(connection), no session yet.
+  Result<Opened> Open(ConnectionId connection, const Hello& hello);
+
+  // What a connection belongs to; session == null before Open.
+  struct Bound {
+    Session* session = nullptr;
+    Role role = Role::kRequest;
+  };
+  Bound Of(ConnectionId connection);
+  Session* Find(SessionId session);
+
+  // Forgets the connection. The session stays for `memory`, an admin's session does not.
+  struct Closed {
+    SessionId session = 0;  // 0: it had none, or the connection was not known.
+    Role role = Role::kRequest;
+  };
+  Closed Disconnect(ConnectionId connection, Instant now);
+
+  // Sessions without a connection for longer than the memory, oldest first.
+  std::vector<SessionId> Idle(Instant now) const;
+  void Forget(SessionId session);
+
+  std::size_t connections() const { return connections_.size(); }
+  std::size_t sessions() const { return sessions_.size(); }
+
+ private:
+  struct Bind {
+    SessionId session = 0;
+    Role role = Role::kRequest;
+  };
+  const Duration memory_;
+  const std::size_t sessions_max_;
+  SessionId last_id_ = 0;
+  std::unordered_map<ConnectionId, Bind> connections_;
+  std::unordered_map<SessionId, Session> sessions_;
+  std::map<std::pair<std::string, std::string>, SessionId> by_name_;  // (job, session).
+  std::unordered_map<SessionId, Instant> idle_since_;
+  std::set<std::pair<Instant, SessionId>> idle_;
+};
+
+}  // namespace resilient::store

@@ -1,0 +1,77 @@
+#include "store/core/world.h"
+
+#include <algorithm>
+
+namespace resilient::store {
+
+std::string_view PhaseName(Phase phase) {
+  switch (phase) {
+    case Phase::kForming:
+      return "FORMING";
+    case Phase::kBuilding:
+      return "BUILDING";
+    case Phase::kRunning:
+      return "RUNNING";
+    case Phase::kRefused:
+      return "REFUSED";
+  }
+  return "?";
+}
+
+std::string_view SeatStateName(SeatState state) {
+  switch (state) {
+    case SeatState::kEmpty:
+      return "empty";
+    case SeatState::kJoined:
+      return "joined";
+    case SeatState::kMember:
+      return "member";
+    case SeatState::kLost:
+      return "lost";
+    case SeatState::kLeft:
+      return "left";
+  }
+  return "?";
+}
+
+std::optional<Instant> World::RefusalDue() const {
+  if (phase != Phase::kForming || live == seats.size()) return std::nullopt;
+  if (!viewed) return Deadline::After(first_join, join_timeout).when();
+  std::optional<Instant> due;
+  for (const Seat& seat : seats) {
+    if (seat.Live()) continue;
+    const Instant end = seat.gone_for_good ? seat.vacant_since
+                                           : Deadline::After(seat.vacant_since, seat_wait).when();
+    due = std::min(due.value_or(end), end);
+  }
+  return due;
+}
+
+std::string World::WhoIsMissing() const {
+  constexpr int kNamedAtMost = 64;
+  std::string ranks;
+  std::string notes;
+  int missing = 0;
+  int unheard = 0;
+  for (int rank = 0; rank < size(); ++rank) {
+    const Seat& seat = seats[static_cast<std::size_t>(rank)];
+    if (seat.Live()) continue;
+    if (++missing <= kNamedAtMost) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+    if (seat.note.empty()) {
+      ++unheard;
+    } else if (missing <= kNamedAtMost) {
+      notes += "; " + seat.note;
+    }
+  }
+  if (missing > kNamedAtMost) ranks += " and " + std::to_string(missing - kNamedAtMost) + " more";
+  std::string text =
+      std::to_string(joined) + " of " + std::to_string(size()) + " joined; missing ranks " + ranks;
+  if (unheard == missing) {
+    text += "; nothing was ever heard from them";
+  } else if (unheard > 0) {
+    text += "; nothing was ever heard from " + std::to_string(unheard) + " of them";
+  }
+  return text + notes;
+}
+
+}  // namespace resilient::store

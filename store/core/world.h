@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <resilient/clock.h>
+#include <resilient/rendezvous.h>
+#include <resilient/status.h>
+
+#include "store/core/keyspace.h"
+
+namespace resilient::store {
+
+enum class Phase : std::uint8_t { kForming, kBuilding, kRunning, kRefused };
+enum class SeatState : std::uint8_t { kEmpty, kJoined, kMember, kLost, kLeft };
+
+std::string_view PhaseName(Phase phase);
+std::string_view SeatStateName(SeatState state);
+
+// One place of a world: who holds it, or how it became vacant. Thread: value type.
+struct Seat {
+  SeatState state = SeatState::kEmpty;
+  SessionId session = 0;  // The holder; for lost and left the last one.
+  bool ready = false;     // In BUILDING: its communicators are built.
+  // Left and not to be replaced: it ended well, or nobody supervises it.
+  bool gone_for_good = false;
+  Instant vacant_since{};
+  std::string note;  // Of a seat that lost its holder before the first view.
+
+  bool Live() const { return state == SeatState::kJoined || state == SeatState::kMember; }
+  bool Open() const { return state == SeatState::kEmpty || state == SeatState::kLost; }
+};
+
+// One init round of one life. Owner: Membership, which moves it; thread: caller-synchronised.
+struct World {
+  std::uint64_t round = 0;
+  std::uint64_t generation = 0;
+  std::uint64_t launcher_attempt = 0;
+  Phase phase = Phase::kForming;
+  bool viewed = false;  // A view was built once; from then on losses fence.
+  std::vector<Seat> seats;
+  std::size_t live = 0;                // Seats joined or member.
+  std::size_t joined = 0;              // Seats joined.
+  std::size_t ready = 0;               // In BUILDING.
+  std::set<std::string> incarnations;  // Of every process that ever held a seat.
+  Instant first_join{};
+  Duration join_timeout{};       // The longest that a member asked for.
+  Duration seat_wait{};          // Likewise.
+  Status first_cause;            // Of the last fence or the refusal.
+  std::optional<Instant> armed;  // The timer that is set for RefusalDue.
+  View view;                     // Of the present generation from BUILDING on.
+
+  int size() const { return static_cast<int>(seats.size()); }
+  // When a FORMING world is to be refused; nullopt: not while things stay as they are.
+  std::optional<Instant> RefusalDue() const;
+  // "3 of 4 joined; missing ranks 2; nothing was ever heard from them".
+  std::string WhoIsMissing() const;
+};
+
+}  // namespace resilient::store
