@@ -12,14 +12,14 @@
 namespace resilient::store {
 namespace {
 
-// Drives a link until its one request is answered. Owner: ReportExit, on its stack. Thread: the
-// caller's.
+// Drives a link until its one request is answered. Owner: ReportExit or FetchStatus, on the stack.
+// Thread: the caller's.
 class OneRequest {
  public:
   OneRequest(Hello hello, std::vector<HostPort> addresses, const Clock& clock)
       : clock_(clock), core_(std::move(hello)), link_(std::move(addresses), RandomSeed()) {}
 
-  Status Run(Op op, Deadline deadline) {
+  Result<Reply> Run(Op op, Deadline deadline) {
     Result<Request> request = core_.Submit(std::move(op));
     if (!request.ok()) return request.status();
     while (!answered_) {
@@ -27,7 +27,8 @@ class OneRequest {
       if (deadline.ExpiredAt(clock_.Now())) return TimedOut();
       Step(deadline);
     }
-    return outcome_;
+    if (!outcome_.status.ok()) return outcome_.status;
+    return std::move(outcome_);
   }
 
  private:
@@ -42,7 +43,7 @@ class OneRequest {
       const Reply* reply = std::get_if<Reply>(&message);
       if (reply == nullptr || !core_.OnReply(*reply)) continue;
       answered_ = true;
-      outcome_ = reply->status;
+      outcome_ = *reply;
     }
   }
 
@@ -57,7 +58,7 @@ class OneRequest {
   ClientCore core_;
   StoreLink link_;
   bool answered_ = false;
-  Status outcome_;
+  Reply outcome_;
 };
 
 }  // namespace
@@ -75,7 +76,16 @@ Status ReportExit(ConnectOptions options, const ExitNotice& notice, const Clock&
   report.signal = notice.signal;
   report.text = notice.text;
   OneRequest request(MakeHello(options, Role::kAdmin), std::move(*addresses), clock);
-  return request.Run(std::move(report), deadline);
+  return request.Run(std::move(report), deadline).status();
+}
+
+Result<std::string> FetchStatus(ConnectOptions options, const Clock& clock, Deadline deadline) {
+  Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
+  if (!addresses.ok()) return addresses.status();
+  OneRequest request(MakeHello(options, Role::kAdmin), std::move(*addresses), clock);
+  Result<Reply> reply = request.Run(StatusOp{}, deadline);
+  if (!reply.ok()) return reply.status();
+  return std::move(reply->status_json);
 }
 
 }  // namespace resilient::store

@@ -80,11 +80,14 @@ int ComplainStatus(const Status& status) {
                   status.code() == StatusCode::kSetting ? kExitUsage : kExitFailed);
 }
 
-// Connects and hands the client to `use`, which returns a Status.
+// Connects to the keys of a job and hands the client to `use`, which returns a Status.
 template <typename Use>
 int WithClient(const ClientArguments& arguments, const CliContext& context, Use use) {
   Result<ConnectOptions> options = OptionsOf(arguments);
   if (!options.ok()) return ComplainStatus(options.status());
+  if (options->job.empty()) {
+    return Complain("which job's keys? give --job NAME or set RESILIENT_JOB", kExitUsage);
+  }
   const Deadline deadline = DeadlineOf(arguments, context);
   Result<std::shared_ptr<Client>> client =
       Connect(std::move(options).value(), InterruptCheck(), context.clock, deadline);
@@ -97,18 +100,19 @@ int WithClient(const ClientArguments& arguments, const CliContext& context, Use 
 }
 
 int RunStatus(const StatusArguments& arguments, const CliContext& context) {
-  return WithClient(arguments, context, [&](Client& client, const Client::Call& call) {
-    Result<std::string> text = client.StatusJson(call);
-    if (!text.ok()) return text.status();
-    nlohmann::json status = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
-    if (!status.is_object()) {
-      return Status(StatusCode::kProtocol, "the store's status is not JSON: another version?");
-    }
-    if (!arguments.job.empty()) KeepJob(arguments.job, &status);
-    const std::string shown = arguments.json ? status.dump(2) + "\n" : StatusTable(status);
-    std::fwrite(shown.data(), 1, shown.size(), stdout);
-    return Status::Ok();
-  });
+  Result<ConnectOptions> options = OptionsOf(arguments);
+  if (!options.ok()) return ComplainStatus(options.status());
+  const Result<std::string> text =
+      FetchStatus(std::move(options).value(), context.clock, DeadlineOf(arguments, context));
+  if (!text.ok()) return ComplainStatus(text.status());
+  nlohmann::json status = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  if (!status.is_object()) {
+    return Complain("the store's status is not JSON: is it another version?", kExitFailed);
+  }
+  if (!arguments.job.empty()) KeepJob(arguments.job, &status);
+  const std::string shown = arguments.json ? status.dump(2) + "\n" : StatusTable(status);
+  std::fwrite(shown.data(), 1, shown.size(), stdout);
+  return kExitOk;
 }
 
 int RunReport(const ReportArguments& arguments, const CliContext& context) {

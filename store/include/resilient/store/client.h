@@ -93,4 +93,7 @@ struct ExitNotice {
 Status ReportExit(ConnectOptions options, const ExitNotice& notice, const Clock& clock,
                   Deadline deadline);
 
+// The server's status as JSON. Admin; needs neither job nor session and leaves none behind.
+Result<std::string> FetchStatus(ConnectOptions options, const Clock& clock, Deadline deadline);
+
 }  // namespace resilient::store
