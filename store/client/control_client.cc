@@ -219,13 +219,15 @@ void ControlClient::Handle(const Reply& reply) {
 // A connection is up: it is told at once that this process lives, then what was not answered.
 void ControlClient::OnOpened(Instant now) {
   const Welcome& welcome = link_.welcome();
-  const bool again = !server_id_.empty();
-  if (again && !welcome.session_known) {
-    LoseSession(Status(StatusCode::kStoreLost,
-                       StrCat("the store at ", link_.peer(),
-                              " was restarted and does not know this session (server ",
-                              welcome.server, ", before: ", server_id_, ", job ", job_,
-                              "); start the job anew, or give the store a data directory")));
+  const bool restarted = !server_id_.empty() && welcome.server != server_id_;
+  if (restarted || (!server_id_.empty() && !welcome.session_known)) {
+    LoseSession(
+        Status(StatusCode::kStoreLost,
+               StrCat("the store at ", link_.peer(),
+                      restarted ? StrCat(" was restarted (server ", welcome.server,
+                                         ", before: ", server_id_, ") and lost its memberships")
+                                : std::string(" does not know this session any more"),
+                      " (job ", job_, "); the job has to start anew")));
     return;
   }
   server_id_ = welcome.server;

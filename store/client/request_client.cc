@@ -296,19 +296,20 @@ void RequestClient::Dispatch(ServerMessage& message) {
   entry->second->ready.notify_one();
 }
 
-// A connection is up: what was not answered goes out again, in order. A server that does not know
-// this session has forgotten what it did for it.
+// A connection is up: what was not answered goes out again, in order. A server of another id has
+// lost the keys, even if it knows this session (its control line may have come first). The same
+// server may have forgotten what it did for a session that was away for long.
 void RequestClient::OnOpened() {
   const Welcome& welcome = link_.welcome();
-  const bool forgotten = !server_id_.empty() && !welcome.session_known;
-  if (forgotten && welcome.server != server_id_) {
-    dead_ = Status(StatusCode::kStoreLost,
-                   StrCat("the store was restarted and lost its keys", Where(), ": server ",
-                          welcome.server, " answers instead of ", server_id_,
-                          "; start the job anew, or give the store a data directory"));
+  if (!server_id_.empty() && welcome.server != server_id_) {
+    dead_ =
+        Status(StatusCode::kStoreLost, StrCat("the store was restarted and lost its keys", Where(),
+                                              ": server ", welcome.server, " answers instead of ",
+                                              server_id_, "; the job has to start anew"));
     FailAll(dead_);
     return;
   }
+  const bool forgotten = !server_id_.empty() && !welcome.session_known;
   server_id_ = welcome.server;
   for (const Request& request : core_.Unanswered()) {
     auto entry = waiters_.find(request.seq);

@@ -1,0 +1,529 @@
+// Goal: the request connection keeps its promises (exactly once over lost connections, definitive
+// answers at deadlines, callers that do not block each other, forks). Method: the test plays the
+// server step by step while calls run on other threads.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <resilient/store/client.h>
+
+#include "tests/unit/store_client/scripted_server.h"
+
+namespace resilient::store {
+namespace {
+
+using ::testing::HasSubstr;
+
+class RequestClientTest : public ::testing::Test {
+ protected:
+  ConnectOptions Options() {
+    ConnectOptions options;
+    options.addresses = {server_.address()};
+    options.job = "train";
+    options.session = "0123456789abcdef0123456789abcdef";
+    return options;
+  }
+
+  Deadline In(Duration time) { return Deadline::After(clock_.Now(), time); }
+  Client::Call Within(Duration time) { return Client::Call{.deadline = In(time)}; }
+  Client::Call Patient() { return Within(kPatience); }
+
+  std::future<Result<std::shared_ptr<Client>>> StartConnect(ConnectOptions options,
+                                                            Deadline deadline) {
+    return std::async(std::launch::async, [this, options, deadline] {
+      return Connect(options, interrupt_, clock_, deadline);
+    });
+  }
+
+  // A connected client; the server's side of its connection is `line_`.
+  std::shared_ptr<Client> Connected() {
+    auto connecting = StartConnect(Options(), In(kPatience));
+    line_ = std::make_unique<ScriptedConnection>(server_.Accept());
+    hello_ = line_->Greet(TestWelcome());
+    Result<std::shared_ptr<Client>> client = connecting.get();
+    EXPECT_TRUE(client.ok()) << client.status().ToString();
+    return client.ok() ? *client : nullptr;
+  }
+
+  // The connection breaks and the client comes back.
+  void Break(const Welcome& welcome) {
+    line_.reset();
+    line_ = std::make_unique<ScriptedConnection>(server_.Accept());
+    EXPECT_EQ(line_->Greet(welcome), hello_);
+  }
+
+  std::future<Result<std::int64_t>> StartAdd(Client& client, std::string key, Client::Call call) {
+    return std::async(std::launch::async,
+                      [&client, key, call] { return client.Add(key, 1, call); });
+  }
+  std::future<Result<std::string>> StartGet(Client& client, std::string key, Client::Call call) {
+    return std::async(std::launch::async,
+                      [&client, key, call] { return client.Get(key, true, call); });
+  }
+  std::future<Status> StartWait(Client& client, std::vector<std::string> keys, Client::Call call) {
+    return std::async(std::launch::async,
+                      [&client, keys, call] { return client.Wait(keys, call); });
+  }
+
+  SystemClock clock_;
+  ScriptedServer server_;
+  InterruptCheck interrupt_;
+  std::unique_ptr<ScriptedConnection> line_;
+  Hello hello_;
+};
+
+TEST_F(RequestClientTest, Connect_StoreAnswers_IntroducesItself) {
+  ConnectOptions options = Options();
+  options.launcher_attempt = 3;
+  options.supervised = true;
+  options.expected_server = "server-1";
+  auto connecting = StartConnect(options, In(kPatience));
+  ScriptedConnection line = server_.Accept();
+  Hello hello = line.Greet(TestWelcome());
+  Result<std::shared_ptr<Client>> client = connecting.get();
+  ASSERT_TRUE(client.ok());
+  EXPECT_EQ((*client)->server_id(), "server-1");
+  EXPECT_EQ(hello.job, "train");
+  EXPECT_EQ(hello.session, options.session);
+  EXPECT_EQ(hello.incarnation, ThisIncarnation());
+  EXPECT_EQ(hello.role, Role::kRequest);
+  EXPECT_EQ(hello.process.pid, ::getpid());
+  EXPECT_EQ(hello.launcher_attempt, 3u);
+  EXPECT_TRUE(hello.supervised);
+  EXPECT_EQ(hello.expected_server, "server-1");
+}
+
+TEST_F(RequestClientTest, Connect_NothingListens_TriesUntilTheDeadlineAndNamesTheCause) {
+  server_.StopListening();
+  Result<std::shared_ptr<Client>> client = Connect(Options(), {}, clock_, In(Millis(200)));
+  EXPECT_EQ(client.status().code(), StatusCode::kRefused);
+  EXPECT_THAT(client.status().message(), HasSubstr("connection refused by " + server_.address()));
+  EXPECT_THAT(client.status().message(), HasSubstr("is the store started?"));
+}
+
+TEST_F(RequestClientTest, Connect_NameDoesNotResolve_TriesUntilTheDeadline) {
+  ConnectOptions options = Options();
+  options.addresses = {"no-such-host.invalid:29500"};
+  Result<std::shared_ptr<Client>> client = Connect(options, {}, clock_, In(Millis(50)));
+  EXPECT_EQ(client.status().code(), StatusCode::kResolve) << client.status().ToString();
+}
+
+TEST_F(RequestClientTest, Connect_SecondAddressAnswers_IsUsed) {
+  ScriptedServer dead;
+  dead.StopListening();
+  ConnectOptions options = Options();
+  options.addresses = {dead.address(), server_.address()};
+  auto connecting = StartConnect(options, In(kPatience));
+  ScriptedConnection line = server_.Accept();
+  line.Greet(TestWelcome());
+  EXPECT_TRUE(connecting.get().ok());
+}
+
+TEST_F(RequestClientTest, Connect_OtherProtocol_FailsAtOnce) {
+  auto connecting = StartConnect(Options(), Deadline::Never());
+  ScriptedConnection line = server_.Accept();
+  line.SendBytes("HTTP/1.1 400 Bad Request\r\n\r\n");
+  Status status = connecting.get().status();
+  EXPECT_EQ(status.code(), StatusCode::kProtocol);
+  EXPECT_THAT(status.message(), HasSubstr("HTTP"));
+  EXPECT_THAT(status.message(), HasSubstr(server_.address()));
+}
+
+TEST_F(RequestClientTest, Connect_HelloRefused_ReturnsTheServersStatus) {
+  auto connecting = StartConnect(Options(), Deadline::Never());
+  ScriptedConnection line = server_.Accept();
+  std::optional<Request> hello = line.Read();
+  line.SendBytes(EncodePreamble());
+  line.SendReply(ReplyTo(hello, Status(StatusCode::kJob, "this store serves job other")));
+  Status status = connecting.get().status();
+  EXPECT_EQ(status.code(), StatusCode::kJob);
+  EXPECT_THAT(status.message(), HasSubstr("serves job other"));
+}
+
+TEST_F(RequestClientTest, Connect_ClosedBeforeWelcome_TriesAgain) {
+  auto connecting = StartConnect(Options(), In(kPatience));
+  { ScriptedConnection dropped = server_.Accept(); }
+  ScriptedConnection line = server_.Accept();
+  line.Greet(TestWelcome());
+  EXPECT_TRUE(connecting.get().ok());
+}
+
+TEST_F(RequestClientTest, Connect_Interrupted_ReturnsThatStatus) {
+  server_.StopListening();
+  interrupt_ = [] { return Status(StatusCode::kInterrupted, "Ctrl-C"); };
+  Result<std::shared_ptr<Client>> client =
+      Connect(Options(), interrupt_, clock_, Deadline::Never());
+  EXPECT_EQ(client.status().code(), StatusCode::kInterrupted);
+}
+
+TEST_F(RequestClientTest, Connect_NoAddress_IsASettingError) {
+  ConnectOptions options = Options();
+  options.addresses.clear();
+  EXPECT_EQ(Connect(options, {}, clock_, In(kPatience)).status().code(), StatusCode::kSetting);
+  options.addresses = {"nonsense"};
+  EXPECT_EQ(Connect(options, {}, clock_, In(kPatience)).status().code(), StatusCode::kSetting);
+}
+
+TEST_F(RequestClientTest, Operations_EachKind_CarryTheirFieldsAndAnswers) {
+  auto client = Connected();
+  Client::Call call = Patient();
+  call.scope = 4;
+  call.generation = 9;
+  auto work = std::async(std::launch::async, [&] {
+    EXPECT_TRUE(client->Set("k", "v", call).ok());
+    EXPECT_EQ(*client->CompareSet("k", "v", "w", call), "w");
+    EXPECT_TRUE(*client->Check({"k", "l"}, call));
+    EXPECT_TRUE(*client->Delete("k", call));
+    EXPECT_EQ(*client->NumKeys(call), 5);
+    EXPECT_EQ(*client->StatusJson(call), "{}");
+    EXPECT_EQ(client->Get("k", false, call).status().code(), StatusCode::kNotFound);
+  });
+  std::optional<Request> set = line_->Read();
+  EXPECT_EQ(std::get<SetOp>(set->op).value, "v");
+  EXPECT_EQ(set->scope, 4u);
+  EXPECT_EQ(set->generation, 9u);
+  EXPECT_EQ(set->seq, 1u);
+  line_->SendReply(ReplyTo(set));
+  std::optional<Request> swap = line_->Read();
+  EXPECT_EQ(std::get<CompareSetOp>(swap->op).expected, "v");
+  EXPECT_EQ(std::get<CompareSetOp>(swap->op).desired, "w");
+  EXPECT_EQ(swap->first_unacked, 2u);
+  line_->SendReply(ValueReply(swap, "w"));
+  std::optional<Request> check = line_->Read();
+  EXPECT_THAT(std::get<CheckOp>(check->op).keys, ::testing::ElementsAre("k", "l"));
+  Reply yes = ReplyTo(check);
+  yes.flag = true;
+  line_->SendReply(yes);
+  yes.seq = line_->ReadOp<DeleteOp>()->seq;
+  line_->SendReply(yes);
+  line_->SendReply(NumberReply(line_->ReadOp<NumKeysOp>(), 5));
+  Reply json = ReplyTo(line_->ReadOp<StatusOp>());
+  json.status_json = "{}";
+  line_->SendReply(json);
+  std::optional<Request> get = line_->Read();
+  EXPECT_FALSE(std::get<GetOp>(get->op).wait);
+  line_->SendReply(ReplyTo(get, Status(StatusCode::kNotFound, "no such key")));
+  work.get();
+}
+
+TEST_F(RequestClientTest, LostConnection_SendsExactlyTheUnansweredAgainInOrder) {
+  auto client = Connected();
+  std::vector<std::future<Result<std::int64_t>>> adds;
+  std::vector<std::optional<Request>> first;
+  for (int i = 0; i < 4; ++i) {
+    adds.push_back(StartAdd(*client, "key" + std::to_string(i), Patient()));
+    first.push_back(line_->Read());
+    ASSERT_TRUE(first.back());
+  }
+  line_->SendReply(NumberReply(first[1], 11));
+  EXPECT_EQ(*adds[1].get(), 11);
+  Break(KnownWelcome());
+  for (int i : {0, 2, 3}) {
+    std::optional<Request> again = line_->Read();
+    ASSERT_TRUE(again);
+    EXPECT_EQ(again->seq, first[static_cast<std::size_t>(i)]->seq);
+    EXPECT_EQ(again->first_unacked, first[0]->seq);
+    EXPECT_EQ(std::get<AddOp>(again->op).key, "key" + std::to_string(i));
+  }
+  for (int i : {3, 0, 2}) {
+    line_->SendReply(NumberReply(first[static_cast<std::size_t>(i)], 10 + i));
+  }
+  for (int i : {0, 2, 3}) EXPECT_EQ(*adds[static_cast<std::size_t>(i)].get(), 10 + i);
+}
+
+TEST_F(RequestClientTest, DuplicateReply_IsDropped) {
+  auto client = Connected();
+  auto first = StartAdd(*client, "a", Patient());
+  std::optional<Request> one = line_->Read();
+  line_->SendReply(NumberReply(one, 1));
+  EXPECT_EQ(*first.get(), 1);
+  line_->SendReply(NumberReply(one, 77));
+  auto second = StartAdd(*client, "a", Patient());
+  std::optional<Request> two = line_->Read();
+  line_->SendReply(NumberReply(one, 78));
+  line_->SendReply(NumberReply(two, 2));
+  EXPECT_EQ(*second.get(), 2);
+}
+
+TEST_F(RequestClientTest, Deadline_ResultWasThere_IsReturned) {
+  auto client = Connected();
+  auto getting = StartGet(*client, "k", Within(Millis(50)));
+  std::optional<Request> get = line_->Read();
+  std::optional<Request> cancel = line_->Read();
+  ASSERT_TRUE(cancel && std::holds_alternative<CancelOp>(cancel->op));
+  EXPECT_EQ(std::get<CancelOp>(cancel->op).seq, get->seq);
+  EXPECT_EQ(cancel->seq, 0u);
+  line_->SendReply(ValueReply(get, "just in time"));
+  EXPECT_EQ(*getting.get(), "just in time");
+}
+
+TEST_F(RequestClientTest, Deadline_WaitNotMet_IsATimeoutThatNamesTheKeys) {
+  auto client = Connected();
+  auto waiting = StartWait(*client, {"alpha", "beta"}, Within(Millis(50)));
+  std::optional<Request> wait = line_->Read();
+  line_->ReadOp<CancelOp>();
+  line_->SendReply(ReplyTo(wait, Status(StatusCode::kTimeout, "cancelled")));
+  Status status = waiting.get();
+  EXPECT_EQ(status.code(), StatusCode::kTimeout);
+  EXPECT_THAT(status.message(), HasSubstr("wait timeout after "));
+  EXPECT_THAT(status.message(), HasSubstr(" ms, keys: alpha, beta (store " + server_.address()));
+  EXPECT_THAT(status.message(), HasSubstr("job train"));
+}
+
+TEST_F(RequestClientTest, Deadline_NoAnswerAtAll_WaitTimesOutAndMutationIsUnknown) {
+  auto client = Connected();
+  auto waiting = StartWait(*client, {"k"}, Within(Millis(20)));
+  auto adding = StartAdd(*client, "counter", Within(Millis(20)));
+  EXPECT_EQ(waiting.get().code(), StatusCode::kTimeout);
+  Status unknown = adding.get().status();
+  EXPECT_EQ(unknown.code(), StatusCode::kOutcomeUnknown);
+  EXPECT_THAT(unknown.message(), HasSubstr("counter"));
+  EXPECT_THAT(unknown.message(), HasSubstr("timeout"));
+}
+
+TEST_F(RequestClientTest, Deadline_WhileDisconnected_IsStoreLost) {
+  auto client = Connected();
+  auto getting = StartGet(*client, "k", Within(Millis(300)));
+  line_->Read();
+  server_.StopListening();
+  line_.reset();
+  Status status = getting.get().status();
+  EXPECT_EQ(status.code(), StatusCode::kStoreLost);
+  EXPECT_THAT(status.message(), HasSubstr("timeout"));
+  EXPECT_THAT(status.message(), HasSubstr("keys: k"));
+  EXPECT_THAT(status.message(), HasSubstr("connection refused"));
+}
+
+TEST_F(RequestClientTest, Deadline_ConnectionLostAfterCancel_CancelsAgain) {
+  auto client = Connected();
+  auto getting = StartGet(*client, "k", Within(Millis(20)));
+  line_->ReadOp<CancelOp>();
+  Break(KnownWelcome());
+  std::optional<Request> get = line_->Read();
+  ASSERT_TRUE(get && std::holds_alternative<GetOp>(get->op));
+  std::optional<Request> cancel = line_->Read();
+  ASSERT_TRUE(cancel && std::holds_alternative<CancelOp>(cancel->op));
+  line_->SendReply(ReplyTo(get, Status(StatusCode::kTimeout, "cancelled")));
+  EXPECT_EQ(getting.get().status().code(), StatusCode::kTimeout);
+}
+
+TEST_F(RequestClientTest, BlockedWait_DoesNotHoldUpAnotherCaller) {
+  auto client = Connected();
+  auto waiting = StartWait(*client, {"k"}, Client::Call{});
+  std::optional<Request> wait = line_->Read();
+  for (int i = 1; i <= 20; ++i) {
+    auto adding = StartAdd(*client, "n", Patient());
+    line_->SendReply(NumberReply(line_->ReadOp<AddOp>(), i));
+    EXPECT_EQ(*adding.get(), i);
+  }
+  line_->SendReply(ReplyTo(wait));
+  EXPECT_TRUE(waiting.get().ok());
+}
+
+TEST_F(RequestClientTest, LeaderAnswered_HandsTheLeadOn) {
+  auto client = Connected();
+  constexpr int kCallers = 6;
+  std::vector<std::future<Result<std::string>>> gets;
+  std::vector<std::optional<Request>> requests;
+  for (int i = 0; i < kCallers; ++i) {
+    gets.push_back(StartGet(*client, "k" + std::to_string(i), Patient()));
+    requests.push_back(line_->Read());
+  }
+  // The oldest caller leads each time: its answer makes the next one lead.
+  for (std::size_t i = 0; i < kCallers; ++i) {
+    line_->SendReply(ValueReply(requests[i], "v" + std::to_string(i)));
+    EXPECT_EQ(*gets[i].get(), "v" + std::to_string(i));
+  }
+}
+
+TEST_F(RequestClientTest, Interrupt_LeaderAndFollower_EndSoonAndCancel) {
+  std::atomic<bool> pressed{false};
+  interrupt_ = [&pressed] {
+    return pressed ? Status(StatusCode::kInterrupted, "Ctrl-C") : Status();
+  };
+  auto client = Connected();
+  auto leader = StartGet(*client, "a", Client::Call{});
+  std::optional<Request> first = line_->Read();
+  auto follower = StartGet(*client, "b", Client::Call{});
+  std::optional<Request> second = line_->Read();
+  pressed = true;
+  const Instant begun = clock_.Now();
+  EXPECT_EQ(leader.get().status().code(), StatusCode::kInterrupted);
+  EXPECT_EQ(follower.get().status().code(), StatusCode::kInterrupted);
+  // 100 ms between checks; the rest is for a busy machine.
+  EXPECT_LT(clock_.Now() - begun, Millis(1000));
+  pressed = false;
+  std::optional<Request> one = line_->Read();
+  std::optional<Request> two = line_->Read();
+  ASSERT_TRUE(one && two);
+  EXPECT_EQ(std::get<CancelOp>(one->op).seq + std::get<CancelOp>(two->op).seq,
+            first->seq + second->seq);
+  // Late replies to what was given up disturb nobody.
+  line_->SendReply(ValueReply(first, "late"));
+  auto adding = StartAdd(*client, "n", Patient());
+  line_->SendReply(NumberReply(line_->ReadOp<AddOp>(), 1));
+  EXPECT_EQ(*adding.get(), 1);
+}
+
+TEST_F(RequestClientTest, Stop_OfOneCall_EndsThatCallOnly) {
+  auto client = Connected();
+  std::atomic<bool> fenced{false};
+  Client::Call call;
+  call.stop = [&fenced] { return fenced ? Status(StatusCode::kRankLost, "rank 2") : Status(); };
+  auto stopped = StartWait(*client, {"a"}, call);
+  line_->Read();
+  auto other = StartGet(*client, "b", Patient());
+  std::optional<Request> get = line_->Read();
+  fenced = true;
+  EXPECT_EQ(stopped.get().code(), StatusCode::kRankLost);
+  line_->SendReply(ValueReply(get, "v"));
+  EXPECT_EQ(*other.get(), "v");
+}
+
+TEST_F(RequestClientTest, ServersStatus_IsPassedThrough) {
+  auto client = Connected();
+  auto adding = StartAdd(*client, "n", Patient());
+  FailureDetail detail;
+  detail.rank = 2;
+  detail.generation = 3;
+  line_->SendReply(
+      ReplyTo(line_->Read(), Status(StatusCode::kStaleGeneration, "generation 3 is over", detail)));
+  Status status = adding.get().status();
+  EXPECT_EQ(status.code(), StatusCode::kStaleGeneration);
+  EXPECT_EQ(status.detail(), detail);
+}
+
+TEST_F(RequestClientTest, SessionForgotten_WaitsGoOnAndMutationsAreUnknown) {
+  auto client = Connected();
+  auto adding = StartAdd(*client, "n", Patient());
+  line_->Read();
+  auto getting = StartGet(*client, "k", Patient());
+  line_->Read();
+  Break(TestWelcome());
+  EXPECT_EQ(adding.get().status().code(), StatusCode::kOutcomeUnknown);
+  std::optional<Request> get = line_->Read();
+  ASSERT_TRUE(get && std::holds_alternative<GetOp>(get->op));
+  line_->SendReply(ValueReply(get, "v"));
+  EXPECT_EQ(*getting.get(), "v");
+}
+
+TEST_F(RequestClientTest, StoreRestarted_EverythingSaysSo) {
+  auto client = Connected();
+  auto adding = StartAdd(*client, "n", Patient());
+  line_->Read();
+  auto getting = StartGet(*client, "k", Patient());
+  line_->Read();
+  Welcome other = TestWelcome();
+  other.server = "server-2";
+  Break(other);
+  EXPECT_EQ(adding.get().status().code(), StatusCode::kOutcomeUnknown);
+  Status lost = getting.get().status();
+  EXPECT_EQ(lost.code(), StatusCode::kStoreLost);
+  EXPECT_THAT(lost.message(), HasSubstr("restarted and lost its keys"));
+  EXPECT_EQ(client->NumKeys(Patient()).status().code(), StatusCode::kStoreLost);
+}
+
+TEST_F(RequestClientTest, Reconnect_RefusedAsStale_EndsAllCalls) {
+  auto client = Connected();
+  auto getting = StartGet(*client, "k", Patient());
+  line_->Read();
+  line_.reset();
+  ScriptedConnection line = server_.Accept();
+  std::optional<Request> hello = line.Read();
+  line.SendBytes(EncodePreamble());
+  line.SendReply(ReplyTo(hello, Status(StatusCode::kStaleGeneration, "this process is out")));
+  EXPECT_EQ(getting.get().status().code(), StatusCode::kStaleGeneration);
+  EXPECT_EQ(client->Add("n", 1, Patient()).status().code(), StatusCode::kStaleGeneration);
+}
+
+TEST_F(RequestClientTest, TooLarge_IsRefusedBeforeItIsSent) {
+  auto client = Connected();
+  Client::Call call = Patient();
+  std::string long_key(kKeyBytesMax + 1, 'k');
+  std::string large(kValueBytesMax + 1, 'v');
+  std::string half(kValueBytesMax, 'v');
+  EXPECT_EQ(client->Set("k", large, call).code(), StatusCode::kTooLarge);
+  EXPECT_EQ(client->Set(long_key, "v", call).code(), StatusCode::kTooLarge);
+  EXPECT_EQ(client->Get(long_key, true, call).status().code(), StatusCode::kTooLarge);
+  EXPECT_EQ(client->CompareSet("k", "", large, call).status().code(), StatusCode::kTooLarge);
+  EXPECT_EQ(client->CompareSet("k", half, half, call).status().code(), StatusCode::kTooLarge);
+  std::vector<std::string> many(kKeysPerRequestMax + 1, "k");
+  EXPECT_EQ(client->Wait(many, call).code(), StatusCode::kTooLarge);
+  std::vector<std::string> wide(kMaxFrameBody / kKeyBytesMax, std::string(kKeyBytesMax, 'k'));
+  EXPECT_EQ(client->Check(wide, call).status().code(), StatusCode::kTooLarge);
+  // The connection is as it was, and values at the limit pass.
+  auto setting = std::async(std::launch::async, [&] { return client->Set("k", half, call); });
+  std::optional<Request> set = line_->Read();
+  ASSERT_TRUE(set);
+  EXPECT_EQ(std::get<SetOp>(set->op).value.size(), kValueBytesMax);
+  line_->SendReply(ReplyTo(set));
+  EXPECT_TRUE(setting.get().ok());
+}
+
+TEST_F(RequestClientTest, LargeValue_FollowerSendsWhileAnotherLeads) {
+  auto client = Connected();
+  auto waiting = StartWait(*client, {"k"}, Patient());
+  std::optional<Request> wait = line_->Read();
+  std::string large(kValueBytesMax, 'v');
+  auto setting = std::async(std::launch::async, [&] { return client->Set("l", large, Patient()); });
+  std::optional<Request> set = line_->Read();
+  ASSERT_TRUE(set);
+  EXPECT_EQ(std::get<SetOp>(set->op).value, large);
+  line_->SendReply(ReplyTo(set));
+  EXPECT_TRUE(setting.get().ok());
+  line_->SendReply(ReplyTo(wait));
+  EXPECT_TRUE(waiting.get().ok());
+}
+
+TEST_F(RequestClientTest, Close_EndsCallsAndConnection) {
+  auto client = Connected();
+  auto waiting = StartWait(*client, {"k"}, Client::Call{});
+  line_->Read();
+  client->Close();
+  EXPECT_EQ(waiting.get().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(client->Set("k", "v", Patient()).code(), StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(line_->SeesEnd());
+  client->Close();
+}
+
+TEST_F(RequestClientTest, ForkedChild_EveryCallSaysSoAndTheParentGoesOn) {
+  auto client = Connected();
+  auto waiting = StartWait(*client, {"k"}, Patient());
+  std::optional<Request> wait = line_->Read();
+  const std::string parent_incarnation = ThisIncarnation();
+  pid_t child = ::fork();
+  if (child == 0) {
+    // No gtest in the child: its exit code tells.
+    Status add = client->Add("n", 1, Client::Call{}).status();
+    Status wait_status = client->Wait({"k"}, Client::Call{});
+    bool forked = add.code() == StatusCode::kForked && wait_status.code() == StatusCode::kForked &&
+                  add.message().find("fork") != std::string::npos && client->server_id().empty();
+    client->Close();
+    client.reset();
+    ::_exit(forked && ThisIncarnation() != parent_incarnation ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT_EQ(ThisIncarnation(), parent_incarnation);
+  line_->SendReply(ReplyTo(wait));
+  EXPECT_TRUE(waiting.get().ok());
+}
+
+TEST(SessionIdTest, NewSessionId_Twice_Differs) {
+  EXPECT_EQ(NewSessionId().size(), 32u);
+  EXPECT_NE(NewSessionId(), NewSessionId());
+  EXPECT_EQ(ThisIncarnation(), ThisIncarnation());
+}
+
+}  // namespace
+}  // namespace resilient::store
