@@ -1,0 +1,166 @@
+#include "torch_plugin/csrc/c10d_store.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include <c10/util/StringUtil.h>
+
+#include "torch_plugin/csrc/convert.h"
+
+namespace resilient::plugin {
+namespace {
+
+std::string ToString(const std::vector<std::uint8_t>& bytes) {
+  return std::string(bytes.begin(), bytes.end());
+}
+
+std::vector<std::uint8_t> ToBytes(const std::string& text) {
+  return std::vector<std::uint8_t>(text.begin(), text.end());
+}
+
+// c10d: zero is no timeout.
+Deadline DeadlineOf(std::chrono::milliseconds timeout) {
+  if (timeout <= std::chrono::milliseconds::zero()) return Deadline::Never();
+  constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365 * 100);
+  return Deadline::After(SystemClock().Now(), std::min(timeout, kLongest));
+}
+
+}  // namespace
+
+Result<c10::intrusive_ptr<ResilientStore>> ResilientStore::Standalone(
+    store::ConnectOptions options, std::chrono::milliseconds timeout, std::shared_ptr<Host> host) {
+  static const SystemClock kClock;  // The client outlives this call; a clock has no state.
+  std::optional<Result<std::shared_ptr<store::Client>>> client;
+  const InterruptCheck interrupt = [host] { return host->Interrupted(); };
+  host->WithoutLock([&] {
+    client.emplace(store::Connect(std::move(options), interrupt, kClock, DeadlineOf(timeout)));
+  });
+  if (!client->ok()) return client->status();
+  return c10::make_intrusive<ResilientStore>(std::move(*client).value(), nullptr, std::move(host),
+                                             timeout);
+}
+
+Result<c10::intrusive_ptr<ResilientStore>> ResilientStore::OfSession(
+    std::shared_ptr<SessionContext> context, std::chrono::milliseconds timeout) {
+  auto client = context->client();
+  if (!client.ok()) return client.status();
+  auto host = context->host();
+  return c10::make_intrusive<ResilientStore>(std::move(client).value(), std::move(context),
+                                             std::move(host), timeout);
+}
+
+ResilientStore::ResilientStore(std::shared_ptr<store::Client> client,
+                               std::shared_ptr<SessionContext> context, std::shared_ptr<Host> host,
+                               std::chrono::milliseconds timeout)
+    : Store(timeout),
+      context_(std::move(context)),
+      client_(std::move(client)),
+      host_(std::move(host)),
+      scope_(context_ ? context_->round() : 0) {}
+
+ResilientStore::~ResilientStore() = default;
+
+c10::intrusive_ptr<c10d::Store> ResilientStore::clone() {
+  return c10::make_intrusive<ResilientStore>(client_, context_, host_, timeout_);
+}
+
+void ResilientStore::Close() {
+  if (context_ != nullptr) return;
+  host_->WithoutLock([this] { client_->Close(); });
+}
+
+store::Client::Call ResilientStore::MakeCall(std::chrono::milliseconds timeout,
+                                             Waits waits) const {
+  store::Client::Call call;
+  call.deadline = DeadlineOf(timeout);
+  call.scope = scope_;
+  if (context_ == nullptr) return call;
+  switch (waits) {
+    case Waits::kForKeys:
+      call.stop = [context = context_] { return context->session().failure(); };
+      break;
+    case Waits::kNo:
+      call.deadline = std::min(call.deadline,
+                               Deadline::After(context_->clock().Now(), context_->budget()));
+      break;
+  }
+  return call;
+}
+
+// Runs a client call, which may block, without the interpreter's lock.
+template <typename Body>
+auto ResilientStore::Run(Body body) const {
+  std::optional<decltype(body())> result;
+  host_->WithoutLock([&] { result.emplace(body()); });
+  return std::move(*result);
+}
+
+void ResilientStore::ThrowWaitFailure(const Status& status, const std::vector<std::string>& keys,
+                                      std::chrono::milliseconds timeout) const {
+  constexpr std::size_t kShown = 8;
+  if (status.code() != StatusCode::kTimeout) host_->Throw(status);
+  std::string list;
+  for (std::size_t i = 0; i < std::min(keys.size(), kShown); ++i) {
+    list += (i == 0 ? "" : ", ") + keys[i];
+  }
+  if (keys.size() > kShown) list += c10::str(", and ", keys.size() - kShown, " more");
+  host_->Throw(Status(StatusCode::kTimeout,
+                      c10::str("wait timeout after ", timeout.count(), " ms, keys: ", list,
+                               ": not all of them were set by then; ", status.message()),
+                      status.detail()));
+}
+
+void ResilientStore::set(const std::string& key, const std::vector<std::uint8_t>& value) {
+  Check(*host_, Run([&] {
+          return client_->Set(key, ToString(value), MakeCall(timeout_, Waits::kNo));
+        }));
+}
+
+std::vector<std::uint8_t> ResilientStore::compareSet(const std::string& key,
+                                                     const std::vector<std::uint8_t>& expected,
+                                                     const std::vector<std::uint8_t>& desired) {
+  return ToBytes(ValueOrThrow(*host_, Run([&] {
+                                return client_->CompareSet(key, ToString(expected),
+                                                           ToString(desired),
+                                                           MakeCall(timeout_, Waits::kNo));
+                              })));
+}
+
+std::vector<std::uint8_t> ResilientStore::get(const std::string& key) {
+  const auto timeout = timeout_;
+  auto value =
+      Run([&] { return client_->Get(key, /*wait=*/true, MakeCall(timeout, Waits::kForKeys)); });
+  if (!value.ok()) ThrowWaitFailure(value.status(), {key}, timeout);
+  return ToBytes(*value);
+}
+
+std::int64_t ResilientStore::add(const std::string& key, std::int64_t amount) {
+  return ValueOrThrow(
+      *host_, Run([&] { return client_->Add(key, amount, MakeCall(timeout_, Waits::kNo)); }));
+}
+
+bool ResilientStore::deleteKey(const std::string& key) {
+  return ValueOrThrow(*host_,
+                      Run([&] { return client_->Delete(key, MakeCall(timeout_, Waits::kNo)); }));
+}
+
+bool ResilientStore::check(const std::vector<std::string>& keys) {
+  return ValueOrThrow(*host_,
+                      Run([&] { return client_->Check(keys, MakeCall(timeout_, Waits::kNo)); }));
+}
+
+std::int64_t ResilientStore::getNumKeys() {
+  return ValueOrThrow(*host_, Run([&] { return client_->NumKeys(MakeCall(timeout_, Waits::kNo)); }));
+}
+
+void ResilientStore::wait(const std::vector<std::string>& keys) { wait(keys, timeout_); }
+
+void ResilientStore::wait(const std::vector<std::string>& keys,
+                          const std::chrono::milliseconds& timeout) {
+  const Status status =
+      Run([&] { return client_->Wait(keys, MakeCall(timeout, Waits::kForKeys)); });
+  if (!status.ok()) ThrowWaitFailure(status, keys, timeout);
+}
+
+}  // namespace resilient::plugin

@@ -1,0 +1,70 @@
+#include "torch_plugin/csrc/context.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <resilient/communicator.h>
+
+namespace resilient::plugin {
+
+SessionContext::SessionContext(ContextOptions options, std::shared_ptr<Host> host)
+    : host_(std::move(host)), options_(std::move(options)) {}
+
+SessionContext::~SessionContext() { Close(); }
+
+Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions options,
+                                                             std::shared_ptr<Host> host) {
+  const InterruptCheck interrupt = [host] { return host->Interrupted(); };
+  options.connect.session = store::NewSessionId();
+  options.session.interrupt = interrupt;
+  std::shared_ptr<SessionContext> context(new SessionContext(std::move(options), std::move(host)));
+  const Clock& clock = context->clock_;
+  const FactoryMaker make_fabric = [&](CommunicatorEvents& events) {
+    CpuFabricOptions fabric;
+    fabric.bind_address = context->options_.bind_address;
+    return MakeCpuFabric(std::move(fabric), clock, events);
+  };
+  auto session = OpenSession(context->options_.session,
+                             store::MakeRendezvous(context->options_.connect, interrupt, clock),
+                             make_fabric, clock);
+  if (!session.ok()) return session.status();
+  context->session_ = std::move(session).value();
+  return context;
+}
+
+Status SessionContext::Init() {
+  RESILIENT_RETURN_IF_ERROR(session_->Init());
+  auto client =
+      store::Connect(options_.connect, options_.session.interrupt, clock_,
+                     Deadline::After(clock_.Now(), std::max(budget(), Duration(std::chrono::seconds(1)))));
+  if (!client.ok()) return client.status();
+  const std::lock_guard lock(mutex_);
+  client_ = std::move(client).value();
+  return Status::Ok();
+}
+
+Result<std::shared_ptr<store::Client>> SessionContext::client() const {
+  const std::lock_guard lock(mutex_);
+  if (client_) return client_;
+  return Status(StatusCode::kFailedPrecondition,
+                "the session is not open: its store exists from init until close");
+}
+
+void SessionContext::Close() {
+  std::shared_ptr<store::Client> client;
+  {
+    const std::lock_guard lock(mutex_);
+    client = std::move(client_);
+    client_ = nullptr;
+  }
+  if (session_ == nullptr) return;  // Open failed.
+  const bool in_child = session_->InForkedChild();
+  host_->WithoutLock([&] {
+    session_->Close();
+    if (client) client->Close();
+    finisher_->Stop(in_child);
+  });
+  if (!in_child) ledger_->Close();
+}
+
+}  // namespace resilient::plugin

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include <resilient/clock.h>
+#include <resilient/session.h>
+#include <resilient/status.h>
+#include <resilient/store/client.h>
+
+#include "torch_plugin/csrc/finisher.h"
+#include "torch_plugin/csrc/host.h"
+#include "torch_plugin/csrc/ledger.h"
+
+namespace resilient::plugin {
+
+// What a world is opened with.
+struct ContextOptions {
+  store::ConnectOptions connect;  // Its session id is set by Open.
+  SessionOptions session;         // Its interrupt is set by Open.
+  std::string bind_address = "127.0.0.1";
+};
+
+// One world in one process: the session, its line to the store's keys, and what its Works need.
+//
+// Owner: its backends, its stores and the user, by shared_ptr. Thread: thread-safe. Lifetime: Close
+// ends it; the destructor closes, on any thread but the session's own.
+class SessionContext : public std::enable_shared_from_this<SessionContext> {
+ public:
+  // Nothing is sent before Init.
+  static Result<std::shared_ptr<SessionContext>> Open(ContextOptions options,
+                                                      std::shared_ptr<Host> host);
+  ~SessionContext();
+
+  // Session::Init, then the connection for keys. Blocks.
+  Status Init();
+
+  // kFailedPrecondition before Init and after Close.
+  Result<std::shared_ptr<store::Client>> client() const;
+
+  Session& session() { return *session_; }
+  const std::shared_ptr<Host>& host() const { return host_; }
+  const Clock& clock() const { return clock_; }
+  Duration budget() const { return options_.session.budget; }
+  std::uint64_t round() const { return session_->membership().round; }
+  const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
+  const std::shared_ptr<Finisher>& finisher() const { return finisher_; }
+
+  // Ends what is in flight, says goodbye, joins every thread of the session, releases every Work.
+  // Idempotent; at most ~1 s, and as long as a callback of the user's runs.
+  void Close();
+
+ private:
+  SessionContext(ContextOptions options, std::shared_ptr<Host> host);
+
+  const std::shared_ptr<Host> host_;
+  const SystemClock clock_;
+  ContextOptions options_;              // Constant after Open.
+  const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
+  const std::shared_ptr<Finisher> finisher_ = std::make_shared<Finisher>();
+  std::shared_ptr<Session> session_;    // Constant after Open.
+  mutable std::mutex mutex_;
+  std::shared_ptr<store::Client> client_;  // Guarded by mutex_.
+};
+
+}  // namespace resilient::plugin

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include <resilient/status.h>
+
+namespace resilient::plugin {
+
+// The thread "res-callback": completes futures and copies results back into tensors that were not
+// contiguous. Completing a future runs its callbacks, which under Python wait for the interpreter's
+// lock; the communicator's thread serves all groups of the session and must never wait for that
+// (a thread that computes with the lock held would stop everybody's collectives). Operations that
+// nobody asked a future of do not pass through here. Started at first use.
+//
+// Owner: SessionContext. Thread: thread-safe. Lifetime: Stop runs what is queued, then joins; when
+// a callback itself destroys the session, the thread ends by itself after it.
+class Finisher {
+ public:
+  Finisher();
+  ~Finisher();
+  Finisher(const Finisher&) = delete;
+  Finisher& operator=(const Finisher&) = delete;
+
+  // kResourceExhausted when no thread can be made. REQUIRES: a thread of the user's.
+  Status Start();
+
+  // Runs `task` on the thread, in order; on the calling thread when it does not run. At most one
+  // task a Work, so the Ledger's limit bounds the queue.
+  void Post(std::function<void()> task);
+
+  // Idempotent. In a forked child, where the thread does not exist, it is only forgotten.
+  void Stop(bool in_forked_child);
+
+ private:
+  struct Shared;
+
+  std::shared_ptr<Shared> shared_;  // With the thread, which may outlive this object.
+};
+
+}  // namespace resilient::plugin

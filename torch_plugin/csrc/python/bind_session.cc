@@ -1,0 +1,149 @@
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+
+#include "torch_plugin/csrc/c10d_store.h"
+#include "torch_plugin/csrc/context.h"
+#include "torch_plugin/csrc/convert.h"
+#include "torch_plugin/csrc/python/durations.h"
+#include "torch_plugin/csrc/python/module.h"
+
+namespace resilient::plugin {
+namespace {
+
+namespace py = pybind11;
+using ContextPtr = std::shared_ptr<SessionContext>;
+
+py::dict ToDict(const Membership& membership) {
+  py::list members;
+  for (const Member& member : membership.members) {
+    py::dict entry;
+    entry["rank"] = member.rank;
+    entry["host"] = member.host;
+    entry["pid"] = member.pid;
+    entry["incarnation"] = member.incarnation;
+    members.append(std::move(entry));
+  }
+  py::dict fields;
+  fields["state"] = std::string(SessionStateName(membership.state));
+  fields["life"] = membership.life;
+  fields["round"] = membership.round;
+  fields["generation"] = membership.generation;
+  fields["rank"] = membership.rank;
+  fields["members"] = std::move(members);
+  return fields;
+}
+
+py::object ToObject(const std::optional<Incident>& incident) {
+  if (!incident) return py::none();
+  py::dict fields;
+  fields["generation"] = incident->generation;
+  fields["cause"] = incident->cause.ToString();
+  fields["code"] = std::string(CodeName(incident->cause.code()));
+  fields["known"] = incident->known_unix_s;
+  fields["aborted"] = incident->aborted_unix_s;
+  fields["joined"] = incident->joined_unix_s;
+  fields["rebuilt"] = incident->rebuilt_unix_s;
+  fields["running"] = incident->running_unix_s;
+  return fields;
+}
+
+// The first cause as an exception object, or None.
+py::object FailureObject(const PythonHost& host, SessionContext& context) {
+  Status failure;
+  {
+    const py::gil_scoped_release unlocked;
+    failure = context.session().failure();
+  }
+  if (failure.ok()) return py::none();
+  PyObject* exception = host.MakeException(failure);
+  if (exception == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(exception);
+}
+
+void Rebuild(PythonHost& host, SessionContext& context, double timeout) {
+  const py::gil_scoped_release unlocked;
+  const Deadline deadline = Deadline::After(context.clock().Now(), FromSeconds(timeout));
+  Check(host, context.session().Rebuild(deadline));
+}
+
+void DefineInit(py::class_<SessionContext, ContextPtr>& session,
+                const std::shared_ptr<PythonHost>& host) {
+  session.def(
+      py::init([host](std::vector<std::string> addresses, std::string job, int rank, int world_size,
+                      double init_timeout, double budget, double seat_wait,
+                      std::uint64_t launcher_attempt, bool supervised, std::string expected_server,
+                      bool hosts_store, std::string bind_address) {
+        ContextOptions options;
+        options.connect.addresses = std::move(addresses);
+        options.connect.job = std::move(job);
+        options.connect.launcher_attempt = launcher_attempt;
+        options.connect.supervised = supervised;
+        options.connect.expected_server = std::move(expected_server);
+        options.connect.hosts_store = hosts_store;
+        options.session.rank = rank;
+        options.session.world_size = world_size;
+        options.session.init_timeout = FromSeconds(init_timeout);
+        options.session.budget = FromSeconds(budget);
+        options.session.seat_wait = FromSeconds(seat_wait);
+        options.bind_address = std::move(bind_address);
+        const py::gil_scoped_release unlocked;
+        return ValueOrThrow(*host, SessionContext::Open(std::move(options), host));
+      }),
+      py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("rank"), py::arg("world_size"),
+      py::arg("init_timeout"), py::arg("budget"), py::arg("seat_wait"),
+      py::arg("launcher_attempt") = 0, py::arg("supervised") = false,
+      py::arg("expected_server") = "", py::arg("hosts_store") = false,
+      py::arg("bind_address") = "127.0.0.1");
+}
+
+}  // namespace
+
+void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
+  py::class_<SessionContext, ContextPtr> session(m, "Session");
+  DefineInit(session, host);
+  session
+      .def("init",
+           [host](SessionContext& self) {
+             const py::gil_scoped_release unlocked;
+             Check(*host, self.Init());
+           })
+      .def(
+          "store",
+          [host](const ContextPtr& self, std::chrono::milliseconds timeout) {
+            return ValueOrThrow(*host, ResilientStore::OfSession(self, timeout));
+          },
+          py::arg("timeout"))
+      .def("membership",
+           [](SessionContext& self) {
+             Membership membership;
+             {
+               const py::gil_scoped_release unlocked;
+               membership = self.session().membership();
+             }
+             return ToDict(membership);
+           })
+      .def("failure", [host](SessionContext& self) { return FailureObject(*host, self); })
+      .def("last_incident",
+           [](SessionContext& self) {
+             std::optional<Incident> incident;
+             {
+               const py::gil_scoped_release unlocked;
+               incident = self.session().last_incident();
+             }
+             return ToObject(incident);
+           })
+      .def(
+          "rebuild",
+          [host](SessionContext& self, double timeout) { Rebuild(*host, self, timeout); },
+          py::arg("timeout"))
+      .def("close", &SessionContext::Close, py::call_guard<py::gil_scoped_release>())
+      .def("in_forked_child", [](SessionContext& self) { return self.session().InForkedChild(); });
+}
+
+}  // namespace resilient::plugin

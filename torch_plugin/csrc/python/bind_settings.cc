@@ -1,0 +1,74 @@
+#include <chrono>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pybind11/stl.h>
+#include <resilient/settings.h>
+#include <resilient/store/client.h>
+
+#include "torch_plugin/csrc/convert.h"
+#include "torch_plugin/csrc/python/durations.h"
+#include "torch_plugin/csrc/python/module.h"
+
+namespace resilient::plugin {
+namespace {
+
+namespace py = pybind11;
+
+py::dict ToDict(const Settings& settings) {
+  py::dict fields;
+  fields["store"] = settings.store;
+  fields["job"] = settings.job;
+  fields["bind"] = settings.bind;
+  fields["linger"] = ToSeconds(settings.linger);
+  fields["lease_ttl"] = ToSeconds(settings.lease_ttl);
+  fields["budget"] = ToSeconds(settings.budget);
+  fields["seat_wait"] = ToSeconds(settings.seat_wait);
+  fields["log"] = settings.log;
+  fields["owner"] = settings.owner;
+  fields["warnings"] = settings.warnings;
+  return fields;
+}
+
+std::string ProbeStore(PythonHost& host, const std::string& address, const std::string& job,
+                       double timeout, const std::string& expected_server) {
+  const SystemClock clock;
+  store::ConnectOptions options;
+  options.addresses = {address};
+  options.job = job;
+  options.expected_server = expected_server;
+  const py::gil_scoped_release unlocked;
+  auto client = ValueOrThrow(
+      host, store::Connect(std::move(options), [&host] { return host.Interrupted(); }, clock,
+                           Deadline::After(clock.Now(), FromSeconds(timeout))));
+  std::string server = client->server_id();
+  client->Close();
+  return server;
+}
+
+}  // namespace
+
+void RegisterSettings(py::module_& m, const std::shared_ptr<PythonHost>& host) {
+  m.def("parse_settings", [host](const std::map<std::string, std::string>& environment) {
+    const std::vector<std::pair<std::string, std::string>> pairs(environment.begin(),
+                                                                 environment.end());
+    return ToDict(ValueOrThrow(*host, ParseSettings(pairs)));
+  });
+  m.def(
+      "set_log",
+      [host](const std::string& level, const std::string& tag) {
+        Check(*host, ConfigureLog(level, tag));
+      },
+      py::arg("level"), py::arg("tag"));
+  m.def(
+      "probe_store",
+      [host](const std::string& address, const std::string& job, double timeout,
+             const std::string& expected_server) {
+        return ProbeStore(*host, address, job, timeout, expected_server);
+      },
+      py::arg("address"), py::arg("job"), py::arg("timeout"), py::arg("expected_server") = "");
+}
+
+}  // namespace resilient::plugin

@@ -1,0 +1,36 @@
+#include "torch_plugin/csrc/python/module.h"
+
+#include <exception>
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/version.h>
+
+namespace resilient::plugin {
+
+void RegisterErrors(pybind11::module_& m, const std::shared_ptr<PythonHost>& host) {
+  m.def("install_error_factory",
+        [host](const pybind11::function& factory) { host->InstallFactory(factory.ptr()); });
+  // What PythonHost throws, wherever it comes out: out of our functions, or out of torch's bindings
+  // of Store and Work.
+  pybind11::register_exception_translator([](std::exception_ptr pending) {
+    try {
+      if (pending) std::rethrow_exception(std::move(pending));
+    } catch (python_error& error) {
+      error.restore();
+    }
+  });
+}
+
+}  // namespace resilient::plugin
+
+PYBIND11_MODULE(_C, m) {
+  using namespace resilient::plugin;  // NOLINT(google-build-using-namespace)
+  m.attr("TORCH_VERSION") = TORCH_VERSION;
+  m.attr("VERSION") = RESILIENT_VERSION;
+  const auto host = std::make_shared<PythonHost>();
+  RegisterErrors(m, host);
+  RegisterSettings(m, host);
+  RegisterSession(m, host);
+  RegisterStore(m, host);
+  RegisterBackend(m, host);
+}

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <Python.h>
+#include <pthread.h>
+
+#include <string>
+
+#include "torch_plugin/csrc/host.h"
+
+namespace resilient::plugin {
+
+// The interpreter as Host: exceptions made by the installed factory and thrown as torch's
+// python_error, which keeps their class through autograd; Ctrl-C by PyErr_CheckSignals on the main
+// thread; call sites from the frames of the main thread.
+//
+// Owner: the extension module and everything it makes. Thread: thread-safe; the methods take the
+// interpreter's lock, so no mutex of ours may be held. Lifetime: its references to Python objects
+// are never released, because it may outlive the interpreter.
+class PythonHost final : public Host {
+ public:
+  // REQUIRES: the interpreter's lock, torch imported. `package_dir`: of torch_resilient.
+  PythonHost();
+
+  // Replaces the factory. REQUIRES: the interpreter's lock.
+  void InstallFactory(PyObject* factory);
+
+  // The exception object for `status`, a new reference; null with a Python error set when the
+  // factory failed or none is installed. REQUIRES: the interpreter's lock.
+  PyObject* MakeException(const Status& status) const;
+
+  [[noreturn]] void Throw(const Status& status) override;
+  Status Interrupted() override;
+  std::string CallSite() override;
+  bool Ending() const override;
+  void WithoutLock(const std::function<void()>& body) override;
+
+ private:
+  bool OnMainThread() const { return pthread_equal(pthread_self(), main_thread_) != 0; }
+  bool IsLibraryFile(const char* path, Py_ssize_t length) const;
+
+  pthread_t main_thread_;                 // Constant.
+  std::string torch_dir_;                 // Constant; with a trailing slash.
+  std::string package_dir_;               // Constant; with a trailing slash.
+  PyObject* factory_ = nullptr;           // Guarded by the interpreter's lock.
+};
+
+}  // namespace resilient::plugin

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <c10/util/intrusive_ptr.h>
+#include <resilient/status.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "torch_plugin/csrc/backend.h"
+#include "torch_plugin/csrc/context.h"
+
+namespace resilient::plugin {
+
+// The session behind the store that a group was given; kFailedPrecondition when its innermost store
+// is none of ours.
+Result<std::shared_ptr<SessionContext>> ContextOf(const c10::intrusive_ptr<c10d::Store>& store);
+
+// The session as its users hold it: keeps the whole context alive.
+std::shared_ptr<Session> SharedSession(const std::shared_ptr<SessionContext>& context);
+
+}  // namespace resilient::plugin

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <c10/util/Exception.h>
+#include <resilient/session.h>
+#include <resilient/status.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace resilient {
+
+// What a libtorch C++ program catches: torch's own classes, with our Status inside. what() begins
+// with "[resilient:CODE]". Thread: immutable.
+class BackendError : public c10::DistBackendError {
+ public:
+  BackendError(c10::SourceLocation where, Status status)
+      : DistBackendError(where, status.ToString()), status_(std::move(status)) {}
+  const Status& status() const { return status_; }
+
+ private:
+  Status status_;
+};
+
+class StoreError : public c10::DistStoreError {
+ public:
+  StoreError(c10::SourceLocation where, Status status)
+      : DistStoreError(where, status.ToString()), status_(std::move(status)) {}
+  const Status& status() const { return status_; }
+
+ private:
+  Status status_;
+};
+
+class NetworkError : public c10::DistNetworkError {
+ public:
+  NetworkError(c10::SourceLocation where, Status status)
+      : DistNetworkError(where, status.ToString()), status_(std::move(status)) {}
+  const Status& status() const { return status_; }
+
+ private:
+  Status status_;
+};
+
+// Who joins which world. Thread: value type.
+struct WorldOptions {
+  std::vector<std::string> addresses;  // Of the store, "host:port", tried in turn.
+  std::string job;
+  int rank = -1;
+  int world_size = 0;
+  Duration init_timeout = std::chrono::minutes(30);  // For peers that nobody has heard of.
+  Duration budget = std::chrono::seconds(20);        // Machine time of one recovery.
+  Duration seat_wait = Duration::zero();             // Waiting for a lost seat to be filled.
+  std::chrono::milliseconds store_timeout = c10d::Store::kDefaultTimeout;  // Of `World::store`.
+  std::string bind_address = "127.0.0.1";  // Where peers reach this process.
+  std::uint64_t launcher_attempt = 0;
+};
+
+// One world as a C++ program uses it. The three keep each other alive. Thread: thread-safe, as
+// c10d's classes are.
+struct World {
+  std::shared_ptr<Session> session;  // Rebuild, membership, failure.
+  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
+};
+
+// Blocks until the world runs. Throws BackendError, StoreError or NetworkError.
+World OpenWorld(const WorldOptions& options);
+
+}  // namespace resilient
