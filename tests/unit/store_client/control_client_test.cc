@@ -182,6 +182,8 @@ TEST_F(ControlClientTest, LostConnection_SendsAgainUntilAcknowledged) {
   ASSERT_TRUE(again && std::holds_alternative<JoinOp>(again->op));
   EXPECT_EQ(again->seq, join->seq);
   line_->SendReply(ReplyTo(again));
+  line_->SendEvent(RunningEvent{1});
+  events_.Await(1);  // So the reply before it was read as well.
   rendezvous->Ready(3);
   std::optional<Request> ready = line_->ReadOp<ReadyOp>();
   ASSERT_TRUE(ready);

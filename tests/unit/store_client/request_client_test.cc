@@ -34,7 +34,11 @@ class RequestClientTest : public ::testing::Test {
   }
 
   Deadline In(Duration time) { return Deadline::After(clock_.Now(), time); }
-  Client::Call Within(Duration time) { return Client::Call{.deadline = In(time)}; }
+  Client::Call Within(Duration time) {
+    Client::Call call;
+    call.deadline = In(time);
+    return call;
+  }
   Client::Call Patient() { return Within(kPatience); }
 
   std::future<Result<std::shared_ptr<Client>>> StartConnect(ConnectOptions options,
