@@ -33,7 +33,7 @@ def main(arguments=None):
     options = _parse(arguments)
     try:
         return Launcher(options).run()
-    except (LaunchError, _server.ServerStartError) as error:
+    except (OSError, _server.ServerStartError, LaunchError) as error:
         print(f"resilient-run: {error}", file=sys.stderr)
         return 1
 
@@ -267,9 +267,11 @@ class Launcher:
     # ---- store
 
     def _start_store(self):
-        command = [_server.binary(), "serve", "--listen", "127.0.0.1:0"]
+        command = [_server.binary(), "serve", "--listen", "127.0.0.1:0", "--parent-death"]
+        if "RESILIENT_LOG" not in os.environ:
+            command += ["--log-level", "warn"]
         self._store = subprocess.Popen(
-            [*command, "--parent-death", "--print-address"],
+            [*command, "--print-address"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,  # A Ctrl-C ends the workers first.

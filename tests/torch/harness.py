@@ -1,0 +1,306 @@
+"""What tests use to run ranks as real processes, and to find what they leave behind."""
+
+import contextlib
+import ctypes
+import inspect
+import itertools
+import os
+import pickle
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import rank_server
+
+PR_SET_CHILD_SUBREAPER = 36
+LEFTOVER_SECONDS = 4.0
+_numbers = itertools.count(1)
+
+
+class RankFailed(AssertionError):
+    """A rank raised, or ended otherwise than the test expected."""
+
+
+class Server:
+    """The fork server's process and the ranks made by it. One a pytest session."""
+
+    def __init__(self):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control = ours
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment["MKL_NUM_THREADS"] = "1"
+        self.process = subprocess.Popen(
+            [sys.executable, rank_server.__file__, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+        )
+        theirs.close()
+        self._ranks = {}
+        message = self._receive(60)
+        assert message and message[0] == "ready", "the fork server did not start"
+        self.threads = message[1]
+
+    def start(self, function, args, environment):
+        rank = Rank(self, next(_numbers))
+        self._ranks[rank.number] = rank
+        request = {
+            "number": rank.number,
+            "file": inspect.getsourcefile(function),
+            "function": function.__name__,
+            "args": args,
+            "environment": environment,
+        }
+        rank.launch(self._control, request)
+        while rank.pid is None:
+            assert self.pump(10), "the fork server does not answer"
+        return rank
+
+    def pump(self, seconds):
+        """Handles one message of the fork server; False when none came in time."""
+        message = self._receive(seconds)
+        if message is None:
+            return False
+        kind, number, value = message
+        rank = self._ranks[number]
+        if kind == "started":
+            rank.pid = value
+        else:
+            rank.exit_code = value
+            rank.ended_at = time.monotonic()
+        return True
+
+    def _receive(self, seconds):
+        self._control.settimeout(max(seconds, 0.001))
+        try:
+            data = self._control.recv(rank_server.MESSAGE_LIMIT)
+        except TimeoutError:
+            return None
+        if not data:
+            raise RankFailed("the fork server ended")
+        return pickle.loads(data)
+
+    def close(self):
+        self._control.close()
+        self.process.wait(10)
+
+
+class Rank:
+    """One forked rank: its process, its output files, and its channel to the test."""
+
+    def __init__(self, server, number):
+        self._server = server
+        self.number = number
+        self.pid = None
+        self.exit_code = None
+        self.ended_at = None
+        self._stdout = tempfile.TemporaryFile()  # noqa: SIM115
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        self._channel, self._their_channel = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET
+        )
+        self._told = []
+        self._outcome = None
+
+    def launch(self, control, request):
+        descriptors = [self._stdout.fileno(), self._stderr.fileno(), self._their_channel.fileno()]
+        socket.send_fds(control, [pickle.dumps(request)], descriptors)
+        self._their_channel.close()
+
+    def signal(self, number=signal.SIGKILL):
+        """Sends the signal; returns the time (monotonic, unix) right before."""
+        now = time.monotonic(), time.time()
+        os.kill(self.pid, number)
+        return now
+
+    def say(self, message):
+        self._channel.send(pickle.dumps(message))
+
+    def told(self, seconds=30):
+        """The rank's next message. Fails when the rank ends or nothing comes in time."""
+        deadline = time.monotonic() + seconds
+        while not self._told:
+            if self._outcome is not None or not self._read(deadline):
+                self._fail(f"said nothing within {seconds} s")
+        return self._told.pop(0)
+
+    def wait(self, seconds=30):
+        """Exit code; fails after the time, and kills the process."""
+        deadline = time.monotonic() + seconds
+        while self.exit_code is None:
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._server.pump(left):
+                os.kill(self.pid, signal.SIGKILL)
+                self._fail(f"still runs after {seconds} s")
+        return self.exit_code
+
+    def outcome(self, seconds=30):
+        """("returned", value) or ("raised", exception, text); None when it ended without."""
+        deadline = time.monotonic() + seconds
+        while self._outcome is None and self._read(deadline):
+            pass
+        return self._outcome
+
+    def value(self, seconds=30):
+        """What the function returned; fails when it raised. Waits for the end of the process."""
+        deadline = time.monotonic() + seconds
+        outcome = self.outcome(seconds)
+        exit_code = self.wait(max(deadline - time.monotonic(), 1))
+        if outcome is None or outcome[0] != "returned" or exit_code != 0:
+            self._fail("did not return")
+        return outcome[1]
+
+    def error(self, seconds=30):
+        """What the function raised; fails when it returned."""
+        outcome = self.outcome(seconds)
+        if outcome is None or outcome[0] != "raised":
+            self._fail("did not raise")
+        return outcome[1]
+
+    def stdout(self):
+        return _content(self._stdout)
+
+    def stderr(self):
+        return _content(self._stderr)
+
+    def alive(self):
+        while self.exit_code is None and self._server.pump(0):
+            pass
+        return self.exit_code is None
+
+    def _read(self, deadline):
+        """One message of the channel; False at its end or after the deadline."""
+        self._channel.settimeout(max(deadline - time.monotonic(), 0.001))
+        try:
+            data = self._channel.recv(rank_server.MESSAGE_LIMIT)
+        except (TimeoutError, ConnectionResetError):
+            return False
+        if not data:
+            return False
+        message = pickle.loads(data)
+        if message[0] == "told":
+            self._told.append(message[1])
+        else:
+            self._outcome = message
+        return True
+
+    def _fail(self, what):
+        text = self._outcome[2] if self._outcome and self._outcome[0] == "raised" else ""
+        raise RankFailed(
+            f"the process {self.pid} {what} (exit code {self.exit_code}, outcome"
+            f" {self._outcome!r})\n{text}\n--- stderr\n{self.stderr()}\n--- stdout\n{self.stdout()}"
+        )
+
+
+class World:
+    """Ranks of one job on the session's store. What still runs at the end of the test is killed
+    and is a failure."""
+
+    def __init__(self, server, store_address):
+        self._server = server
+        self.store_address = store_address
+        self.job = f"test-{os.getpid()}-{next(_numbers)}"
+        self.ranks = []
+
+    def environment(self, rank, size, extra=None):
+        """Of a rank as resilient-run would start it; None as a value removes the name."""
+        keep = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "TMPDIR", "LANG")
+        environment = {name: os.environ[name] for name in keep if name in os.environ}
+        environment.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(size),
+            LOCAL_WORLD_SIZE=str(size),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT="1",
+            RESILIENT_STORE=self.store_address,
+            RESILIENT_JOB=self.job,
+            OMP_NUM_THREADS="1",
+        )
+        environment.update(extra or {})
+        return {name: value for name, value in environment.items() if value is not None}
+
+    def start_rank(self, function, rank, size, *args, env=None):
+        started = self._server.start(function, args, self.environment(rank, size, env))
+        self.ranks.append(started)
+        return started
+
+    def start(self, function, size, *args, env=None):
+        """Starts the function as all ranks of a world."""
+        return [self.start_rank(function, rank, size, *args, env=env) for rank in range(size)]
+
+    def run(self, function, size, *args, env=None, seconds=60):
+        """The values that the function returned on each rank."""
+        deadline = time.monotonic() + seconds
+        ranks = self.start(function, size, *args, env=env)
+        return [rank.value(max(deadline - time.monotonic(), 1)) for rank in ranks]
+
+    def close(self):
+        left = [rank for rank in self.ranks if rank.alive()]
+        for rank in left:
+            os.kill(rank.pid, signal.SIGKILL)
+            with contextlib.suppress(RankFailed):
+                rank.wait(10)
+        return [f"rank process {rank.pid}:\n{rank.stderr()}" for rank in left]
+
+
+def become_subreaper():
+    """Orphans of what the tests start become our children, so that they can be found."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children():
+    """{pid: command line} of the living children of this process; ended ones are collected."""
+    found = {}
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/children") as file:
+            for pid in map(int, file.read().split()):
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as line:
+                    command = line.read().replace(b"\0", b" ").decode(errors="replace").strip()
+                    if command:
+                        found[pid] = command
+    return found
+
+
+def collect_orphans(known):
+    """Waits for children that are not in `known` to end; kills and returns what does not."""
+    deadline = time.monotonic() + LEFTOVER_SECONDS
+    while True:
+        left = {pid: line for pid, line in children().items() if pid not in known}
+        if not left or time.monotonic() > deadline:
+            break
+        with selectors.DefaultSelector() as selector:
+            pidfds = []
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    pidfds.append(os.pidfd_open(pid))
+                    selector.register(pidfds[-1], selectors.EVENT_READ)
+            selector.select(max(deadline - time.monotonic(), 0))
+        for pidfd in pidfds:
+            os.close(pidfd)
+        _reap(left)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    _reap(left, wait=True)
+    return left
+
+
+def _reap(pids, wait=False):
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0 if wait else os.WNOHANG)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _content(file):
+    file.seek(0)
+    return file.read().decode(errors="replace")

@@ -1,0 +1,181 @@
+"""resilient-run as a launcher, with shell scripts for workers: no torch."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+def launch(*arguments, **options):
+    command = [sys.executable, "-m", "torch_resilient.run", *map(str, arguments)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def run(*arguments, seconds=20, **options):
+    process = launch(*arguments, **options)
+    stdout, stderr = process.communicate(timeout=seconds)
+    return process.returncode, stdout, stderr
+
+
+def shell(tmp_path, text):
+    path = tmp_path / "worker.sh"
+    path.write_text(text)
+    return ["--no-python", "/bin/sh", path]
+
+
+def events(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_it_does_not_import_torch():
+    code = "import sys, torch_resilient.run; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=20).returncode == 0
+
+
+def test_lines_are_prefixed_and_kept_whole(tmp_path):
+    script = shell(tmp_path, 'for i in 1 2 3; do echo "out $RANK $i"; echo "err $RANK" >&2; done')
+    code, stdout, stderr = run("--nproc", 3, *script)
+    assert code == 0
+    for rank in range(3):
+        assert [line for line in stdout.splitlines() if line.startswith(f"[{rank}] ")] == [
+            f"[{rank}] out {rank} {number}" for number in (1, 2, 3)
+        ]
+        assert stderr.count(f"[{rank}] err {rank}\n") == 3
+
+
+def test_the_last_line_needs_no_newline(tmp_path):
+    code, stdout, _ = run("--nproc", 1, *shell(tmp_path, "printf 'no end'"))
+    assert (code, stdout) == (0, "[0] no end\n")
+
+
+def test_the_environment_of_a_rank(tmp_path):
+    code, stdout, _ = run("--nproc", 2, "--job", "night", *shell(tmp_path, "env"))
+    assert code == 0
+    for wanted in (
+        "[1] RANK=1",
+        "[1] LOCAL_RANK=1",
+        "[1] WORLD_SIZE=2",
+        "[1] RESILIENT_JOB=night",
+        "[1] RESILIENT_SEAT_WAIT=10min",
+        "[1] OMP_NUM_THREADS=1",
+        "[1] RESILIENT_STORE=127.0.0.1:",
+        "[1] MASTER_PORT=",
+    ):
+        assert wanted in stdout
+
+
+@pytest.mark.parametrize("how", ["exit 7", "kill -9 $$"])
+def test_a_dead_rank_is_replaced(tmp_path, how):
+    text = f'[ "$RANK" = 1 ] && [ ! -e {tmp_path}/x ] && touch {tmp_path}/x && {how}; sleep 0.5'
+    log = tmp_path / "events"
+    code, _, stderr = run("--nproc", 2, "--events", log, *shell(tmp_path, text))
+    assert code == 0, stderr
+    assert "rank 1" in stderr and "replacing it (1 of 3 restarts)" in stderr
+    started = [event["rank"] for event in events(log) if event["event"] == "started"]
+    assert sorted(started) == [0, 1, 1]
+    assert all(event["time"] > 0 for event in events(log))
+
+
+@pytest.mark.parametrize(("how", "expected"), [("exit 7", 7), ("kill -9 $$", 137)])
+def test_when_the_restarts_are_used_the_job_ends_with_its_code(tmp_path, how, expected):
+    text = f'[ "$RANK" = 1 ] && {how}; exec sleep 60'
+    started = time.monotonic()
+    code, _, stderr = run("--nproc", 3, "--max-restarts", 1, *shell(tmp_path, text))
+    assert code == expected
+    assert "all 1 restarts are used" in stderr
+    assert time.monotonic() - started < 5
+
+
+def test_a_rank_that_dies_in_its_start_is_held_back(tmp_path):
+    log = tmp_path / "events"
+    script = shell(tmp_path, '[ "$RANK" = 0 ] && exit 3; exec sleep 60')
+    assert run("--nproc", 2, "--max-restarts", 3, "--events", log, *script)[0] == 3
+    times = [e["time"] for e in events(log) if e["event"] == "started" and e["rank"] == 0]
+    assert len(times) == 4
+    # At once, then after 0.5 s, then after 1 s.
+    assert times[1] - times[0] < 0.4 < times[2] - times[1] < 0.9 < times[3] - times[2]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_everything(tmp_path, number):
+    process = launch("--nproc", 3, *shell(tmp_path, "echo ready; exec sleep 60"))
+    for _ in range(3):
+        assert "ready" in process.stdout.readline()
+    started = time.monotonic()
+    process.send_signal(number)
+    process.communicate(timeout=10)
+    assert time.monotonic() - started < 3
+    assert process.returncode == 128 + number
+
+
+def test_a_second_signal_kills(tmp_path):
+    script = shell(tmp_path, "trap '' INT; echo ready; while :; do sleep 0.1; done")
+    process = launch("--nproc", 2, *script)
+    for _ in range(2):
+        assert "ready" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert time.monotonic() - started < 1
+
+
+def test_who_ignores_the_signal_is_killed(tmp_path):
+    script = shell(tmp_path, "trap '' TERM; echo ready; while :; do sleep 0.1; done")
+    process = launch("--nproc", 2, *script)
+    for _ in range(2):
+        assert "ready" in process.stdout.readline()
+    started = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert time.monotonic() - started < 3.5
+
+
+def test_a_killed_launcher_leaves_nothing(tmp_path):
+    process = launch("--nproc", 2, *shell(tmp_path, "echo ready; exec sleep 60"))
+    for _ in range(2):
+        assert "ready" in process.stdout.readline()
+    process.kill()
+    process.communicate(timeout=10)  # The rest is for the fixture that looks for leftovers.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--nproc", "0", "x"], "must be at least 1"),
+        (["--nproc", "many", "x"], "'many' is not a number"),
+        (["--nproc", "2"], "script"),
+    ],
+)
+def test_bad_arguments(arguments, text):
+    code, _, stderr = run(*arguments)
+    assert code == 2
+    assert text in stderr
+
+
+def test_a_missing_script(tmp_path):
+    code, _, stderr = run("--nproc", 1, "--max-restarts", 0, tmp_path / "no.py")
+    assert code == 2
+    assert "no.py" in stderr
+
+
+def test_a_program_that_cannot_be_started(tmp_path):
+    code, _, stderr = run("--nproc", 1, "--no-python", tmp_path / "no")
+    assert code == 1
+    assert stderr.startswith("resilient-run: ")
+    assert len(stderr.splitlines()) == 1
+
+
+def test_as_a_module(tmp_path):
+    (tmp_path / "worker.py").write_text("import os; print('module', os.environ['RANK'])")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    code, stdout, _ = run("--nproc", 1, "-m", "worker", env=environment)
+    assert (code, stdout) == (0, "[0] module 0\n")
