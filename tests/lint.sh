@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Everything that can be said about the sources without running them: tests/lint.sh [BUILD_DIR]
+# BUILD_DIR (default: build) holds compile_commands.json and the generated headers. $RUFF names ruff, or PATH has it.
+# $LINT_JOBS: clang-tidy processes at a time (default 2). All parts run; the exit code is 1 if any found something.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+build="${1:-build}"
+jobs="${LINT_JOBS:-2}"
+failed=()
+
+newest() {  # The versioned name where the distribution has one: other versions format differently.
+  command -v "$1-14" || command -v "$1" || { echo "lint: $1 is missing (make packages-lint)" >&2; exit 2; }
+}
+
+part() {
+  local name="$1" start=$SECONDS
+  shift
+  if ! "$@"; then failed+=("$name"); fi
+  echo "lint: $name, $((SECONDS - start)) s"
+}
+
+sources() { git ls-files -co --exclude-standard -- "$@"; }
+
+format() { sources '*.h' '*.cc' | xargs -r "$clang_format" --dry-run -Werror; }
+
+# Our own compiled sources only: tests are held by the compilers' warnings, generated code by nobody.
+tidy() {
+  local root files
+  root="$(pwd -P)"
+  files="$(python3 - "$build/compile_commands.json" "$root" <<'PY'
+import json, os, sys
+root = sys.argv[2] + "/"
+folders = ("runtime/", "store/", "torch_plugin/csrc/")
+files = {os.path.realpath(os.path.join(e["directory"], e["file"])) for e in json.load(open(sys.argv[1]))}
+names = sorted(f[len(root):] for f in files if f.startswith(root))
+# The slow ones first, so that no processor is left waiting at the end.
+print("\n".join(sorted((n for n in names if n.startswith(folders)), key=lambda n: not n.startswith("torch_plugin/"))))
+PY
+)" || return 1
+  [ -n "$files" ] || { echo "lint: $build/compile_commands.json names no source of this tree" >&2; return 1; }
+  # gcc's own options are not known to clang.
+  tr '\n' '\0' <<<"${files}" | xargs -0 -r -n 1 -P "$jobs" "$clang_tidy" -p "$build" --quiet \
+    --extra-arg=-Wno-unknown-warning-option --extra-arg=-Wno-ignored-optimization-argument \
+    2> >(grep -vE '^[0-9]+ warnings? (generated|treated)|^Suppressed|^Use -header-filter|^$' >&2)
+}
+
+ruff_all() {
+  local ruff="${RUFF:-ruff}"
+  command -v "$ruff" >/dev/null || { echo "lint: ruff is missing: set RUFF" >&2; return 1; }
+  "$ruff" check . && "$ruff" format --check .
+}
+
+clang_format="$(newest clang-format)" || exit 2
+clang_tidy="$(newest clang-tidy)" || exit 2
+part clang-format format
+part tidy.py python3 tests/tidy.py
+part ruff ruff_all
+if [ -f "$build/compile_commands.json" ]; then
+  part clang-tidy tidy
+else
+  echo "lint: $build/compile_commands.json is missing: configure first (cmake --preset dev, or make build)" >&2
+  failed+=(clang-tidy)
+fi
+if [ ${#failed[@]} -gt 0 ]; then
+  echo "lint: failed: ${failed[*]}" >&2
+  exit 1
+fi
