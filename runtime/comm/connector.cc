@@ -1,0 +1,143 @@
+#include "runtime/comm/connector.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/comm/wire.h"
+
+namespace resilient {
+namespace {
+
+constexpr Duration kFirstDelay = Millis(5);
+constexpr Duration kLongestDelay = Millis(1000);
+// A connect that gets no answer at all is tried anew: the route may have changed.
+constexpr Duration kConnectPatience = Millis(5000);
+
+}  // namespace
+
+Connector::Connector(ConnectorListener& listener, int peer, std::string endpoint, std::string hello,
+                     std::uint64_t seed)
+    : listener_(listener),
+      peer_(peer),
+      endpoint_(std::move(endpoint)),
+      hello_(std::move(hello)),
+      random_(seed) {}
+
+short Connector::Interest() const {
+  switch (stage_) {
+    case Stage::kWaiting:
+    case Stage::kDone:
+      return 0;
+    case Stage::kConnecting:
+    case Stage::kSendingHello:
+      return POLLOUT;
+    case Stage::kAwaitingReply:
+      return POLLIN;
+  }
+  return 0;
+}
+
+Instant Connector::NextTime() const {
+  return stage_ == Stage::kWaiting || stage_ == Stage::kConnecting ? when_ : kNever;
+}
+
+void Connector::OnTime(Instant now) {
+  if (now < NextTime()) return;
+  if (stage_ == Stage::kWaiting) return Start(now);
+  Fail(now, Status(StatusCode::kUnreachable,
+                   StrCat("no answer from ", endpoint_, " within 5 s; is a firewall between?")));
+}
+
+void Connector::Start(Instant now) {
+  Result<HostPort> address = ParseHostPort(endpoint_);
+  if (!address) return Fail(now, address.status());
+  address_ = *address;
+  Result<FileDescriptor> socket = StartConnectTcp(address_);
+  if (!socket) return Fail(now, socket.status());
+  socket_ = std::move(*socket);
+  stage_ = Stage::kConnecting;
+  when_ = now + kConnectPatience;
+}
+
+void Connector::OnReady(Instant now) {
+  switch (stage_) {
+    case Stage::kWaiting:
+    case Stage::kDone:
+      return;
+    case Stage::kConnecting:
+      if (Status outcome = ConnectOutcome(socket_, address_); !outcome.ok())
+        return Fail(now, outcome);
+      stage_ = Stage::kSendingHello;
+      sent_ = 0;
+      reply_.clear();
+      return SendHello(now);
+    case Stage::kSendingHello:
+      return SendHello(now);
+    case Stage::kAwaitingReply:
+      return ReadReply(now);
+  }
+}
+
+void Connector::SendHello(Instant now) {
+  const ssize_t n = send(socket_.get(), hello_.data() + sent_, hello_.size() - sent_,
+                         MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (n < 0) {
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return;
+    return Fail(now, Status(StatusCode::kUnreachable, StrCat(endpoint_, ": ", strerror(errno))));
+  }
+  sent_ += static_cast<std::size_t>(n);
+  if (sent_ == hello_.size()) stage_ = Stage::kAwaitingReply;
+}
+
+void Connector::ReadReply(Instant now) {
+  char bytes[kHelloReplyBytes];
+  const ssize_t n =
+      recv(socket_.get(), bytes, kHelloReplyBytes - reply_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+  if (n <= 0) {
+    return Fail(now, Status(StatusCode::kUnreachable,
+                            StrCat(endpoint_, " closed the connection before the group was built",
+                                   n < 0 ? StrCat(": ", strerror(errno)) : std::string())));
+  }
+  reply_.append(bytes, static_cast<std::size_t>(n));
+  if (reply_.size() < kHelloReplyBytes) return;
+  const Result<HelloVerdict> verdict = DecodeHelloReply(reply_);
+  if (!verdict) return Fail(now, verdict.status());
+  stage_ = Stage::kDone;
+  if (*verdict == HelloVerdict::kAccepted) {
+    listener_.OnConnected(*this, std::move(socket_));
+  } else {
+    socket_.Reset();
+    listener_.OnPeerLeft(*this);
+  }
+}
+
+void Connector::Fail(Instant now, const Status& why) {
+  socket_.Reset();
+  stage_ = Stage::kWaiting;
+  const Duration ceiling = std::min(kLongestDelay, kFirstDelay * (1 << std::min(failures_, 10)));
+  ++failures_;
+  // Between half and all of the delay, so that many ranks do not knock in step.
+  when_ = now + ceiling / 2 +
+          Duration(random_.Below(static_cast<std::uint64_t>((ceiling / 2).count()) + 1));
+  listener_.OnAttemptFailed(*this, why);
+}
+
+FileDescriptor Connector::TakeSocketEarly() {
+  if (stage_ != Stage::kAwaitingReply) return {};
+  stage_ = Stage::kDone;
+  return std::move(socket_);
+}
+
+void Connector::Cancel() {
+  stage_ = Stage::kDone;
+  socket_.Reset();
+}
+
+}  // namespace resilient

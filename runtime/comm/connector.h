@@ -1,0 +1,75 @@
+#pragma once
+
+#include <string>
+
+#include <resilient/clock.h>
+#include <resilient/status.h>
+
+#include "runtime/base/random.h"
+#include "runtime/net/socket.h"
+
+namespace resilient {
+
+class Connector;
+
+// Told by a Connector, on the loop.
+class ConnectorListener {
+ public:
+  virtual ~ConnectorListener() = default;
+  // The peer has accepted; the socket is the listener's and the connector is done.
+  virtual void OnConnected(Connector& connector, FileDescriptor socket) = 0;
+  // The peer has left this group; the connector is done.
+  virtual void OnPeerLeft(Connector& connector) = 0;
+  // One more attempt has failed; the next one follows by itself.
+  virtual void OnAttemptFailed(Connector& connector, const Status& why) = 0;
+};
+
+// Makes one connection to a peer: connect, send the hello, wait for the reply. The peer may not be
+// there yet, may not know the group yet, or may be dead; who can tell is the membership service, so
+// this tries for ever, with growing delays. Owner: a group. Thread: loop-confined.
+class Connector {
+ public:
+  // `endpoint` as in GroupMember; `hello` is encoded. The listener outlives the connector.
+  Connector(ConnectorListener& listener, int peer, std::string endpoint, std::string hello,
+            std::uint64_t seed);
+
+  int peer() const { return peer_; }
+  bool done() const { return stage_ == Stage::kDone; }
+
+  // What poll() shall wait for; fd() is -1 while waiting for the next attempt.
+  int fd() const { return socket_.get(); }
+  short Interest() const;
+  // When OnTime wants to be called; kNever when only the socket matters.
+  Instant NextTime() const;
+
+  void OnReady(Instant now);
+  void OnTime(Instant now);
+  // Sends what is left of the hello and gives the socket away without waiting for the reply: for a
+  // goodbye to a peer that does not know the group yet. Invalid when there is no connection.
+  FileDescriptor TakeSocketEarly();
+  // No more attempts and no callback.
+  void Cancel();
+
+ private:
+  enum class Stage { kWaiting, kConnecting, kSendingHello, kAwaitingReply, kDone };
+
+  void Start(Instant now);
+  void SendHello(Instant now);
+  void ReadReply(Instant now);
+  void Fail(Instant now, const Status& why);
+
+  ConnectorListener& listener_;
+  const int peer_;
+  const std::string endpoint_;
+  const std::string hello_;
+  Random random_;
+  HostPort address_;
+  Stage stage_ = Stage::kWaiting;
+  Instant when_ = Instant::min();  // Of the next attempt, or when this one is given up.
+  int failures_ = 0;
+  FileDescriptor socket_;
+  std::size_t sent_ = 0;
+  std::string reply_;
+};
+
+}  // namespace resilient

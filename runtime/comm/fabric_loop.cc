@@ -1,0 +1,202 @@
+#include "runtime/comm/fabric_loop.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/log.h"
+
+namespace resilient {
+namespace {
+
+// Ended groups that are remembered. One more forgets the oldest.
+constexpr std::size_t kMaxDeparted = 256;
+
+Status Closed() { return Status(StatusCode::kCancelled, "the session was closed on this rank"); }
+
+// Takes the same time wherever the two differ.
+bool SameSecret(const std::string& a, const std::string& b) {
+  if (a.size() != b.size()) return false;
+  unsigned char difference = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    difference |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i]);
+  return difference == 0;
+}
+
+}  // namespace
+
+FabricLoop::FabricLoop(FileDescriptor listener, std::shared_ptr<Doorbell> doorbell,
+                       const Clock& clock, CommunicatorEvents& events, std::uint64_t seed)
+    : doorbell_(std::move(doorbell)),
+      clock_(clock),
+      context_{.events = events, .now = clock.Now(), .finished = {}},
+      seed_(seed),
+      switchboard_(std::move(listener), *this) {}
+
+bool FabricLoop::Create(std::shared_ptr<GroupPort> port) {
+  {
+    std::lock_guard lock(mutex_);
+    if (stop_requested_) return false;
+    created_.push_back(std::move(port));
+  }
+  doorbell_->Ring();
+  return true;
+}
+
+void FabricLoop::RequestStop(Deadline deadline) {
+  {
+    std::lock_guard lock(mutex_);
+    stop_requested_ = true;
+    requested_deadline_ = deadline;
+  }
+  doorbell_->Ring();
+}
+
+void FabricLoop::Run() {
+  while (true) {
+    context_.now = clock_.Now();
+    const bool busy = Turn();
+    const bool ran = !context_.finished.empty();
+    RunCompletions();
+    RemoveDone();
+    if (stopping_ && groups_.empty()) return;
+    // A completion may have submitted the next operation.
+    Wait(busy || ran);
+  }
+}
+
+bool FabricLoop::Turn() {
+  TakeRequests();
+  bool busy = false;
+  for (const auto& group : groups_) {
+    group->TakeMail();
+    group->OnTime();
+    busy = group->Pump() || busy;
+  }
+  return busy;
+}
+
+void FabricLoop::TakeRequests() {
+  std::vector<std::shared_ptr<GroupPort>> created;
+  {
+    std::lock_guard lock(mutex_);
+    created = std::exchange(created_, {});
+    stopping_ = stop_requested_;
+    stop_by_ = requested_deadline_;
+  }
+  for (auto& port : created) AddGroup(std::move(port));
+  if (!created.empty()) switchboard_.Reroute();
+  if (!stopping_) return;
+  for (const auto& group : groups_) {
+    group->TakeMail();
+    group->Leave(Closed());
+    if (stop_by_.ExpiredAt(context_.now)) group->End(Closed());
+  }
+}
+
+void FabricLoop::AddGroup(std::shared_ptr<GroupPort> port) {
+  const GroupSpec& spec = port->spec();
+  if (Group* same = Find(spec.name, spec.generation, spec.attempt)) {
+    if (same->live()) {
+      const Status twice(StatusCode::kInvalidArgument,
+                         StrCat("group ", spec.name, " exists already in generation ",
+                                spec.generation, ", attempt ", spec.attempt));
+      for (SubmittedOp& op : port->Close(twice))
+        context_.finished.push_back({.port = port, .done = std::move(op.done), .status = twice});
+      return;
+    }
+    same->End(Closed());
+  }
+  std::erase_if(departed_, [&](const Departed& old) {
+    return old.name == spec.name && old.generation == spec.generation &&
+           old.attempt == spec.attempt;
+  });
+  if (std::pair(spec.generation, spec.attempt) > std::pair(newest_generation_, newest_attempt_)) {
+    newest_generation_ = spec.generation;
+    newest_attempt_ = spec.attempt;
+  }
+  seed_ += 0x9e3779b97f4a7c15u;
+  groups_.push_back(std::make_unique<Group>(std::move(port), context_, seed_));
+}
+
+void FabricLoop::RemoveDone() {
+  std::erase_if(groups_, [&](const std::unique_ptr<Group>& group) {
+    if (!group->done()) return false;
+    const GroupSpec& spec = group->spec();
+    if (departed_.size() >= kMaxDeparted) departed_.pop_front();
+    departed_.push_back({.name = spec.name,
+                         .generation = spec.generation,
+                         .attempt = spec.attempt,
+                         .secret = spec.secret});
+    return true;
+  });
+}
+
+void FabricLoop::RunCompletions() {
+  for (FinishedOp& finished : std::exchange(context_.finished, {})) {
+    if (finished.done) finished.done(finished.status);
+    finished.done = nullptr;  // What it holds goes before the communicator says it is quiet.
+    finished.port->OnCompleted();
+  }
+}
+
+Group* FabricLoop::Find(const std::string& name, std::uint64_t generation, std::uint64_t attempt) {
+  for (const auto& group : groups_) {
+    const GroupSpec& spec = group->spec();
+    if (!group->done() && spec.name == name && spec.generation == generation &&
+        spec.attempt == attempt)
+      return group.get();
+  }
+  return nullptr;
+}
+
+Routing FabricLoop::Route(const Hello& hello, FileDescriptor& socket) {
+  if (Group* group = Find(hello.group, hello.generation, hello.attempt)) {
+    if (SameSecret(group->spec().secret, hello.secret)) return group->Adopt(hello, socket);
+    RESILIENT_LOG(kWarn, "closed a connection that says it is rank ", hello.from, " of group ",
+                  hello.group, ": its secret is not the one of this job");
+    return Routing::kRefuse;
+  }
+  for (const Departed& old : departed_) {
+    if (old.name != hello.group || old.generation != hello.generation ||
+        old.attempt != hello.attempt || !SameSecret(old.secret, hello.secret))
+      continue;
+    const std::string reply = EncodeHelloReply(HelloVerdict::kLeft);
+    send(socket.get(), reply.data(), reply.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    return Routing::kRefuse;
+  }
+  if (std::pair(hello.generation, hello.attempt) < std::pair(newest_generation_, newest_attempt_)) {
+    RESILIENT_LOG(kInfo, "closed a connection of generation ", hello.generation, ", attempt ",
+                  hello.attempt, ": this rank is in generation ", newest_generation_, ", attempt ",
+                  newest_attempt_);
+    return Routing::kRefuse;
+  }
+  return stopping_ ? Routing::kRefuse : Routing::kPark;
+}
+
+void FabricLoop::Wait(bool busy) {
+  entries_.clear();
+  watches_.clear();
+  entries_.push_back({.fd = doorbell_->wake().fd(), .events = POLLIN});
+  switchboard_.AddInterest(entries_);
+  const std::size_t first_link = entries_.size();
+  Instant next = stopping_ ? stop_by_.when() : kNever;
+  for (const auto& group : groups_) {
+    group->AddInterest(entries_, watches_);
+    next = std::min(next, group->NextTime());
+  }
+  PollUntil(entries_, clock_, Deadline::At(busy ? context_.now : next));
+  context_.now = clock_.Now();
+  if (entries_.front().revents != 0) doorbell_->wake().Drain();
+  for (std::size_t i = first_link; i < entries_.size(); ++i) {
+    if (entries_[i].revents == 0) continue;
+    const Watch& watch = watches_[i - first_link];
+    if (watch.link != nullptr) watch.link->OnReady(entries_[i].revents);
+    if (watch.connector != nullptr) watch.connector->OnReady(context_.now);
+  }
+  switchboard_.OnReady(entries_.data() + 1);
+}
+
+}  // namespace resilient

@@ -1,0 +1,346 @@
+#include "runtime/comm/group.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/check.h"
+#include "runtime/base/log.h"
+#include "runtime/comm/mismatch.h"
+
+namespace resilient {
+namespace {
+
+// How long a link that has said goodbye goes on reading, so that no reset destroys what the peer
+// has not read yet.
+constexpr Duration kLinger = Millis(200);
+constexpr Duration kAttemptReportInterval = Millis(1000);
+// Turns of one group before the others get theirs.
+constexpr int kTurns = 16;
+
+bool SendReply(const FileDescriptor& socket, HelloVerdict verdict) {
+  // The first bytes on a new connection: its buffer is empty, they fit.
+  const std::string reply = EncodeHelloReply(verdict);
+  const ssize_t n = send(socket.get(), reply.data(), reply.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  return n == static_cast<ssize_t>(reply.size());
+}
+
+}  // namespace
+
+Group::Group(std::shared_ptr<GroupPort> port, LoopContext& context, std::uint64_t seed)
+    : port_(std::move(port)),
+      spec_(port_->spec()),
+      context_(context),
+      seed_(seed),
+      peers_(spec_.members.size()),
+      point_to_point_(spec_, *this) {
+  for (int peer = 0; peer < spec_.rank; ++peer)
+    PeerAt(peer).connector = MakeConnector(peer, Lane::kCollective);
+  UpdateConnected();
+}
+
+std::unique_ptr<Connector> Group::MakeConnector(int peer, Lane lane) {
+  const Hello hello{.generation = spec_.generation,
+                    .attempt = spec_.attempt,
+                    .from = spec_.rank,
+                    .to = peer,
+                    .lane = lane,
+                    .secret = spec_.secret,
+                    .group = spec_.name};
+  const std::uint64_t seed =
+      seed_ + static_cast<std::uint64_t>(peer) * 2 + (lane == Lane::kPointToPoint ? 1 : 0);
+  return std::make_unique<Connector>(static_cast<ConnectorListener&>(*this), peer,
+                                     spec_.members[static_cast<std::size_t>(peer)].endpoint,
+                                     EncodeHello(hello), seed);
+}
+
+MessageLink* Group::AddLink(int peer, Lane lane, std::unique_ptr<MessageLink>& slot,
+                            FileDescriptor socket) {
+  slot = std::make_unique<MessageLink>(MakeTcpStream(std::move(socket)),
+                                       static_cast<LinkListener&>(*this), peer, lane);
+  return slot.get();
+}
+
+void Group::UpdateConnected() {
+  if (state_ != State::kLive || connected_) return;
+  bool all = true;
+  resolved_ = true;
+  for (int peer = 0; peer < port_->size(); ++peer) {
+    if (peer == spec_.rank || PeerAt(peer).link != nullptr) continue;
+    all = false;
+    if (PeerAt(peer).end.ok()) resolved_ = false;
+  }
+  if (!all) return;
+  connected_ = true;
+  context_.events.OnConnected(spec_.name, spec_.generation);
+}
+
+void Group::TakeMail() {
+  if (state_ == State::kDone) return;
+  GroupPort::Mail mail = port_->Take();
+  for (SubmittedOp& op : mail.ops) {
+    const bool point_to_point = op.op.kind == OpKind::kSend || op.op.kind == OpKind::kRecv;
+    // After the end nothing begins, but everything completes.
+    if (point_to_point && mail.aborted.ok() && state_ == State::kLive) {
+      point_to_point_.Submit(std::move(op));
+    } else {
+      pending_.push_back(std::move(op));
+    }
+  }
+  if (!mail.aborted.ok()) return End(mail.aborted);
+  if (mail.leave && state_ == State::kLive) Leave(mail.left);
+  if (state_ != State::kLive) CompleteCollectives(end_status_);
+}
+
+bool Group::Pump() {
+  if (state_ == State::kDone) return false;
+  for (int turn = 0; turn < kTurns; ++turn) {
+    bool moved = false;
+    if (state_ == State::kLive) {
+      CheckEnds();
+      moved = CompleteCurrent();
+      moved = StartNext() || moved;
+    }
+    ForEachLink([&](MessageLink& link) {
+      if (link.wants_flush()) {
+        link.Flush();
+        moved = true;
+      }
+      if (link.wants_read()) {
+        link.Read();
+        moved = true;
+      }
+    });
+    if (!moved || state_ == State::kDone) return false;
+  }
+  return true;
+}
+
+void Group::AddInterest(std::vector<PollEntry>& entries, std::vector<Watch>& watches) {
+  for (Peer& peer : peers_) {
+    for (auto* connector : {&peer.connector, &peer.outbound_connector}) {
+      if (*connector != nullptr && (*connector)->done()) connector->reset();
+      if (*connector == nullptr || (*connector)->Interest() == 0) continue;
+      entries.push_back({.fd = (*connector)->fd(), .events = (*connector)->Interest()});
+      watches.push_back({.connector = connector->get()});
+    }
+  }
+  ForEachLink([&](MessageLink& link) {
+    if (link.Interest() == 0) return;
+    entries.push_back({.fd = link.fd(), .events = link.Interest()});
+    watches.push_back({.link = &link});
+  });
+}
+
+Instant Group::NextTime() const {
+  if (state_ == State::kDone) return kNever;
+  Instant next = linger_until_;
+  for (const Peer& peer : peers_) {
+    for (const auto* connector : {&peer.connector, &peer.outbound_connector}) {
+      if (*connector != nullptr) next = std::min(next, (*connector)->NextTime());
+    }
+  }
+  return next;
+}
+
+void Group::OnTime() {
+  if (state_ == State::kDone) return;
+  for (Peer& peer : peers_) {
+    for (auto* connector : {&peer.connector, &peer.outbound_connector}) {
+      if (*connector != nullptr) (*connector)->OnTime(context_.now);
+    }
+  }
+  if (state_ != State::kLingering) return;
+  bool settled = true;
+  ForEachLink([&](MessageLink& link) {
+    if (!link.finished_sending() || !link.ended()) settled = false;
+  });
+  for (const Peer& peer : peers_) {
+    if (peer.connector != nullptr && !peer.connector->done()) settled = false;
+  }
+  if (settled || context_.now >= linger_until_) CloseEverything();
+}
+
+Routing Group::Adopt(const Hello& hello, FileDescriptor& socket) {
+  if (hello.to != spec_.rank || hello.from >= port_->size()) return Routing::kRefuse;
+  if (state_ != State::kLive) {
+    SendReply(socket, HelloVerdict::kLeft);
+    return Routing::kRefuse;
+  }
+  Peer& peer = PeerAt(hello.from);
+  const bool collective = hello.lane == Lane::kCollective;
+  if (collective && hello.from < spec_.rank) return Routing::kRefuse;  // That one we connect.
+  std::unique_ptr<MessageLink>& slot = collective ? peer.link : peer.inbound;
+  if (slot != nullptr || !SendReply(socket, HelloVerdict::kAccepted)) return Routing::kRefuse;
+  MessageLink* link = AddLink(hello.from, hello.lane, slot, std::move(socket));
+  if (collective) {
+    UpdateConnected();
+  } else {
+    point_to_point_.SetInbound(hello.from, link);
+  }
+  return Routing::kTaken;
+}
+
+void Group::OnConnected(Connector& connector, FileDescriptor socket) {
+  const int rank = connector.peer();
+  Peer& peer = PeerAt(rank);
+  if (&connector == peer.outbound_connector.get()) {
+    if (state_ != State::kLive || point_to_point_.HasLeft(rank)) return;
+    MessageLink* link = AddLink(rank, Lane::kPointToPoint, peer.outbound, std::move(socket));
+    return point_to_point_.SetOutbound(rank, link);
+  }
+  MessageLink* link = AddLink(rank, Lane::kCollective, peer.link, std::move(socket));
+  if (state_ == State::kLive) return UpdateConnected();
+  SayGoodbye(*link, nullptr);
+}
+
+void Group::OnPeerLeft(Connector& connector) {
+  const int rank = connector.peer();
+  if (state_ != State::kLive) return;
+  Peer& peer = PeerAt(rank);
+  // What it sent before may still wait on a link that we have: there its goodbye tells how much.
+  if (&connector == peer.outbound_connector.get()) return point_to_point_.OnLeft(rank, {});
+  if (peer.end.ok()) peer.end = PeerLeft(spec_, rank, "", 0);
+  point_to_point_.OnLeft(rank,
+                         peer.inbound != nullptr ? std::nullopt : std::optional<std::uint64_t>(0));
+  UpdateConnected();
+}
+
+void Group::OnAttemptFailed(Connector& connector, const Status& why) {
+  Peer& peer = PeerAt(connector.peer());
+  if (state_ != State::kLive || context_.now < peer.next_attempt_report) return;
+  peer.next_attempt_report = context_.now + kAttemptReportInterval;
+  const GroupMember& member = spec_.members[static_cast<std::size_t>(connector.peer())];
+  context_.events.OnLinkLost(
+      spec_.name, spec_.generation, member.global_rank,
+      Status(why.code(), StrCat("no link to ", NameOf(member), " yet: ", why.message())));
+}
+
+void Group::OpenOutbound(int peer) {
+  if (PeerAt(peer).outbound_connector == nullptr)
+    PeerAt(peer).outbound_connector = MakeConnector(peer, Lane::kPointToPoint);
+}
+
+void Group::ReportLost(int peer, const Status& why) {
+  if (PeerAt(peer).lost_told) return;
+  PeerAt(peer).lost_told = true;
+  const GroupMember& member = spec_.members[static_cast<std::size_t>(peer)];
+  const std::string how = why.ok() ? "it was closed without a goodbye" : why.message();
+  context_.events.OnLinkLost(
+      spec_.name, spec_.generation, member.global_rank,
+      Status(StatusCode::kCommFailed, StrCat("the link to ", NameOf(member), " broke: ", how)));
+}
+
+void Group::OnEnd(MessageLink& link, const Status& why) {
+  if (state_ != State::kLive) return;
+  const int peer = link.peer();
+  if (why.code() == StatusCode::kProtocol) {
+    const GroupMember& member = spec_.members[static_cast<std::size_t>(peer)];
+    return FailCommunicator(
+        Status(StatusCode::kCommFailed,
+               StrCat("the link to ", NameOf(member),
+                      " carries what no rank sends: ", why.message(), " (group ", spec_.name, ")"),
+               {.rank = member.global_rank,
+                .host = member.host,
+                .pid = member.pid,
+                .generation = spec_.generation,
+                .group = spec_.name}));
+  }
+  if (&link == PeerAt(peer).inbound.get()) point_to_point_.OnInboundEnd(peer);
+  if (!point_to_point_.HasLeft(peer)) return ReportLost(peer, why);
+  if (link.lane() == Lane::kCollective && PeerAt(peer).end.ok())
+    PeerAt(peer).end = PeerLeft(spec_, peer, "", 0);
+  link.Kill();
+}
+
+void Group::OnGoodbye(MessageLink& link, std::uint64_t announced) {
+  const int peer = link.peer();
+  if (link.lane() == Lane::kCollective && PeerAt(peer).end.ok())
+    PeerAt(peer).end = PeerLeft(spec_, peer, "", 0);
+  point_to_point_.OnLeft(peer, announced);
+}
+
+void Group::OnFault(int peer, const std::string& text) {
+  const std::optional<Status> fault = DecodeFault(text);
+  if (!fault) {
+    RESILIENT_LOG(kWarn, "dropped an unreadable failure report of rank ", peer, " of group ",
+                  spec_.name);
+    return;
+  }
+  if (fault->code() == StatusCode::kLeft) {
+    if (PeerAt(peer).end.ok()) PeerAt(peer).end = *fault;
+    return;
+  }
+  FailCommunicator(*fault);
+}
+
+void Group::Finish(SubmittedOp op, const Status& status) {
+  context_.finished.push_back({.port = port_, .done = std::move(op.done), .status = status});
+}
+
+void Group::OnSendRecvMismatch(const Status& mismatch) { FailCommunicator(mismatch); }
+
+void Group::FailCommunicator(const Status& status) {
+  if (state_ != State::kLive) return;
+  BeginLinger(status, &status);
+  if (status.code() == StatusCode::kMismatch)
+    context_.events.OnMismatch(spec_.name, spec_.generation, status);
+}
+
+void Group::Leave(const Status& status) {
+  if (state_ == State::kLive) BeginLinger(status, nullptr);
+}
+
+void Group::BeginLinger(const Status& status, const Status* fault) {
+  state_ = State::kLingering;
+  end_status_ = status;
+  linger_until_ = context_.now + kLinger;
+  for (SubmittedOp& op : port_->Close(status)) pending_.push_back(std::move(op));
+  CompleteCollectives(status);
+  point_to_point_.FailAll(status);
+  for (Peer& peer : peers_) {
+    if (peer.outbound_connector != nullptr) peer.outbound_connector->Cancel();
+    if (peer.connector == nullptr || peer.connector->done()) continue;
+    FileDescriptor early = peer.connector->TakeSocketEarly();
+    if (early.valid())
+      AddLink(peer.connector->peer(), Lane::kCollective, peer.link, std::move(early));
+  }
+  ForEachLink([&](MessageLink& link) { SayGoodbye(link, fault); });
+}
+
+void Group::SayGoodbye(MessageLink& link, const Status* fault) {
+  if (fault != nullptr && link.lane() == Lane::kCollective) {
+    MessageHeader header;
+    header.type = MessageType::kFault;
+    std::string text = EncodeFault(*fault);
+    header.payload_bytes = text.size();
+    link.SendOwned(header, std::move(text));
+  }
+  MessageHeader header;
+  header.type = MessageType::kGoodbye;
+  header.count = point_to_point_.SentTo(link.peer());
+  link.Send(header, {}, 0);
+  link.FinishSending();
+  link.Resume();  // From now on everything is read and dropped.
+}
+
+void Group::End(const Status& cause) {
+  if (state_ == State::kDone) return;
+  CloseEverything();
+  end_status_ = cause;
+  for (SubmittedOp& op : port_->Close(cause)) pending_.push_back(std::move(op));
+  CompleteCollectives(cause);
+  point_to_point_.FailAll(cause);
+}
+
+void Group::CloseEverything() {
+  ForEachLink([](MessageLink& link) { link.Kill(); });
+  for (Peer& peer : peers_) {
+    if (peer.connector != nullptr) peer.connector->Cancel();
+    if (peer.outbound_connector != nullptr) peer.outbound_connector->Cancel();
+  }
+  state_ = State::kDone;
+}
+
+}  // namespace resilient

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <resilient/clock.h>
+#include <resilient/communicator.h>
+
+#include "runtime/comm/collective.h"
+#include "runtime/comm/connector.h"
+#include "runtime/comm/group_port.h"
+#include "runtime/comm/message_link.h"
+#include "runtime/comm/point_to_point.h"
+#include "runtime/comm/switchboard.h"
+#include "runtime/net/socket.h"
+
+namespace resilient {
+
+// What all groups of one loop share. Owner: the loop. Thread: loop-confined.
+struct LoopContext {
+  CommunicatorEvents& events;
+  Instant now;                       // Of this turn.
+  std::vector<FinishedOp> finished;  // Completions to run at the end of this turn.
+};
+
+// Who a poll entry belongs to.
+struct Watch {
+  MessageLink* link = nullptr;
+  Connector* connector = nullptr;
+};
+
+// One communicator on the comm thread: its links, its collectives one after the other, its
+// point-to-point operations, and its end. Live until an abort (everything is closed at once) or a
+// leave or failure (the peers are told, then the links linger until what was sent has arrived).
+// Owner: the loop. Thread: loop-confined.
+class Group final : private LinkListener,
+                    private ConnectorListener,
+                    private CollectiveHost,
+                    private PointToPointHost {
+ public:
+  Group(std::shared_ptr<GroupPort> port, LoopContext& context, std::uint64_t seed);
+
+  const GroupSpec& spec() const { return spec_; }
+  bool live() const { return state_ == State::kLive; }
+  bool done() const { return state_ == State::kDone; }
+
+  // Takes what callers have left at the port.
+  void TakeMail();
+  // Moves everything that can move without waiting. True: call again before waiting.
+  bool Pump();
+  // What to wait for; the watches match the entries one to one.
+  void AddInterest(std::vector<PollEntry>& entries, std::vector<Watch>& watches);
+  Instant NextTime() const;
+  void OnTime();
+  // A connection for this group, its secret checked.
+  Routing Adopt(const Hello& hello, FileDescriptor& socket);
+  // As Communicator::Leave, with what operations complete with.
+  void Leave(const Status& status);
+  // Ends everything at once.
+  void End(const Status& cause);
+
+ private:
+  enum class State { kLive, kLingering, kDone };
+  struct Peer {
+    std::unique_ptr<Connector> connector;
+    std::unique_ptr<Connector> outbound_connector;
+    std::unique_ptr<MessageLink> link;      // Collectives.
+    std::unique_ptr<MessageLink> outbound;  // Point-to-point, from here.
+    std::unique_ptr<MessageLink> inbound;   // Point-to-point, to here.
+    Status end;                             // Not OK: it takes part in no more collectives.
+    bool lost_told = false;
+    Instant next_attempt_report = Instant::min();
+    std::string fault;  // Being received.
+    FlatSink fault_sink;
+  };
+
+  HeaderVerdict OnHeader(MessageLink& link, const MessageHeader& header) override;
+  void OnMessage(MessageLink& link, const MessageHeader& header) override;
+  void OnSent(MessageLink& link, std::uint64_t token) override;
+  void OnEnd(MessageLink& link, const Status& why) override;
+  void OnConnected(Connector& connector, FileDescriptor socket) override;
+  void OnPeerLeft(Connector& connector) override;
+  void OnAttemptFailed(Connector& connector, const Status& why) override;
+  void SendPart(int peer, std::uint8_t phase, std::span<const std::byte> payload) override;
+  void SendNote(int peer) override;
+  void SpaceFreed(int peer) override;
+  void OpenOutbound(int peer) override;
+  void Finish(SubmittedOp op, const Status& status) override;
+  void OnSendRecvMismatch(const Status& mismatch) override;
+
+  Peer& PeerAt(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
+  template <typename Do>
+  void ForEachLink(Do&& each) {
+    for (Peer& peer : peers_) {
+      for (MessageLink* link : {peer.link.get(), peer.outbound.get(), peer.inbound.get()}) {
+        if (link != nullptr && !link->dead()) each(*link);
+      }
+    }
+  }
+  std::unique_ptr<Connector> MakeConnector(int peer, Lane lane);
+  MessageLink* AddLink(int peer, Lane lane, std::unique_ptr<MessageLink>& slot,
+                       FileDescriptor socket);
+  void UpdateConnected();
+
+  bool StartNext();
+  bool CompleteCurrent();
+  HeaderVerdict OnCollectiveHeader(int peer, const MessageHeader& header);
+  void CheckEnds();
+  // This rank's collectives are over, its point-to-point operations are not.
+  void FailCollectives(const Status& status);
+  void CompleteCollectives(const Status& status);
+
+  void OnFault(int peer, const std::string& text);
+  void OnGoodbye(MessageLink& link, std::uint64_t announced);
+  void ReportLost(int peer, const Status& why);
+  // The whole communicator is over because of `status`; the peers are told.
+  void FailCommunicator(const Status& status);
+  void BeginLinger(const Status& status, const Status* fault);
+  void SayGoodbye(MessageLink& link, const Status* fault);
+  void CloseEverything();
+
+  const std::shared_ptr<GroupPort> port_;
+  const GroupSpec& spec_;  // The port's.
+  LoopContext& context_;
+  const std::uint64_t seed_;
+  State state_ = State::kLive;
+  Status end_status_;  // Not OK unless kLive.
+  Instant linger_until_ = kNever;
+  std::vector<Peer> peers_;
+  bool connected_ = false;  // OnConnected was told.
+  bool resolved_ = false;   // Every peer has connected or left: collectives may start.
+
+  Scratch scratch_;
+  std::deque<SubmittedOp> pending_;
+  SubmittedOp current_op_;
+  MessageHeader current_header_;
+  std::unique_ptr<Collective> current_;
+  std::uint64_t started_ = 0;          // Highest sequence number that has started.
+  std::deque<MessageHeader> history_;  // The latest collectives that have completed.
+  Status collective_failure_;
+  PointToPoint point_to_point_;
+};
+
+}  // namespace resilient

@@ -1,0 +1,182 @@
+#include <utility>
+
+#include "runtime/base/check.h"
+#include "runtime/base/log.h"
+#include "runtime/comm/group.h"
+#include "runtime/comm/mismatch.h"
+
+// The part of Group that runs collectives and takes the messages of its links.
+
+namespace resilient {
+namespace {
+
+// Completed collectives against which the headers of ranks that are behind are compared.
+constexpr std::size_t kHistory = 1024;
+constexpr std::uint64_t kToken = 1;
+
+}  // namespace
+
+bool Group::StartNext() {
+  if (current_ != nullptr || pending_.empty()) return false;
+  if (!collective_failure_.ok()) {
+    CompleteCollectives(collective_failure_);
+    return true;
+  }
+  if (!resolved_) return false;
+  current_op_ = std::move(pending_.front());
+  pending_.pop_front();
+  current_header_ = HeaderOf(current_op_.op, current_op_.seq);
+  started_ = current_op_.seq;
+  current_ = MakeCollective(current_op_.op, spec_.rank, port_->size(), *this, scratch_);
+  current_->Start();
+  ForEachLink([](MessageLink& link) {
+    if (link.lane() == Lane::kCollective) link.Resume();
+  });
+  CheckEnds();
+  return true;
+}
+
+bool Group::CompleteCurrent() {
+  if (current_ == nullptr || !current_->Done()) return false;
+  current_.reset();
+  history_.push_back(std::move(current_header_));
+  if (history_.size() > kHistory) history_.pop_front();
+  Finish(std::exchange(current_op_, {}), Status::Ok());
+  return true;
+}
+
+void Group::CheckEnds() {
+  if (current_ == nullptr || current_->Done()) return;
+  for (int peer = 0; peer < port_->size(); ++peer) {
+    const Status& end = PeerAt(peer).end;
+    if (end.ok() || !current_->Needs(peer)) continue;
+    const bool leaver = end.detail().seq == 0;  // Else it passes on the failure that stopped it.
+    return FailCollectives(leaver ? PeerLeft(spec_, peer, Describe(current_op_.op), current_op_.seq)
+                                  : end);
+  }
+}
+
+void Group::FailCollectives(const Status& status) {
+  collective_failure_ = status;
+  CompleteCollectives(status);
+  // The others wait for parts that will never come from here.
+  const std::string text = EncodeFault(status);
+  for (Peer& peer : peers_) {
+    if (peer.link == nullptr || peer.link->dead() || !peer.end.ok()) continue;
+    MessageHeader header;
+    header.type = MessageType::kFault;
+    header.payload_bytes = text.size();
+    peer.link->SendOwned(header, text);
+    peer.link->Resume();
+  }
+}
+
+void Group::CompleteCollectives(const Status& status) {
+  for (Peer& peer : peers_) {
+    if (peer.link == nullptr || peer.link->dead()) continue;
+    peer.link->DetachSends();
+    if (current_ != nullptr) peer.link->DetachReceive();
+  }
+  if (current_ != nullptr) {
+    current_.reset();
+    Finish(std::exchange(current_op_, {}), status);
+  }
+  for (SubmittedOp& op : std::exchange(pending_, {})) Finish(std::move(op), status);
+}
+
+void Group::SendPart(int peer, std::uint8_t phase, std::span<const std::byte> payload) {
+  MessageLink* link = PeerAt(peer).link.get();
+  if (link == nullptr) return;  // It has left; CheckEnds fails the operation.
+  MessageHeader header = current_header_;
+  header.phase = phase;
+  header.payload_bytes = payload.size();
+  link->Send(header, payload, kToken);
+}
+
+void Group::SendNote(int peer) {
+  MessageLink* link = PeerAt(peer).link.get();
+  if (link == nullptr) return;
+  MessageHeader header = current_header_;
+  header.phase = Collective::kNotePhase;
+  link->Send(header, {}, 0);
+}
+
+void Group::SpaceFreed(int peer) {
+  if (MessageLink* link = PeerAt(peer).link.get()) link->Resume();
+}
+
+HeaderVerdict Group::OnHeader(MessageLink& link, const MessageHeader& header) {
+  using Action = HeaderVerdict::Action;
+  if (state_ != State::kLive) return {};
+  switch (header.type) {
+    case MessageType::kGoodbye:
+      return {};
+    case MessageType::kFault: {
+      Peer& peer = PeerAt(link.peer());
+      peer.fault.resize(header.payload_bytes);
+      peer.fault_sink = FlatSink(std::as_writable_bytes(std::span<char>(peer.fault)));
+      return {.action = Action::kTake, .sink = &peer.fault_sink};
+    }
+    case MessageType::kPointToPoint:
+      return point_to_point_.OnHeader(link, header);
+    case MessageType::kCollective:
+      if (link.lane() != Lane::kCollective) return {.action = Action::kInvalid};
+      return OnCollectiveHeader(link.peer(), header);
+  }
+  return {.action = Action::kInvalid};
+}
+
+HeaderVerdict Group::OnCollectiveHeader(int peer, const MessageHeader& header) {
+  using Action = HeaderVerdict::Action;
+  if (!collective_failure_.ok()) return {};
+  if (header.seq > started_) {
+    // Its parts come in order: what the current operation still expects from it will never come.
+    if (current_ != nullptr && current_->NextFrom(peer)) {
+      FailCommunicator(SkippedMismatch(spec_, peer, header, current_header_));
+      return {};
+    }
+    return {.action = Action::kHold};
+  }
+  if (current_ == nullptr || header.seq < started_) {
+    // A rank that is behind, in an operation that needed nothing of it.
+    const std::uint64_t first = started_ - history_.size() + (current_ != nullptr ? 0 : 1);
+    if (header.seq < first) return {};
+    const MessageHeader& ours = history_[header.seq - first];
+    if (!SameCollective(header, ours))
+      FailCommunicator(CollectiveMismatch(spec_, peer, header, ours));
+    return {};
+  }
+  if (!SameCollective(header, current_header_)) {
+    FailCommunicator(CollectiveMismatch(spec_, peer, header, current_header_));
+    return {};
+  }
+  if (header.phase == Collective::kNotePhase) return {};
+  const std::optional<Collective::Due> due = current_->NextFrom(peer);
+  if (!due || due->phase != header.phase || due->bytes != header.payload_bytes)
+    return {.action = Action::kInvalid};
+  return {.action = Action::kTake, .sink = current_->Accept(peer)};
+}
+
+void Group::OnMessage(MessageLink& link, const MessageHeader& header) {
+  if (state_ != State::kLive) return;
+  switch (header.type) {
+    case MessageType::kGoodbye:
+      return OnGoodbye(link, header.count);
+    case MessageType::kFault:
+      return OnFault(link.peer(), PeerAt(link.peer()).fault);
+    case MessageType::kPointToPoint:
+      return point_to_point_.OnMessage(link);
+    case MessageType::kCollective:
+      if (current_ != nullptr && header.seq == started_ && header.phase != Collective::kNotePhase)
+        current_->OnMessage(link.peer());
+      return;
+  }
+}
+
+void Group::OnSent(MessageLink& link, std::uint64_t /*token*/) {
+  if (state_ != State::kLive) return;
+  if (link.lane() == Lane::kPointToPoint) return point_to_point_.OnSent(link.peer());
+  if (current_ != nullptr) current_->OnSent(link.peer());
+}
+
+}  // namespace resilient

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <resilient/abort.h>
+#include <resilient/communicator.h>
+
+#include "runtime/base/fork_guard.h"
+#include "runtime/net/socket.h"
+
+namespace resilient {
+
+// Wakes the comm thread. Owner: shared by the fabric and its ports, as an abort listener may ring
+// it after both are gone. Thread: thread-safe.
+class Doorbell {
+ public:
+  void Ring() const {
+    if (!mark_.InChild()) wake_.Wake();  // A forked child has no comm thread, and no descriptor.
+  }
+  const WakeFd& wake() const { return wake_; }
+  bool InChild() const { return mark_.InChild(); }
+
+ private:
+  const ProcessMark mark_;
+  const WakeFd wake_;
+};
+
+struct SubmittedOp {
+  Operation op;
+  Completion done;
+  std::uint64_t seq = 0;
+};
+
+// What lies between the callers of one communicator and the comm thread. Owner: shared by the
+// communicator, its group on the comm thread, and completions on their way. Thread: thread-safe.
+class GroupPort {
+ public:
+  // Operations accepted and not completed.
+  static constexpr std::size_t kMaxOperations = 1u << 16;
+
+  GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort, std::shared_ptr<Doorbell> doorbell);
+
+  const GroupSpec& spec() const { return spec_; }
+  const Doorbell& doorbell() const { return *doorbell_; }
+  int size() const { return static_cast<int>(spec_.members.size()); }
+
+  // Callers.
+  Result<std::uint64_t> Submit(Operation op, Completion done);
+  void Abort(const Status& cause);
+  // `after`: what later submissions get.
+  void Leave(const Status& after);
+  bool IsQuiet() const { return outstanding_.load(std::memory_order_acquire) == 0; }
+
+  // Comm thread.
+  struct Mail {
+    std::vector<SubmittedOp> ops;
+    Status aborted;  // Not OK: end everything with it.
+    bool leave = false;
+    Status left;  // What `leave` completes operations with.
+  };
+  Mail Take();
+  // No more operations are accepted but refused with `cause` (the first one wins); returns those
+  // not yet taken.
+  std::vector<SubmittedOp> Close(const Status& cause);
+  void OnCompleted() { outstanding_.fetch_sub(1, std::memory_order_acq_rel); }
+
+ private:
+  Status AbortCause() const;  // REQUIRES: mutex_.
+
+  // Constant.
+  const GroupSpec spec_;
+  const std::shared_ptr<AbortCell> abort_;  // May be null.
+  const std::shared_ptr<Doorbell> doorbell_;
+  // Self-synchronised.
+  std::atomic<std::size_t> outstanding_{0};
+  // Guarded by mutex_.
+  mutable std::mutex mutex_;
+  std::vector<SubmittedOp> ops_;
+  std::uint64_t collectives_ = 0;
+  std::uint64_t point_to_point_ = 0;
+  Status aborted_;
+  Status closed_;
+  bool leave_ = false;
+};
+
+// An operation whose completion is still to run; the comm thread runs them between its turns, when
+// no state of its own is in the middle of a change.
+struct FinishedOp {
+  std::shared_ptr<GroupPort> port;
+  Completion done;
+  Status status;
+};
+
+// kInvalidArgument when `op` can never run in a group of this size; otherwise OK, and the fields
+// that this kind of operation does not have are set to their defaults, so that ranks compare equal.
+Status ValidateOperation(Operation& op, int rank, int size);
+
+}  // namespace resilient

@@ -1,0 +1,161 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <resilient/status.h>
+
+#include "runtime/comm/byte_stream.h"
+#include "runtime/comm/wire.h"
+
+namespace resilient {
+
+class MessageLink;
+
+// Where the payload of one message goes. The link asks for space, fills some of it and commits.
+// Thread: loop-confined.
+class PayloadSink {
+ public:
+  virtual ~PayloadSink() = default;
+  // Where the next bytes belong. Empty: there is no room now; call MessageLink::Resume when there
+  // is.
+  virtual std::span<std::byte> Space() = 0;
+  virtual void Commit(std::size_t bytes) = 0;
+};
+
+// A payload that goes to one run of memory.
+class FlatSink final : public PayloadSink {
+ public:
+  FlatSink() = default;
+  explicit FlatSink(std::span<std::byte> memory) : left_(memory) {}
+  std::span<std::byte> Space() override { return left_; }
+  void Commit(std::size_t bytes) override { left_ = left_.subspan(bytes); }
+
+ private:
+  std::span<std::byte> left_;
+};
+
+// The answer to a header.
+struct HeaderVerdict {
+  enum class Action {
+    kTake,    // Read the payload into `sink`; a null sink drops it.
+    kHold,    // Not now: keep the header and read nothing more until Resume.
+    kInvalid  // Not allowed here: the link ends as if it had broken.
+  };
+  Action action = Action::kTake;
+  PayloadSink* sink = nullptr;
+};
+
+// Told by a MessageLink, on the loop, from within Flush and Read. May kill the link.
+class LinkListener {
+ public:
+  virtual ~LinkListener() = default;
+  virtual HeaderVerdict OnHeader(MessageLink& link, const MessageHeader& header) = 0;
+  // The payload of `header` is complete.
+  virtual void OnMessage(MessageLink& link, const MessageHeader& header) = 0;
+  // A message sent with this token (not 0) is wholly with the kernel: its memory is free.
+  virtual void OnSent(MessageLink& link, std::uint64_t token) = 0;
+  // Nothing more will be received. `why` is OK when the stream ended between two messages.
+  virtual void OnEnd(MessageLink& link, const Status& why) = 0;
+};
+
+// Messages over a byte stream. Sending: a queue that borrows payloads. Receiving: header first, the
+// listener then says where the payload goes, or holds the header; that is the back-pressure.
+// Owner: a group. Thread: loop-confined. Lifetime: the listener outlives it.
+class MessageLink {
+ public:
+  MessageLink(std::unique_ptr<ByteStream> stream, LinkListener& listener, int peer, Lane lane);
+
+  int peer() const { return peer_; }
+  Lane lane() const { return lane_; }
+  // Nothing more will be received; what was sent may still be on its way.
+  bool ended() const { return read_ended_; }
+  bool dead() const { return stream_ == nullptr; }
+
+  // Queues a message; `payload` is borrowed until OnSent(token), DetachSends or Kill.
+  void Send(const MessageHeader& header, std::span<const std::byte> payload, std::uint64_t token);
+  // Queues a message that owns its payload.
+  void SendOwned(const MessageHeader& header, std::string payload);
+
+  // Forgets all borrowed payloads: what has begun to leave goes on from a copy, so that the peer
+  // still gets whole messages; the rest is dropped. No OnSent follows. Returns how many were
+  // dropped.
+  std::size_t DetachSends();
+  // Drops the rest of the payload that is being received.
+  void DetachReceive();
+  // After the last queued message the peer sees the end of the stream.
+  void FinishSending();
+  bool finished_sending() const { return finished_; }
+
+  // Offers a held header, or a full sink, again at the next Read.
+  void Resume();
+  // Whether Read would do something without new bytes from the kernel.
+  bool wants_read() const { return resumed_ && !dead() && !read_ended_; }
+  // Whether Flush would try to write.
+  bool wants_flush() const { return !dead() && !write_blocked_ && HasOutput(); }
+
+  // Writes what the kernel takes. Reads until the kernel has no more, a header is held, or the
+  // turn's budget is spent, so that one peer cannot starve the others.
+  void Flush();
+  void Read();
+
+  // What to poll for; 0 when there is nothing to wait for.
+  short Interest() const;
+  int fd() const { return stream_->fd(); }
+  void OnReady(short revents);
+
+  // Closes the stream at once. No callback follows.
+  void Kill();
+
+ private:
+  struct Output {
+    std::string head;   // Header and call site.
+    std::string owned;  // The payload where it is not borrowed.
+    std::span<const std::byte> payload;
+    std::size_t sent = 0;  // Of head and payload together.
+    std::uint64_t token = 0;
+  };
+  enum class Stage { kHeader, kCallSite, kHeld, kPayload };
+
+  bool HasOutput() const { return !outbox_.empty() || (finishing_ && !finished_); }
+  void AfterWrite(std::size_t bytes);
+  // Handles what has been read. False when no more can be handled for now.
+  bool Step();
+  bool StepHeader();
+  bool StepPayload();
+  bool Offer();
+  void MessageDone();
+  void EndReading(const Status& why);
+  std::string_view Staged() const;
+  void Consume(std::size_t bytes) { staged_begin_ += bytes; }
+
+  LinkListener& listener_;
+  const int peer_;
+  const Lane lane_;
+  std::unique_ptr<ByteStream> stream_;
+
+  std::deque<Output> outbox_;
+  bool write_blocked_ = false;
+  bool write_broken_ = false;
+  bool finishing_ = false;
+  bool finished_ = false;
+
+  std::vector<std::byte> staging_;  // Bytes read and not yet handled: [begin, end).
+  std::size_t staged_begin_ = 0;
+  std::size_t staged_end_ = 0;
+  Stage stage_ = Stage::kHeader;
+  MessageHeader header_;
+  PayloadSink* sink_ = nullptr;
+  std::uint64_t payload_left_ = 0;
+  bool stalled_ = false;  // A held header or a full sink.
+  bool resumed_ = false;
+  bool read_ended_ = false;
+};
+
+}  // namespace resilient

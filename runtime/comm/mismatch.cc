@@ -1,0 +1,117 @@
+#include "runtime/comm/mismatch.h"
+
+#include "runtime/base/log.h"
+
+namespace resilient {
+namespace {
+
+Operation OperationOf(const MessageHeader& header) {
+  Operation op;
+  op.kind = header.kind;
+  op.dtype = header.dtype;
+  op.reduce = header.reduce;
+  op.root = header.root;
+  op.tag = header.tag;
+  op.count = header.count;
+  return op;
+}
+
+std::string At(const std::string& call_site) {
+  return call_site.empty() ? std::string() : StrCat(" at ", call_site);
+}
+
+std::string Entered(const MessageHeader& header) {
+  return StrCat("entered ", Describe(OperationOf(header)), At(header.call_site));
+}
+
+const GroupMember& MemberOf(const GroupSpec& spec, int rank) {
+  return spec.members[static_cast<std::size_t>(rank)];
+}
+
+FailureDetail DetailOf(const GroupSpec& spec, int peer, std::uint64_t seq) {
+  const GroupMember& member = MemberOf(spec, peer);
+  return {.rank = member.global_rank,
+          .host = member.host,
+          .pid = member.pid,
+          .generation = spec.generation,
+          .group = spec.name,
+          .seq = seq};
+}
+
+std::string Where(const GroupSpec& spec, std::uint64_t seq) {
+  return StrCat(" (group ", spec.name, ", operation ", seq, ")");
+}
+
+}  // namespace
+
+std::string NameOf(const GroupMember& member) {
+  return StrCat("rank ", member.global_rank, " (", member.host, ", pid ", member.pid, ")");
+}
+
+MessageHeader HeaderOf(const Operation& op, std::uint64_t seq) {
+  MessageHeader header;
+  const bool point_to_point = op.kind == OpKind::kSend || op.kind == OpKind::kRecv;
+  header.type = point_to_point ? MessageType::kPointToPoint : MessageType::kCollective;
+  header.kind = op.kind;
+  header.dtype = op.dtype;
+  header.reduce = op.reduce;
+  header.root = op.root;
+  header.tag = op.tag;
+  header.seq = seq;
+  header.count = op.count;
+  header.call_site = op.call_site;
+  return header;
+}
+
+bool SameCollective(const MessageHeader& a, const MessageHeader& b) {
+  return a.kind == b.kind && a.dtype == b.dtype && a.reduce == b.reduce && a.root == b.root &&
+         a.count == b.count;
+}
+
+Status CollectiveMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
+                          const MessageHeader& ours) {
+  return Status(StatusCode::kMismatch,
+                StrCat(NameOf(MemberOf(spec, peer)), " ", Entered(theirs), " where ",
+                       NameOf(MemberOf(spec, spec.rank)), " ", Entered(ours), Where(spec, ours.seq),
+                       "; all ranks must submit the same collectives with the same arguments in "
+                       "the same order: compare these two places of the program"),
+                DetailOf(spec, peer, ours.seq));
+}
+
+Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
+                       const MessageHeader& ours) {
+  return Status(
+      StatusCode::kMismatch,
+      StrCat(NameOf(MemberOf(spec, peer)), " has gone on to operation ", theirs.seq, ", ",
+             Describe(OperationOf(theirs)), At(theirs.call_site), ", without its part in what ",
+             NameOf(MemberOf(spec, spec.rank)), " ", Entered(ours), Where(spec, ours.seq),
+             "; all ranks must submit the same collectives with the same arguments in "
+             "the same order"),
+      DetailOf(spec, peer, ours.seq));
+}
+
+Status SendRecvMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
+                        const Operation& recv, std::uint64_t seq) {
+  Operation sent = OperationOf(theirs);
+  sent.kind = OpKind::kSend;
+  sent.peer = spec.rank;
+  return Status(
+      StatusCode::kMismatch,
+      StrCat(NameOf(MemberOf(spec, peer)), " entered ", Describe(sent), At(theirs.call_site),
+             " where ", NameOf(MemberOf(spec, spec.rank)), " entered ", Describe(recv),
+             At(recv.call_site), " (group ", spec.name, ", point-to-point operation ", seq,
+             "); a send and its recv must agree in type and count"),
+      DetailOf(spec, peer, seq));
+}
+
+Status PeerLeft(const GroupSpec& spec, int peer, const std::string& waiting, std::uint64_t seq) {
+  const std::string need =
+      waiting.empty() ? std::string() : StrCat(" while operation ", seq, " ", waiting, " needs it");
+  return Status(StatusCode::kLeft,
+                StrCat(NameOf(MemberOf(spec, peer)), " has left the group ", spec.name, need,
+                       "; it ended or called destroy_process_group before the others: check that "
+                       "all ranks run the same number of operations"),
+                DetailOf(spec, peer, seq));
+}
+
+}  // namespace resilient

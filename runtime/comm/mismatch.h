@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <resilient/communicator.h>
+#include <resilient/status.h>
+
+#include "runtime/comm/wire.h"
+
+namespace resilient {
+
+// Texts about two ranks of one group, and the comparison of what they do. Pure.
+
+// "rank 2 (node1, pid 77)"
+std::string NameOf(const GroupMember& member);
+
+// What `op` says of itself on the wire; the sender adds phase, root of the message and payload.
+MessageHeader HeaderOf(const Operation& op, std::uint64_t seq);
+
+// Whether two ranks are in the same collective. Call sites may differ.
+bool SameCollective(const MessageHeader& a, const MessageHeader& b);
+
+// kMismatch: `peer` (group rank) has entered `theirs` where this rank entered `ours`.
+Status CollectiveMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
+                          const MessageHeader& ours);
+// kMismatch: `peer` has gone on to `theirs`, a later operation, without its part in `ours`.
+Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
+                       const MessageHeader& ours);
+// kMismatch: the message that `peer` sent differs from what the local recv describes.
+Status SendRecvMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
+                        const Operation& recv, std::uint64_t seq);
+// kLeft: `peer` has left and `waiting` (empty: nothing in particular) needs it.
+Status PeerLeft(const GroupSpec& spec, int peer, const std::string& waiting, std::uint64_t seq);
+
+}  // namespace resilient

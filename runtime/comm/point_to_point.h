@@ -1,0 +1,95 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "runtime/comm/group_port.h"
+#include "runtime/comm/message_link.h"
+
+namespace resilient {
+
+// What point-to-point asks of its group. Called on the loop.
+class PointToPointHost {
+ public:
+  virtual ~PointToPointHost() = default;
+  // A send waits for a connection to `peer`; PointToPoint::SetOutbound follows.
+  virtual void OpenOutbound(int peer) = 0;
+  virtual void Finish(SubmittedOp op, const Status& status) = 0;
+  // A send and its recv do not agree: the whole communicator fails.
+  virtual void OnSendRecvMismatch(const Status& mismatch) = 0;
+};
+
+// The sends and recvs of one rank: matching by (peer, tag) in order of submission. Messages that
+// come before their recv are kept, up to kUnexpectedLimitBytes a peer; beyond it that peer's
+// messages wait in its own process. Owner: a group, which owns the links. Thread: loop-confined.
+class PointToPoint {
+ public:
+  static constexpr std::size_t kUnexpectedLimitBytes = 64u << 20;
+  // What a kept message counts beside its payload, so that empty ones are limited too.
+  static constexpr std::size_t kUnexpectedOverheadBytes = 256;
+
+  PointToPoint(const GroupSpec& spec, PointToPointHost& host);
+
+  void Submit(SubmittedOp op);
+  void SetOutbound(int peer, MessageLink* link);
+  void SetInbound(int peer, MessageLink* link);
+
+  HeaderVerdict OnHeader(MessageLink& link, const MessageHeader& header);
+  void OnMessage(MessageLink& link);
+  void OnSent(int peer);
+
+  // `peer` has left, after it had sent us `announced` messages (nullopt: its goodbye on another
+  // link will tell).
+  void OnLeft(int peer, std::optional<std::uint64_t> announced);
+  bool HasLeft(int peer) const { return PeerAt(peer).left; }
+  // Nothing more comes over the inbound link.
+  void OnInboundEnd(int peer);
+
+  // Completes everything with `status` and forgets all user memory. Only at the end of the group.
+  void FailAll(const Status& status);
+  // What our goodbye announces. REQUIRES: after FailAll.
+  std::uint64_t SentTo(int peer) const { return PeerAt(peer).sent; }
+
+ private:
+  struct Unexpected {
+    MessageHeader header;
+    std::vector<std::byte> payload;
+    bool complete = false;
+  };
+  struct Peer {
+    MessageLink* out = nullptr;
+    MessageLink* in = nullptr;
+    std::deque<SubmittedOp> unsent;   // Waiting for the link.
+    std::deque<SubmittedOp> sending;  // Handed to the link.
+    std::uint64_t sent = 0;           // Handed to the link, ever.
+    std::deque<SubmittedOp> recvs;    // Not matched yet.
+    std::optional<SubmittedOp> receiving;
+    std::deque<Unexpected> unexpected;  // Only the last one may be incomplete.
+    std::size_t unexpected_bytes = 0;
+    std::uint64_t received = 0;
+    FlatSink sink;
+    bool left = false;
+    bool inbound_ended = false;
+    std::optional<std::uint64_t> announced;
+  };
+
+  Peer& PeerAt(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
+  const Peer& PeerAt(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }
+  void SubmitSend(Peer& peer, SubmittedOp op);
+  void SubmitRecv(Peer& peer, SubmittedOp op);
+  void Send(Peer& peer, SubmittedOp op);
+  // Gives a kept message to its recv.
+  void Deliver(Peer& peer, std::deque<Unexpected>::iterator message, SubmittedOp op);
+  bool Agree(int peer, const MessageHeader& header, const SubmittedOp& recv);
+  void FailRecvsOfLeaver(Peer& peer);
+  void FailWithLeft(SubmittedOp op);
+
+  const GroupSpec& spec_;
+  PointToPointHost& host_;
+  std::vector<Peer> peers_;
+};
+
+}  // namespace resilient

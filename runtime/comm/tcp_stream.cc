@@ -1,0 +1,72 @@
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "runtime/comm/byte_stream.h"
+
+namespace resilient {
+namespace {
+
+class TcpStream final : public ByteStream {
+ public:
+  explicit TcpStream(FileDescriptor socket) : socket_(std::move(socket)) {
+    // The buffer sizes are left to the kernel: asking for one switches its auto-tuning off, which
+    // goes far beyond what an unprivileged process may ask for.
+    const int on = 1;
+    setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    setsockopt(socket_.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  }
+
+  int fd() const override { return socket_.get(); }
+
+  IoResult Read(std::span<const iovec> into) override {
+    msghdr message = Message(into);
+    const ssize_t n = Retry([&] { return recvmsg(socket_.get(), &message, MSG_DONTWAIT); });
+    if (n == 0) return {.state = IoResult::State::kEnd};
+    return Outcome(n);
+  }
+
+  IoResult Write(std::span<const iovec> from) override {
+    const msghdr message = Message(from);
+    return Outcome(
+        Retry([&] { return sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL); }));
+  }
+
+  void ShutdownWrite() override { shutdown(socket_.get(), SHUT_WR); }
+
+ private:
+  static msghdr Message(std::span<const iovec> pieces) {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(pieces.data());
+    message.msg_iovlen = pieces.size();
+    return message;
+  }
+
+  template <typename Call>
+  static ssize_t Retry(Call call) {
+    ssize_t n = -1;
+    do {
+      n = call();
+    } while (n < 0 && errno == EINTR);
+    return n;
+  }
+
+  static IoResult Outcome(ssize_t n) {
+    if (n >= 0) return {.state = IoResult::State::kMoved, .bytes = static_cast<std::size_t>(n)};
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return {.state = IoResult::State::kBlocked};
+    return {.state = IoResult::State::kBroken, .error = errno};
+  }
+
+  FileDescriptor socket_;
+};
+
+}  // namespace
+
+std::unique_ptr<ByteStream> MakeTcpStream(FileDescriptor socket) {
+  return std::make_unique<TcpStream>(std::move(socket));
+}
+
+}  // namespace resilient

@@ -1,0 +1,220 @@
+#include "runtime/comm/wire.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <vector>
+
+#include "runtime/base/check.h"
+#include "runtime/base/log.h"
+
+namespace resilient {
+namespace {
+
+constexpr std::uint32_t kHelloMagic = 0x484d4352;    // "RCMH"
+constexpr std::uint32_t kReplyMagic = 0x524d4352;    // "RCMR"
+constexpr std::uint32_t kMessageMagic = 0x4d4d4352;  // "RCMM"
+
+// Appends integers in little-endian order whatever the machine's order is.
+class Writer {
+ public:
+  template <typename T>
+  Writer& Put(T value) {
+    auto bits = static_cast<std::uint64_t>(value);
+    for (std::size_t i = 0; i < sizeof(T); ++i, bits >>= 8)
+      out_.push_back(static_cast<char>(bits & 0xff));
+    return *this;
+  }
+  Writer& Append(std::string_view bytes) {
+    out_.append(bytes);
+    return *this;
+  }
+  std::string Take() { return std::move(out_); }
+
+ private:
+  std::string out_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
+  template <typename T>
+  T Get() {
+    RESILIENT_CHECK(at_ + sizeof(T) <= bytes_.size());
+    std::uint64_t bits = 0;
+    for (std::size_t i = 0; i < sizeof(T); ++i)
+      bits |= static_cast<std::uint64_t>(static_cast<unsigned char>(bytes_[at_ + i])) << (8 * i);
+    at_ += sizeof(T);
+    return static_cast<T>(bits);
+  }
+
+ private:
+  std::string_view bytes_;
+  std::size_t at_ = 0;
+};
+
+Status NotOurs(std::string_view what) {
+  return Status(StatusCode::kProtocol,
+                StrCat("received bytes that are no ", what,
+                       " of a resilient communicator; does another program use this port?"));
+}
+
+bool KnownEnums(const MessageHeader& h) {
+  return h.type >= MessageType::kCollective && h.type <= MessageType::kFault &&
+         h.kind >= OpKind::kAllReduce && h.kind <= OpKind::kRecv && h.dtype >= DataType::kFloat32 &&
+         h.dtype <= DataType::kInt32 && h.reduce <= ReduceOp::kMax;
+}
+
+template <typename T>
+bool ParseNumber(std::string_view text, T* value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+}  // namespace
+
+std::string EncodeHello(const Hello& hello) {
+  RESILIENT_CHECK(hello.secret.size() <= kMaxSecret && hello.group.size() <= kMaxGroupName);
+  return Writer()
+      .Put(kHelloMagic)
+      .Put(kWireVersion)
+      .Put(static_cast<std::uint8_t>(hello.lane))
+      .Put(std::uint8_t{0})
+      .Put(hello.generation)
+      .Put(hello.attempt)
+      .Put(static_cast<std::int32_t>(hello.from))
+      .Put(static_cast<std::int32_t>(hello.to))
+      .Put(static_cast<std::uint32_t>(hello.secret.size()))
+      .Put(static_cast<std::uint32_t>(hello.group.size()))
+      .Put(std::uint64_t{0})  // Room for features.
+      .Append(hello.secret)
+      .Append(hello.group)
+      .Take();
+}
+
+Result<std::size_t> HelloLength(std::string_view fixed) {
+  RESILIENT_CHECK(fixed.size() >= kHelloFixedBytes);
+  Reader in(fixed);
+  if (in.Get<std::uint32_t>() != kHelloMagic) return NotOurs("greeting");
+  const auto version = in.Get<std::uint16_t>();
+  if (version != kWireVersion) {
+    return Status(StatusCode::kProtocol,
+                  StrCat("a peer speaks version ", version, " of the link protocol, this process ",
+                         kWireVersion, "; install the same version of resilient on all hosts"));
+  }
+  Reader lengths(fixed.substr(32));
+  const auto secret = lengths.Get<std::uint32_t>();
+  const auto group = lengths.Get<std::uint32_t>();
+  if (secret > kMaxSecret || group > kMaxGroupName) return NotOurs("greeting");
+  return kHelloFixedBytes + secret + group;
+}
+
+Result<Hello> DecodeHello(std::string_view bytes) {
+  Reader in(bytes.substr(6));
+  Hello hello;
+  hello.lane = static_cast<Lane>(in.Get<std::uint8_t>());
+  in.Get<std::uint8_t>();
+  hello.generation = in.Get<std::uint64_t>();
+  hello.attempt = in.Get<std::uint64_t>();
+  hello.from = in.Get<std::int32_t>();
+  hello.to = in.Get<std::int32_t>();
+  const auto secret = in.Get<std::uint32_t>();
+  const bool known_lane = hello.lane == Lane::kCollective || hello.lane == Lane::kPointToPoint;
+  if (!known_lane || hello.from < 0 || hello.to < 0 || hello.from == hello.to)
+    return NotOurs("greeting");
+  hello.secret = bytes.substr(kHelloFixedBytes, secret);
+  hello.group = bytes.substr(kHelloFixedBytes + secret);
+  return hello;
+}
+
+std::string EncodeHelloReply(HelloVerdict verdict) {
+  return Writer()
+      .Put(kReplyMagic)
+      .Put(static_cast<std::uint8_t>(verdict))
+      .Append(std::string_view("\0\0\0", 3))
+      .Take();
+}
+
+Result<HelloVerdict> DecodeHelloReply(std::string_view bytes) {
+  Reader in(bytes);
+  if (in.Get<std::uint32_t>() != kReplyMagic) return NotOurs("reply");
+  const auto verdict = static_cast<HelloVerdict>(in.Get<std::uint8_t>());
+  if (verdict != HelloVerdict::kAccepted && verdict != HelloVerdict::kLeft) return NotOurs("reply");
+  return verdict;
+}
+
+std::string EncodeMessage(const MessageHeader& header) {
+  const std::string_view site = std::string_view(header.call_site).substr(0, kMaxCallSite);
+  return Writer()
+      .Put(kMessageMagic)
+      .Put(static_cast<std::uint8_t>(header.type))
+      .Put(static_cast<std::uint8_t>(header.kind))
+      .Put(static_cast<std::uint8_t>(header.dtype))
+      .Put(static_cast<std::uint8_t>(header.reduce))
+      .Put(header.phase)
+      .Put(static_cast<std::uint8_t>(site.size()))
+      .Put(std::uint16_t{0})
+      .Put(static_cast<std::int32_t>(header.root))
+      .Put(header.tag)
+      .Put(std::uint32_t{0})
+      .Put(header.seq)
+      .Put(header.count)
+      .Put(header.payload_bytes)
+      .Append(site)
+      .Take();
+}
+
+Result<MessageHeader> DecodeMessage(std::string_view fixed) {
+  Reader in(fixed);
+  if (in.Get<std::uint32_t>() != kMessageMagic) return NotOurs("message");
+  MessageHeader header;
+  header.type = static_cast<MessageType>(in.Get<std::uint8_t>());
+  header.kind = static_cast<OpKind>(in.Get<std::uint8_t>());
+  header.dtype = static_cast<DataType>(in.Get<std::uint8_t>());
+  header.reduce = static_cast<ReduceOp>(in.Get<std::uint8_t>());
+  header.phase = in.Get<std::uint8_t>();
+  header.call_site_bytes = in.Get<std::uint8_t>();
+  in.Get<std::uint16_t>();
+  header.root = in.Get<std::int32_t>();
+  header.tag = in.Get<std::uint32_t>();
+  in.Get<std::uint32_t>();
+  header.seq = in.Get<std::uint64_t>();
+  header.count = in.Get<std::uint64_t>();
+  header.payload_bytes = in.Get<std::uint64_t>();
+  if (!KnownEnums(header) || header.call_site_bytes > kMaxCallSite) return NotOurs("message");
+  if (header.type == MessageType::kGoodbye && header.payload_bytes != 0) return NotOurs("message");
+  if (header.type == MessageType::kFault && header.payload_bytes > kMaxFaultText)
+    return NotOurs("message");
+  return header;
+}
+
+std::string EncodeFault(const Status& status) {
+  const FailureDetail& detail = status.detail();
+  const std::string head =
+      StrCat(CodeName(status.code()), "\n", detail.rank, "\n", detail.pid, "\n", detail.generation,
+             "\n", detail.seq, "\n", detail.host, "\n", detail.group, "\n");
+  return (head + status.message()).substr(0, kMaxFaultText);
+}
+
+std::optional<Status> DecodeFault(std::string_view text) {
+  std::vector<std::string_view> lines;
+  constexpr std::size_t kFields = 7;
+  while (lines.size() < kFields) {
+    const std::size_t end = text.find('\n');
+    if (end == std::string_view::npos) return std::nullopt;
+    lines.push_back(text.substr(0, end));
+    text.remove_prefix(end + 1);
+  }
+  FailureDetail detail;
+  const std::optional<StatusCode> code = CodeFromName(lines[0]);
+  if (!code || *code == StatusCode::kOk || !ParseNumber(lines[1], &detail.rank) ||
+      !ParseNumber(lines[2], &detail.pid) || !ParseNumber(lines[3], &detail.generation) ||
+      !ParseNumber(lines[4], &detail.seq)) {
+    return std::nullopt;
+  }
+  detail.host = lines[5];
+  detail.group = lines[6];
+  return Status(*code, std::string(text), std::move(detail));
+}
+
+}  // namespace resilient

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <resilient/communicator.h>
+#include <resilient/status.h>
+
+namespace resilient {
+
+// What goes over a link between two ranks, little-endian. The connecting side sends a Hello and
+// waits for a HelloReply; then both sides send messages: a fixed header, the call site, the
+// payload. All of this file is pure.
+inline constexpr std::uint16_t kWireVersion = 1;
+inline constexpr std::size_t kHelloFixedBytes = 48;
+inline constexpr std::size_t kHelloReplyBytes = 8;
+inline constexpr std::size_t kMessageHeaderBytes = 48;
+inline constexpr std::size_t kMaxCallSite = 120;
+inline constexpr std::size_t kMaxGroupName = 1024;
+inline constexpr std::size_t kMaxSecret = 256;
+inline constexpr std::size_t kMaxFaultText = 4096;
+
+// What a connection is for. Point-to-point data has connections of its own, one for each direction,
+// so that it never queues behind a collective.
+enum class Lane : std::uint8_t { kCollective = 1, kPointToPoint = 2 };
+
+struct Hello {
+  std::uint64_t generation = 0;
+  std::uint64_t attempt = 0;
+  int from = -1;  // Group ranks.
+  int to = -1;
+  Lane lane = Lane::kCollective;
+  std::string secret;
+  std::string group;
+};
+
+std::string EncodeHello(const Hello& hello);
+// Length of the whole hello that begins with `fixed`. kProtocol when it is none of ours.
+Result<std::size_t> HelloLength(std::string_view fixed);
+// REQUIRES: `bytes` is HelloLength() long. kProtocol when a field makes no sense.
+Result<Hello> DecodeHello(std::string_view bytes);
+
+enum class HelloVerdict : std::uint8_t {
+  kAccepted = 1,
+  kLeft = 2  // That rank was in this group and has left it.
+};
+std::string EncodeHelloReply(HelloVerdict verdict);
+Result<HelloVerdict> DecodeHelloReply(std::string_view bytes);
+
+enum class MessageType : std::uint8_t {
+  kCollective = 1,
+  kPointToPoint = 2,
+  // The sender has left. `count` = number of point-to-point messages it has sent to this peer.
+  kGoodbye = 3,
+  // The sender's collectives have failed; the payload is EncodeFault().
+  kFault = 4
+};
+
+// Thread: value type.
+struct MessageHeader {
+  MessageType type = MessageType::kCollective;
+  OpKind kind = OpKind::kBarrier;
+  DataType dtype = DataType::kUInt8;
+  ReduceOp reduce = ReduceOp::kNone;
+  std::uint8_t phase = 0;  // Which message of the operation.
+  int root = -1;
+  std::uint32_t tag = 0;
+  std::uint64_t seq = 0;
+  std::uint64_t count = 0;
+  std::uint64_t payload_bytes = 0;
+  std::string call_site;
+
+  std::size_t call_site_bytes = 0;  // Set by the decoder, before the call site has been read.
+};
+
+// Header and call site; the call site is cut to kMaxCallSite.
+std::string EncodeMessage(const MessageHeader& header);
+// Decodes the fixed part. kProtocol when it is no header of ours.
+Result<MessageHeader> DecodeMessage(std::string_view fixed);
+
+// A failure as it is told to a peer.
+std::string EncodeFault(const Status& status);
+// nullopt when it is none.
+std::optional<Status> DecodeFault(std::string_view text);
+
+}  // namespace resilient

@@ -1,0 +1,200 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <resilient/communicator.h>
+
+namespace resilient::testing {
+
+// A bound for what must happen; far above what it takes, as sanitizers and a busy machine are slow.
+inline constexpr std::chrono::seconds kBound(30);
+
+// Collects what a communicator tells. Thread: thread-safe.
+class EventLog final : public CommunicatorEvents {
+ public:
+  void OnConnected(const std::string& group, std::uint64_t generation) override {
+    Add([&] { connected[{group, generation}]++; });
+  }
+  void OnLinkLost(const std::string&, std::uint64_t, int global_rank, const Status& why) override {
+    Add([&] {
+      lost[global_rank]++;
+      last_lost = why;
+    });
+  }
+  void OnMismatch(const std::string&, std::uint64_t, const Status& mismatch) override {
+    Add([&] { mismatches.push_back(mismatch); });
+  }
+
+  bool WaitFor(const std::function<bool(EventLog&)>& condition) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, kBound, [&] { return condition(*this); });
+  }
+  std::size_t MismatchCount() {
+    std::lock_guard lock(mutex_);
+    return mismatches.size();
+  }
+  int LostCount(int rank) {
+    std::lock_guard lock(mutex_);
+    return lost[rank];
+  }
+
+  // Read them in a WaitFor condition.
+  std::map<std::pair<std::string, std::uint64_t>, int> connected;
+  std::map<int, int> lost;
+  Status last_lost;
+  std::vector<Status> mismatches;
+
+ private:
+  template <typename Change>
+  void Add(Change change) {
+    std::lock_guard lock(mutex_);
+    change();
+    changed_.notify_all();
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+// One submitted operation. Copies share its outcome.
+class Pending {
+ public:
+  // Fails the test when the operation is not accepted.
+  static Pending Of(Communicator& communicator, Operation op) {
+    Pending pending;
+    Result<std::uint64_t> seq =
+        communicator.Submit(std::move(op), [state = pending.state_](const Status& status) {
+          std::lock_guard lock(state->mutex);
+          EXPECT_FALSE(state->status) << "completed twice";
+          state->status = status;
+          state->changed.notify_all();
+        });
+    EXPECT_TRUE(seq.ok()) << seq.status().ToString();
+    if (seq.ok()) pending.seq = *seq;
+    return pending;
+  }
+
+  // The outcome; a test failure and kInternal when it does not come within the bound.
+  Status Wait() const {
+    std::unique_lock lock(state_->mutex);
+    if (!state_->changed.wait_for(lock, kBound, [&] { return state_->status.has_value(); })) {
+      ADD_FAILURE() << "an operation did not complete";
+      return Status(StatusCode::kInternal, "did not complete");
+    }
+    return *state_->status;
+  }
+  bool IsDone() const {
+    std::lock_guard lock(state_->mutex);
+    return state_->status.has_value();
+  }
+
+  std::uint64_t seq = 0;
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<Status> status;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+using FabricMaker =
+    std::function<Result<std::unique_ptr<CommunicatorFactory>>(const Clock&, CommunicatorEvents&)>;
+
+// One transport under test.
+struct Transport {
+  std::string name;
+  FabricMaker make;
+};
+
+// N ranks in this process, each with a fabric of its own.
+class World {
+ public:
+  World(const Transport& transport, int size) {
+    for (int rank = 0; rank < size; ++rank) {
+      events.push_back(std::make_unique<EventLog>());
+      auto fabric = transport.make(clock, *events.back());
+      EXPECT_TRUE(fabric.ok()) << fabric.status().ToString();
+      fabrics.push_back(std::move(*fabric));
+    }
+    group = CreateAll("world");
+  }
+  ~World() {
+    // Side by side, as in real life: one after the other each would wait for the next one's answer.
+    std::vector<std::thread> closers;
+    for (auto& fabric : fabrics) {
+      if (fabric != nullptr)
+        closers.emplace_back([&] { fabric->Close(Deadline::After(clock.Now(), Millis(2000))); });
+    }
+    for (std::thread& closer : closers) closer.join();
+  }
+
+  int size() const { return static_cast<int>(fabrics.size()); }
+
+  GroupSpec Spec(const std::string& name, int rank, std::uint64_t generation = 1) const {
+    GroupSpec spec;
+    spec.name = name;
+    spec.generation = generation;
+    spec.secret = "sesame";
+    spec.rank = rank;
+    for (int r = 0; r < size(); ++r) {
+      spec.members.push_back({.global_rank = r,
+                              .endpoint = endpoint(r),
+                              .host = "node" + std::to_string(r),
+                              .pid = 1000 + r});
+    }
+    return spec;
+  }
+  std::string endpoint(int rank) const {
+    const auto& fabric = fabrics[static_cast<std::size_t>(rank)];
+    return fabric ? fabric->endpoint() : "127.0.0.1:1";
+  }
+  std::shared_ptr<Communicator> Create(int rank, GroupSpec spec,
+                                       std::shared_ptr<AbortCell> abort = nullptr) {
+    return fabrics[static_cast<std::size_t>(rank)]->Create(std::move(spec), std::move(abort));
+  }
+  std::vector<std::shared_ptr<Communicator>> CreateAll(const std::string& name,
+                                                       std::uint64_t generation = 1,
+                                                       std::shared_ptr<AbortCell> abort = nullptr) {
+    std::vector<std::shared_ptr<Communicator>> all;
+    for (int rank = 0; rank < size(); ++rank)
+      all.push_back(Create(rank, Spec(name, rank, generation), abort));
+    return all;
+  }
+  Communicator& at(int rank) { return *group[static_cast<std::size_t>(rank)]; }
+  EventLog& log(int rank) { return *events[static_cast<std::size_t>(rank)]; }
+
+  // Each rank submits what `make(rank)` gives; returns all outcomes.
+  std::vector<Status> RunAll(const std::function<Operation(int)>& make) {
+    std::vector<Pending> pending;
+    for (int rank = 0; rank < size(); ++rank) pending.push_back(Pending::Of(at(rank), make(rank)));
+    std::vector<Status> outcomes;
+    for (const Pending& one : pending) outcomes.push_back(one.Wait());
+    return outcomes;
+  }
+
+  SystemClock clock;
+  std::vector<std::unique_ptr<EventLog>> events;
+  std::vector<std::unique_ptr<CommunicatorFactory>> fabrics;
+  std::vector<std::shared_ptr<Communicator>> group;  // The group "world", by rank.
+};
+
+inline void ExpectAllOk(const std::vector<Status>& outcomes) {
+  for (const Status& status : outcomes) EXPECT_TRUE(status.ok()) << status.ToString();
+}
+
+}  // namespace resilient::testing
