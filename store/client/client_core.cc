@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/base/check.h"
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
 
@@ -52,6 +53,14 @@ std::vector<Request> ClientCore::Unanswered() const {
 }
 
 bool ClientCore::OnReply(const Reply& reply) { return open_.erase(reply.seq) == 1; }
+
+std::uint64_t ClientCore::Renumber(std::uint64_t seq) {
+  auto node = open_.extract(seq);
+  RESILIENT_CHECK(!node.empty());
+  node.key() = next_seq_++;
+  node.mapped().seq = node.key();
+  return open_.insert(std::move(node)).position->first;
+}
 
 void ClientCore::Forget(std::uint64_t seq) { open_.erase(seq); }
 

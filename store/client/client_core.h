@@ -34,6 +34,10 @@ class ClientCore {
   // dropped.
   bool OnReply(const Reply& reply);
 
+  // Gives an open request without effects (a wait, a read) the next number, so that it is a new one
+  // to the server; returns that number.
+  std::uint64_t Renumber(std::uint64_t seq);
+
   // Gives the request up without an answer: its outcome is unknown.
   void Forget(std::uint64_t seq);
 

@@ -183,22 +183,22 @@ Result<Reply> RequestClient::Perform(const Ask& ask, Op op, std::size_t payload,
   if (!dead_.ok()) return dead_;
   Result<Request> request = core_.Submit(std::move(op), call.scope, call.generation);
   if (!request.ok()) return request.status();
-  const std::uint64_t seq = request->seq;
-  waiters_[seq] = &waiter;
+  waiter.seq = request->seq;
+  waiters_[waiter.seq] = &waiter;
   if (link_.open()) {
     waiter.sent = true;
     SendNow(*request);
   }
   request->op = Op();  // It may be large, and the core keeps its own.
-  Status outcome = Await(lock, seq, waiter, call);
-  waiters_.erase(seq);
-  core_.Forget(seq);
+  Status outcome = Await(lock, waiter, call);
+  waiters_.erase(waiter.seq);
+  core_.Forget(waiter.seq);
   HandOver();
   if (!outcome.ok()) return outcome;
   return std::move(waiter.reply);
 }
 
-Status RequestClient::Await(Lock& lock, std::uint64_t seq, Waiter& waiter, const Call& call) {
+Status RequestClient::Await(Lock& lock, Waiter& waiter, const Call& call) {
   const Instant begun = clock_.Now();
   Instant limit = call.deadline.when();
   Instant next_check = begun + Millis(kInterruptPollMs);
@@ -211,7 +211,7 @@ Status RequestClient::Await(Lock& lock, std::uint64_t seq, Waiter& waiter, const
       return cut && waiter.cancelled ? TimeoutError(waiter, now - begun) : waiter.reply.status;
     }
     if (now >= limit) {
-      Status end = OnDeadline(seq, waiter, begun, now);
+      Status end = OnDeadline(waiter, begun, now);
       if (!end.ok()) return end;
       limit = now + kCancelPatience;
     }
@@ -221,7 +221,7 @@ Status RequestClient::Await(Lock& lock, std::uint64_t seq, Waiter& waiter, const
       Status stop = Interrupted(call);
       lock.lock();
       if (!stop.ok() && !waiter.done) {
-        if (link_.open()) SendNow(Request{.op = CancelOp{seq}});
+        if (link_.open()) SendNow(Request{.op = CancelOp{waiter.seq}});
         return stop;
       }
       next_check = clock_.Now() + Millis(kInterruptPollMs);
@@ -237,7 +237,7 @@ Status RequestClient::Await(Lock& lock, std::uint64_t seq, Waiter& waiter, const
 }
 
 // OK: a cancel is on its way and its answer is to be waited for.
-Status RequestClient::OnDeadline(std::uint64_t seq, Waiter& waiter, Instant begun, Instant now) {
+Status RequestClient::OnDeadline(Waiter& waiter, Instant begun, Instant now) {
   if (!link_.open()) return LostError(waiter, now - begun, now);
   if (waiter.cancelled) {
     return waiter.ask.mutation
@@ -246,7 +246,7 @@ Status RequestClient::OnDeadline(std::uint64_t seq, Waiter& waiter, Instant begu
                : TimeoutError(waiter, now - begun);
   }
   waiter.cancelled = true;
-  SendNow(Request{.op = CancelOp{seq}});
+  SendNow(Request{.op = CancelOp{waiter.seq}});
   return Status();
 }
 
@@ -311,6 +311,7 @@ void RequestClient::OnOpened() {
   }
   const bool forgotten = !server_id_.empty() && !welcome.session_known;
   server_id_ = welcome.server;
+  RenumberReads();
   for (const Request& request : core_.Unanswered()) {
     auto entry = waiters_.find(request.seq);
     if (entry == waiters_.end()) continue;
@@ -325,6 +326,20 @@ void RequestClient::OnOpened() {
     waiter.sent = true;
     SendNow(request);
     if (waiter.cancelled) SendNow(Request{.op = CancelOp{request.seq}});
+  }
+}
+
+// A wait may be older than all that the server remembers of this session: it would be taken for a
+// request that was answered long ago.
+void RequestClient::RenumberReads() {
+  std::vector<Waiter*> reads;
+  for (const auto& [seq, waiter] : waiters_) {
+    if (!waiter->done && waiter->sent && !waiter->ask.mutation) reads.push_back(waiter);
+  }
+  for (Waiter* waiter : reads) {
+    waiters_.erase(waiter->seq);
+    waiter->seq = core_.Renumber(waiter->seq);
+    waiters_[waiter->seq] = waiter;
   }
 }
 

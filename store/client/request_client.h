@@ -58,6 +58,7 @@ class RequestClient final : public Client {
   struct Waiter {
     explicit Waiter(const Ask& what) : ask(what) {}
     const Ask& ask;
+    std::uint64_t seq = 0;
     std::condition_variable ready;
     bool sent = false;
     bool cancelled = false;
@@ -68,13 +69,14 @@ class RequestClient final : public Client {
   using Lock = std::unique_lock<std::mutex>;
 
   Result<Reply> Perform(const Ask& ask, Op op, std::size_t payload, const Call& call);
-  Status Await(Lock& lock, std::uint64_t seq, Waiter& waiter, const Call& call);
-  Status OnDeadline(std::uint64_t seq, Waiter& waiter, Instant begun, Instant now);
+  Status Await(Lock& lock, Waiter& waiter, const Call& call);
+  Status OnDeadline(Waiter& waiter, Instant begun, Instant now);
   void Lead(Lock& lock, Instant until);
   void HandOver();
   void SendNow(const Request& request);
   void Dispatch(ServerMessage& message);
   void OnOpened();
+  void RenumberReads();
   void OnTrouble();
   void FailAll(const Status& why);
   Status Interrupted(const Call& call) const;

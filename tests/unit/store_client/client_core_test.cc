@@ -71,6 +71,21 @@ TEST(ClientCoreTest, Forget_Open_ReplyIsDroppedAndFloorMoves) {
   EXPECT_TRUE(core.Unanswered().empty());
 }
 
+TEST(ClientCoreTest, Renumber_OldWait_MovesItBehindEverything) {
+  ClientCore core(JobHello());
+  ASSERT_TRUE(core.Submit(WaitOp{{"k"}}, 5).ok());
+  ASSERT_TRUE(core.Submit(AddOp{"n", 1}).ok());
+  EXPECT_EQ(core.Renumber(1), 3u);
+  EXPECT_EQ(core.first_unacked(), 2u);
+  std::vector<Request> again = core.Unanswered();
+  ASSERT_EQ(again.size(), 2u);
+  EXPECT_EQ(again[1].seq, 3u);
+  EXPECT_EQ(again[1].scope, 5u);
+  EXPECT_TRUE(std::holds_alternative<WaitOp>(again[1].op));
+  EXPECT_FALSE(core.OnReply(AnswerTo(1)));
+  EXPECT_TRUE(core.OnReply(AnswerTo(3)));
+}
+
 TEST(ClientCoreTest, Submit_AtTheLimit_IsRefusedUntilOneIsAnswered) {
   ClientCore core(JobHello());
   for (std::size_t i = 0; i < kInFlightPerSessionMax; ++i) {

@@ -244,6 +244,23 @@ TEST_F(RequestClientTest, LostConnection_SendsExactlyTheUnansweredAgainInOrder) 
   for (int i : {0, 2, 3}) EXPECT_EQ(*adds[static_cast<std::size_t>(i)].get(), 10 + i);
 }
 
+TEST_F(RequestClientTest, LostConnection_WaitIsAskedAnewUnderANewNumber) {
+  auto client = Connected();
+  auto getting = StartGet(*client, "k", Patient());
+  std::optional<Request> get = line_->Read();
+  auto adding = StartAdd(*client, "n", Patient());
+  std::optional<Request> add = line_->Read();
+  Break(KnownWelcome());
+  EXPECT_EQ(line_->Read()->seq, add->seq);
+  std::optional<Request> again = line_->Read();
+  EXPECT_GT(again->seq, add->seq);
+  EXPECT_EQ(again->first_unacked, add->seq);
+  line_->SendReply(NumberReply(add, 1));
+  line_->SendReply(ValueReply(again, "v"));
+  EXPECT_EQ(*adding.get(), 1);
+  EXPECT_EQ(*getting.get(), "v");
+}
+
 TEST_F(RequestClientTest, DuplicateReply_IsDropped) {
   auto client = Connected();
   auto first = StartAdd(*client, "a", Patient());
