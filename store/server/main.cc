@@ -59,6 +59,15 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     // Help and version come this way too, with code 0.
     if (error.get_exit_code() == 0) return app.exit(error);
+    const std::string first = argc > 1 ? argv[1] : "";
+    const auto is_first = [&first](const CLI::App* command) {
+      return command->get_name() == first;
+    };
+    if (!first.empty() && first[0] != '-' && app.get_subcommands(is_first).empty()) {
+      return Complain(
+          StrCat("there is no command '", first, "' (resilient-store --help lists them)"),
+          kExitUsage);
+    }
     return Complain(StrCat(error.what(), " (resilient-store --help tells more)"), kExitUsage);
   }
   return context.exit_code;
