@@ -1,0 +1,396 @@
+"""init_process_group: good and bad starts, again and again, beside other backends."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import harness
+import pytest
+import torch
+import torch.distributed as dist
+from rank_server import hear, tell
+
+import torch_resilient
+
+WORKER = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("resilient")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("total", int(total.item()))
+dist.destroy_process_group()
+"""
+
+
+def add_up(timeout=None):
+    dist.init_process_group("resilient", timeout=timeout)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return int(total.item())
+
+
+def repeatedly(between_gloo, port):
+    for number in range(10):
+        assert add_up() == dist_size()
+        if between_gloo:
+            os.environ["MASTER_PORT"] = str(port)
+            dist.init_process_group("gloo")
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            assert int(total.item()) == dist_size()
+            dist.destroy_process_group()
+        assert not dist.is_initialized(), number
+    assert "RESILIENT_OWNER" not in os.environ
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def dist_size():
+    return int(os.environ["WORLD_SIZE"])
+
+
+@pytest.mark.parametrize("between_gloo", [False, True])
+def test_ten_worlds_one_after_the_other(world, between_gloo):
+    world.run(repeatedly, 3, between_gloo, harness.free_port())
+
+
+def test_without_an_address_a_rank_starts_the_store(world):
+    """Plain variables: the store listens at MASTER_ADDR:MASTER_PORT, and ends with the job."""
+    env = {
+        "RESILIENT_STORE": None,
+        "RESILIENT_JOB": None,
+        "MASTER_PORT": str(harness.free_port()),
+        "RESILIENT_LINGER": "1s",
+    }
+    assert world.run(add_up, 4, env=env) == [4] * 4
+
+
+def twice_on_the_same_port():
+    first = add_up()
+    return first, add_up()
+
+
+def test_the_port_can_be_used_again_by_the_next_world(world):
+    env = {
+        "RESILIENT_STORE": None,
+        "RESILIENT_JOB": None,
+        "MASTER_PORT": str(harness.free_port()),
+        "RESILIENT_LINGER": "1s",
+    }
+    assert world.run(twice_on_the_same_port, 3, env=env) == [(3, 3)] * 3
+
+
+def with_method(method, rank, size):
+    dist.init_process_group("resilient", init_method=method, rank=rank, world_size=size)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return int(total.item())
+
+
+def test_tcp_and_file_and_resilient_urls(world, tmp_path):
+    bare = dict.fromkeys(("RESILIENT_STORE", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    bare["RESILIENT_LINGER"] = "1s"
+    methods = [
+        f"tcp://127.0.0.1:{harness.free_port()}",
+        f"file://{tmp_path}/rendezvous",
+        f"resilient://{world.store_address}",
+    ]
+    for method in methods:
+        ranks = [world.start_rank(with_method, r, 2, method, r, 2, env=bare) for r in range(2)]
+        assert [rank.value() for rank in ranks] == [2, 2], method
+
+
+def with_store(port):
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0)
+    for _ in range(2):
+        dist.init_process_group("resilient", store=store, rank=rank, world_size=size)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        dist.destroy_process_group()
+        assert int(total.item()) == size
+    # The master of a TCPStore must outlive its clients.
+    store.add("done", 1)
+    while rank == 0 and store.add("done", 0) < size:
+        time.sleep(0.01)
+
+
+def test_a_store_that_is_handed_in(world):
+    env = {"RESILIENT_STORE": None, "RESILIENT_LINGER": "1s"}
+    world.run(with_store, 3, harness.free_port(), env=env)
+
+
+def our_store(address):
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = torch_resilient.Store(address, timeout=timedelta(seconds=10), job="a store")
+    store.set(f"from{rank}", str(rank))
+    store.wait([f"from{other}" for other in range(size)])
+    with pytest.raises(torch_resilient.StoreTimeoutError):
+        store.wait(["nothing"], timedelta(milliseconds=50))
+    dist.init_process_group("resilient", store=store, rank=rank, world_size=size)
+    dist.barrier()
+    dist.destroy_process_group()
+    return store.get(f"from{size - 1 - rank}")
+
+
+def test_our_store_alone_and_handed_in(world):
+    env = {"RESILIENT_STORE": None}
+    assert world.run(our_store, 2, world.store_address, env=env) == [b"1", b"0"]
+
+
+def gloo_over_our_store(address):
+    for _ in range(2):
+        dist.init_process_group(
+            "gloo",
+            init_method=f"resilient://{address}",
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+        )
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        dist.destroy_process_group()
+    return int(total.item())
+
+
+def test_another_backend_over_our_store(world):
+    assert world.run(gloo_over_our_store, 2, world.store_address) == [2, 2]
+
+
+def two_names(backend):
+    dist.init_process_group(backend)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return int(total.item())
+
+
+@pytest.mark.parametrize("backend", ["cpu:resilient", "cpu:resilient,cuda:resilient", "RESILIENT"])
+def test_other_spellings_of_the_name(world, backend):
+    assert world.run(two_names, 2, backend) == [2, 2]
+
+
+def reinit():
+    dist.init_process_group("resilient")
+    with pytest.raises(ValueError, match="twice"):
+        dist.init_process_group("resilient")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_initialised_twice(world):
+    world.run(reinit, 1)
+
+
+# ---- bad starts: one clear line, exit code 1, nothing hangs
+
+
+def start_script(world, rank, size, env=None, code=WORKER):
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=world.environment(rank, size, env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def last_line(text):
+    """Torch prefixes lines with the rank once a group exists; here none does."""
+    return text.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("env", "code", "text"),
+    [
+        ({"RANK": "x"}, "SETTING", "RANK='x'"),
+        ({"RANK": "7"}, "SETTING", "rank 7"),
+        ({"RANK": None}, "SETTING", "RANK is not set"),
+        ({"WORLD_SIZE": "0"}, "SETTING", "WORLD_SIZE"),
+        ({"RESILIENT_BUDGET": "soon"}, "SETTING", "RESILIENT_BUDGET"),
+        ({"RESILIENT_STORE": "nonsense"}, "SETTING", "nonsense"),
+        ({"RESILIENT_STORE": None, "MASTER_ADDR": None}, "SETTING", "MASTER_ADDR"),
+        ({"RESILIENT_STORE": None, "MASTER_PORT": "http"}, "SETTING", "MASTER_PORT"),
+    ],
+)
+def test_a_bad_setting_is_one_clear_line(world, env, code, text):
+    process = start_script(world, 0, 1, env)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    line = last_line(stderr)
+    assert line.startswith(f"torch_resilient.ConfigError: [resilient:{code}]"), stderr
+    assert text in line
+
+
+def test_an_unknown_setting_is_a_warning_that_names_the_nearest(world):
+    process = start_script(world, 0, 1, {"RESILIENT_BUDGE": "20s"})
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 0 and stdout == "total 1\n"
+    assert stderr.count("RESILIENT_BUDGE ") + stderr.count("RESILIENT_BUDGE'") >= 1, stderr
+    assert "RESILIENT_BUDGET" in stderr
+
+
+def failing_init(timeout):
+    started = time.monotonic()
+    try:
+        dist.init_process_group("resilient", timeout=timedelta(seconds=timeout))
+    except Exception as error:
+        return type(error).__name__, error.code, str(error), time.monotonic() - started
+    return None
+
+
+def test_nobody_listens_at_the_address(world):
+    env = {"RESILIENT_STORE": f"127.0.0.1:{harness.free_port()}"}
+    [(_, code, text, seconds)] = world.run(failing_init, 1, 2, env=env)
+    assert code in ("REFUSED", "STORE_LOST"), text
+    assert env["RESILIENT_STORE"] in text
+    assert 1.5 < seconds < 4
+
+
+def test_another_protocol_at_the_address(world):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        [rank] = world.start(failing_init, 1, 20, env={"RESILIENT_STORE": address})
+        connection, _ = listener.accept()
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        name, code, text, seconds = rank.value(30)
+        connection.close()
+    assert (name, code) == ("ConnectError", "PROTOCOL"), text
+    assert seconds < 10
+
+
+def test_a_missing_rank_is_named(world):
+    ranks = [world.start_rank(failing_init, rank, 4, 2) for rank in (0, 1, 3)]
+    for rank in ranks:
+        name, code, text, seconds = rank.value(20)
+        assert (name, code) == ("JoinTimeoutError", "JOIN_TIMEOUT"), text
+        assert "3 of 4" in text and "2" in text
+        assert seconds < 4
+
+
+def join_and_wait():
+    dist.init_process_group("resilient")
+    tell("in")
+    hear()
+    dist.destroy_process_group()
+
+
+def test_a_rank_that_is_there_twice(world):
+    ranks = world.start(join_and_wait, 2)
+    for rank in ranks:
+        assert rank.told() == "in"
+    second = world.start_rank(failing_init, 1, 2, 20)
+    name, code, text, seconds = second.value(20)
+    assert (name, code) == ("ConfigError", "DUPLICATE_RANK"), text
+    assert str(ranks[1].pid) in text and str(second.pid) in text
+    assert seconds < 3
+    for rank in ranks:
+        rank.say("go")
+        rank.value()
+
+
+def test_other_world_sizes(world):
+    first = world.start_rank(failing_init, 0, 3, 4)
+    second = world.start_rank(failing_init, 1, 2, 4)
+    outcomes = [first.value(20), second.value(20)]
+    assert "WORLD_SIZE" in [outcome[1] for outcome in outcomes], outcomes
+
+
+def interrupted(what):
+    if what == "init":
+        tell("waiting")
+        dist.init_process_group("resilient")
+        return
+    dist.init_process_group("resilient")
+    if dist.get_rank() == 1:
+        hear()
+        os._exit(0)
+    tell("waiting")
+    if what == "barrier":
+        dist.barrier()
+    elif what == "all_reduce":
+        dist.all_reduce(torch.ones(1))
+    elif what == "wait":
+        dist.all_reduce(torch.ones(1), async_op=True).wait()
+    else:
+        dist.distributed_c10d._get_default_store().get("never")
+
+
+@pytest.mark.parametrize("what", ["init", "barrier", "all_reduce", "wait", "store"])
+def test_ctrl_c_ends_every_wait(world, what):
+    first = world.start_rank(interrupted, 0, 2, what)
+    other = None if what == "init" else world.start_rank(interrupted, 1, 2, what)
+    assert first.told() == "waiting"
+    assert first.outcome(0.5) is None
+    started, _ = first.signal(signal.SIGINT)
+    assert isinstance(first.error(5), KeyboardInterrupt)
+    first.wait(5)
+    assert first.ended_at - started < 1.5
+    if other:
+        other.say("go")
+        other.wait(10)
+
+
+def forked():
+    dist.init_process_group("resilient")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except torch_resilient.ConfigError as error:
+            os._exit(40 if error.code == "FORKED" else 41)
+        finally:
+            os._exit(42)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return code, int(total.item())
+
+
+def test_a_forked_child_is_told_so_and_does_no_harm(world):
+    assert world.run(forked, 2) == [(40, 2), (40, 2)]
+
+
+def forked_exits():
+    """A child that ends like a Python program must not say goodbye in its parent's name."""
+    dist.init_process_group("resilient")
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(0)
+    os.waitpid(pid, 0)
+    for _ in range(20):
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_the_end_of_a_forked_child_is_not_the_end_of_its_parent(world):
+    ranks = world.start(forked_exits, 2)
+    assert [rank.wait(20) for rank in ranks] == [0, 0]
+
+
+def helper_opens_its_own():
+    dist.init_process_group("resilient")
+    pid = os.fork()
+    if pid == 0:
+        dist.distributed_c10d._world.default_pg = None
+        dist.distributed_c10d._world.pg_map.clear()
+        dist.distributed_c10d._world.pg_names.clear()
+        dist.init_process_group("resilient", rank=0, world_size=1)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        os._exit(50 + int(total.item()))
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    dist.barrier()
+    dist.destroy_process_group()
+    return code
+
+
+def test_a_helper_opens_a_world_of_its_own(world):
+    assert world.run(helper_opens_its_own, 2) == [51, 51]
