@@ -60,7 +60,7 @@ def spawn(host, port, linger):
         address_file = os.path.join(folder, "address")
         handle, log_path = tempfile.mkstemp(prefix="resilient-store-", suffix=".log")
         command = [binary(), "serve", "--listen", join_host_port(host, port)]
-        command += ["--linger", str(linger), "--address-file", address_file]
+        command += ["--linger", f"{round(linger * 1000)}ms", "--address-file", address_file]
         with os.fdopen(handle, "wb") as log:
             process = _start_detached(command, log)
         try:
