@@ -156,8 +156,8 @@ WorkPtr ResilientBackend::Launch(Plan plan) {
   spec.copies = std::move(plan.copies);
   const bool copies = !spec.copies.empty();
   if (copies) Check(*host_, context_->finisher()->Start());
-  auto work = c10::make_intrusive<WorkImpl>(context_, getRank(), std::move(spec),
-                                            plan.operations.size());
+  auto work =
+      c10::make_intrusive<WorkImpl>(context_, getRank(), std::move(spec), plan.operations.size());
   const std::shared_ptr<Progress> progress = work->progress();
   if (copies) progress->RequireFinisher();
   const std::uint64_t id = ValueOrThrow(*host_, context_->ledger()->Add(work));
@@ -184,7 +184,7 @@ WorkPtr ResilientBackend::Launch(Plan plan) {
 
 WorkPtr ResilientBackend::broadcast(std::vector<at::Tensor>& tensors,
                                     const c10d::BroadcastOptions& options) {
-  Plan plan{.type = OpType::BROADCAST};
+  Plan plan(OpType::BROADCAST);
   if (options.rootRank < 0 || options.rootRank >= getSize()) {
     Refuse(StatusCode::kInvalidArgument, c10::str("broadcast: root ", options.rootRank,
                                                   " is not a rank of a group of ", getSize()));
@@ -198,14 +198,14 @@ WorkPtr ResilientBackend::broadcast(std::vector<at::Tensor>& tensors,
 
 WorkPtr ResilientBackend::allreduce(std::vector<at::Tensor>& tensors,
                                     const c10d::AllreduceOptions& options) {
-  Plan plan{.type = OpType::ALLREDUCE};
+  Plan plan(OpType::ALLREDUCE);
   PlanAllReduce(plan, Only(tensors, "all_reduce"), options.reduceOp);
   return Launch(std::move(plan));
 }
 
 WorkPtr ResilientBackend::allreduce_coalesced(std::vector<at::Tensor>& tensors,
                                               const c10d::AllreduceCoalescedOptions& options) {
-  Plan plan{.type = OpType::ALLREDUCE_COALESCED};
+  Plan plan(OpType::ALLREDUCE_COALESCED);
   if (tensors.empty()) Refuse(StatusCode::kInvalidArgument, "all_reduce_coalesced: no tensors");
   for (const at::Tensor& tensor : tensors) PlanAllReduce(plan, tensor, options.reduceOp);
   return Launch(std::move(plan));
@@ -214,7 +214,7 @@ WorkPtr ResilientBackend::allreduce_coalesced(std::vector<at::Tensor>& tensors,
 WorkPtr ResilientBackend::allgather(std::vector<std::vector<at::Tensor>>& outputs,
                                     std::vector<at::Tensor>& inputs,
                                     const c10d::AllgatherOptions& /*options*/) {
-  Plan plan{.type = OpType::ALLGATHER};
+  Plan plan(OpType::ALLGATHER);
   const at::Tensor from = Input(plan, Only(inputs, "all_gather"), "all_gather");
   if (outputs.size() != 1 || outputs.front().size() != static_cast<std::size_t>(getSize())) {
     Refuse(StatusCode::kInvalidArgument,
@@ -238,7 +238,7 @@ WorkPtr ResilientBackend::allgather(std::vector<std::vector<at::Tensor>>& output
 
 WorkPtr ResilientBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::AllgatherOptions& /*options*/) {
-  Plan plan{.type = OpType::_ALLGATHER_BASE};
+  Plan plan(OpType::_ALLGATHER_BASE);
   PlanGather(plan, output, input);
   return Launch(std::move(plan));
 }
@@ -246,7 +246,7 @@ WorkPtr ResilientBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
 WorkPtr ResilientBackend::allgather_into_tensor_coalesced(
     std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
     const c10d::AllgatherOptions& /*options*/) {
-  Plan plan{.type = OpType::ALLGATHER_INTO_TENSOR_COALESCED};
+  Plan plan(OpType::ALLGATHER_INTO_TENSOR_COALESCED);
   if (outputs.empty() || outputs.size() != inputs.size()) {
     Refuse(StatusCode::kInvalidArgument,
            c10::str("all_gather_into_tensor_coalesced: ", inputs.size(), " inputs and ",
@@ -265,7 +265,7 @@ WorkPtr ResilientBackend::PointToPoint(std::vector<at::Tensor>& tensors, OpKind 
            c10::str(what, ": peer ", peer, " with tag ", tag, " is not possible for rank ",
                     getRank(), " of a group of ", getSize(), "; a tag is not negative"));
   }
-  Plan plan{.type = sends ? OpType::SEND : OpType::RECV};
+  Plan plan(sends ? OpType::SEND : OpType::RECV);
   const at::Tensor& tensor = Only(tensors, what);
   const at::Tensor memory = sends ? Input(plan, tensor, what) : InOut(plan, tensor, what);
   if (sends) plan.outputs.push_back(tensor);
@@ -285,7 +285,7 @@ WorkPtr ResilientBackend::recv(std::vector<at::Tensor>& tensors, int source, int
 }
 
 WorkPtr ResilientBackend::barrier(const c10d::BarrierOptions& /*options*/) {
-  Plan plan{.type = OpType::BARRIER};
+  Plan plan(OpType::BARRIER);
   plan.operations.emplace_back();
   return Launch(std::move(plan));
 }

@@ -69,7 +69,8 @@ class ResilientBackend final : public c10d::Backend {
   // What a call becomes: operations in order of submission, the memory they use, what to copy
   // where at the end.
   struct Plan {
-    c10d::OpType type = c10d::OpType::UNKNOWN;
+    explicit Plan(c10d::OpType op_type) : type(op_type) {}
+    c10d::OpType type;
     std::vector<Operation> operations;
     std::vector<at::Tensor> held;
     std::vector<at::Tensor> outputs;

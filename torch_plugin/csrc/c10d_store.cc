@@ -4,8 +4,6 @@
 #include <optional>
 #include <utility>
 
-#include <c10/util/StringUtil.h>
-
 #include "torch_plugin/csrc/convert.h"
 
 namespace resilient::plugin {
@@ -70,8 +68,7 @@ void ResilientStore::Close() {
   host_->WithoutLock([this] { client_->Close(); });
 }
 
-store::Client::Call ResilientStore::MakeCall(std::chrono::milliseconds timeout,
-                                             Waits waits) const {
+store::Client::Call ResilientStore::MakeCall(std::chrono::milliseconds timeout, Waits waits) const {
   store::Client::Call call;
   call.deadline = DeadlineOf(timeout);
   call.scope = scope_;
@@ -81,8 +78,8 @@ store::Client::Call ResilientStore::MakeCall(std::chrono::milliseconds timeout,
       call.stop = [context = context_] { return context->session().failure(); };
       break;
     case Waits::kNo:
-      call.deadline = std::min(call.deadline,
-                               Deadline::After(context_->clock().Now(), context_->budget()));
+      call.deadline =
+          std::min(call.deadline, Deadline::After(context_->clock().Now(), context_->budget()));
       break;
   }
   return call;
@@ -96,43 +93,24 @@ auto ResilientStore::Run(Body body) const {
   return std::move(*result);
 }
 
-void ResilientStore::ThrowWaitFailure(const Status& status, const std::vector<std::string>& keys,
-                                      std::chrono::milliseconds timeout) const {
-  constexpr std::size_t kShown = 8;
-  if (status.code() != StatusCode::kTimeout) host_->Throw(status);
-  std::string list;
-  for (std::size_t i = 0; i < std::min(keys.size(), kShown); ++i) {
-    list += (i == 0 ? "" : ", ") + keys[i];
-  }
-  if (keys.size() > kShown) list += c10::str(", and ", keys.size() - kShown, " more");
-  host_->Throw(Status(StatusCode::kTimeout,
-                      c10::str("wait timeout after ", timeout.count(), " ms, keys: ", list,
-                               ": not all of them were set by then; ", status.message()),
-                      status.detail()));
-}
-
 void ResilientStore::set(const std::string& key, const std::vector<std::uint8_t>& value) {
-  Check(*host_, Run([&] {
-          return client_->Set(key, ToString(value), MakeCall(timeout_, Waits::kNo));
-        }));
+  Check(*host_,
+        Run([&] { return client_->Set(key, ToString(value), MakeCall(timeout_, Waits::kNo)); }));
 }
 
 std::vector<std::uint8_t> ResilientStore::compareSet(const std::string& key,
                                                      const std::vector<std::uint8_t>& expected,
                                                      const std::vector<std::uint8_t>& desired) {
   return ToBytes(ValueOrThrow(*host_, Run([&] {
-                                return client_->CompareSet(key, ToString(expected),
-                                                           ToString(desired),
-                                                           MakeCall(timeout_, Waits::kNo));
-                              })));
+    return client_->CompareSet(key, ToString(expected), ToString(desired),
+                               MakeCall(timeout_, Waits::kNo));
+  })));
 }
 
 std::vector<std::uint8_t> ResilientStore::get(const std::string& key) {
-  const auto timeout = timeout_;
-  auto value =
-      Run([&] { return client_->Get(key, /*wait=*/true, MakeCall(timeout, Waits::kForKeys)); });
-  if (!value.ok()) ThrowWaitFailure(value.status(), {key}, timeout);
-  return ToBytes(*value);
+  return ToBytes(ValueOrThrow(*host_, Run([&] {
+    return client_->Get(key, /*wait=*/true, MakeCall(timeout_, Waits::kForKeys));
+  })));
 }
 
 std::int64_t ResilientStore::add(const std::string& key, std::int64_t amount) {
@@ -151,16 +129,15 @@ bool ResilientStore::check(const std::vector<std::string>& keys) {
 }
 
 std::int64_t ResilientStore::getNumKeys() {
-  return ValueOrThrow(*host_, Run([&] { return client_->NumKeys(MakeCall(timeout_, Waits::kNo)); }));
+  return ValueOrThrow(*host_,
+                      Run([&] { return client_->NumKeys(MakeCall(timeout_, Waits::kNo)); }));
 }
 
 void ResilientStore::wait(const std::vector<std::string>& keys) { wait(keys, timeout_); }
 
 void ResilientStore::wait(const std::vector<std::string>& keys,
                           const std::chrono::milliseconds& timeout) {
-  const Status status =
-      Run([&] { return client_->Wait(keys, MakeCall(timeout, Waits::kForKeys)); });
-  if (!status.ok()) ThrowWaitFailure(status, keys, timeout);
+  Check(*host_, Run([&] { return client_->Wait(keys, MakeCall(timeout, Waits::kForKeys)); }));
 }
 
 }  // namespace resilient::plugin

@@ -62,8 +62,6 @@ class ResilientStore final : public c10d::Store {
   // How long a call may take: `timeout`; for one that needs only the server's answer, no longer
   // than a session's budget.
   store::Client::Call MakeCall(std::chrono::milliseconds timeout, Waits waits) const;
-  [[noreturn]] void ThrowWaitFailure(const Status& status, const std::vector<std::string>& keys,
-                                     std::chrono::milliseconds timeout) const;
   template <typename Body>
   auto Run(Body body) const;
 

@@ -34,9 +34,9 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
 
 Status SessionContext::Init() {
   RESILIENT_RETURN_IF_ERROR(session_->Init());
-  auto client =
-      store::Connect(options_.connect, options_.session.interrupt, clock_,
-                     Deadline::After(clock_.Now(), std::max(budget(), Duration(std::chrono::seconds(1)))));
+  auto client = store::Connect(
+      options_.connect, options_.session.interrupt, clock_,
+      Deadline::After(clock_.Now(), std::max(budget(), Duration(std::chrono::seconds(1)))));
   if (!client.ok()) return client.status();
   const std::lock_guard lock(mutex_);
   client_ = std::move(client).value();

@@ -56,10 +56,10 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
 
   const std::shared_ptr<Host> host_;
   const SystemClock clock_;
-  ContextOptions options_;              // Constant after Open.
+  ContextOptions options_;  // Constant after Open.
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
   const std::shared_ptr<Finisher> finisher_ = std::make_shared<Finisher>();
-  std::shared_ptr<Session> session_;    // Constant after Open.
+  std::shared_ptr<Session> session_;  // Constant after Open.
   mutable std::mutex mutex_;
   std::shared_ptr<store::Client> client_;  // Guarded by mutex_.
 };

@@ -8,11 +8,13 @@ namespace {
 // The host of a plain C++ program. Thread: immutable.
 class PlainHost final : public Host {
  public:
-  [[noreturn]] void Throw(const Status& status) override { ThrowNative(status); }
   Status Interrupted() override { return Status::Ok(); }
   std::string CallSite() override { return {}; }
   bool Ending() const override { return false; }
   void WithoutLock(const std::function<void()>& body) override { body(); }
+
+ private:
+  void DoThrow(const Status& status) override { ThrowNative(status); }
 };
 
 }  // namespace

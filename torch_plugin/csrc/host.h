@@ -19,7 +19,10 @@ class Host {
   virtual ~Host() = default;
 
   // Raises `status` as the host's exception. REQUIRES: !status.ok().
-  [[noreturn]] virtual void Throw(const Status& status) = 0;
+  [[noreturn]] void Throw(const Status& status) {
+    DoThrow(status);
+    __builtin_unreachable();
+  }
 
   // Not OK when the calling thread's wait must end (Ctrl-C); Throw of that status raises what the
   // signal handler raised.
@@ -34,6 +37,10 @@ class Host {
 
   // Runs `body`, which may block, without the interpreter's lock, whether or not the caller has it.
   virtual void WithoutLock(const std::function<void()>& body) = 0;
+
+ private:
+  // Never returns; a virtual function cannot promise that.
+  virtual void DoThrow(const Status& status) = 0;
 };
 
 // The exception that Throw raises, to be put into a future.

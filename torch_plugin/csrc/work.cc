@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/core/jit_type.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/core/jit_type.h>
 #include <c10/util/StringUtil.h>
 #include <resilient/abort.h>
 
@@ -118,15 +118,15 @@ Status WorkImpl::WaitUntilDone(std::chrono::milliseconds timeout) {
   constexpr Duration kSlice = std::chrono::milliseconds(kInterruptPollMs);
   const SystemClock clock;
   const bool bounded = timeout > std::chrono::milliseconds::zero();
-  const Deadline deadline =
-      bounded ? Deadline::After(clock.Now(), timeout) : Deadline::Never();
+  const Deadline deadline = bounded ? Deadline::After(clock.Now(), timeout) : Deadline::Never();
   while (!progress_->WaitFor(bounded ? std::min(kSlice, deadline.LeftAt(clock.Now())) : kSlice)) {
     RESILIENT_RETURN_IF_ERROR(host_->Interrupted());
     if (deadline.ExpiredAt(clock.Now())) {
-      return Status(StatusCode::kTimeout,
-                    c10::str("wait timeout after ", timeout.count(), " ms: ", Describe(spec_.operation),
-                             " #", sequence_.load(), " of group '", spec_.group,
-                             "' is still running; it goes on, and can be waited for again"));
+      return Status(
+          StatusCode::kTimeout,
+          c10::str("wait timeout after ", timeout.count(), " ms: ", Describe(spec_.operation), " #",
+                   sequence_.load(), " of group '", spec_.group,
+                   "' is still running; it goes on, and can be waited for again"));
     }
   }
   return Outcome();
@@ -144,8 +144,8 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkImpl::getFuture() {
   if (!progress_->done()) {
     if (const auto context = context_.lock()) Check(*host_, context->finisher()->Start());
   }
-  auto fresh = c10::make_intrusive<c10::ivalue::Future>(
-      c10::ListType::create(c10::TensorType::get()));
+  auto fresh =
+      c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
   {
     const std::lock_guard lock(progress_->mutex_);
     if (future_) return future_;
@@ -180,7 +180,8 @@ void WorkImpl::CompleteFuture(c10::ivalue::Future& future) {
       future.setError(ToException(*host_, status));
     }
   } catch (const std::exception& error) {
-    TORCH_WARN("a callback of the future of ", Describe(spec_.operation), " raised: ", error.what());
+    TORCH_WARN("a callback of the future of ", Describe(spec_.operation),
+               " raised: ", error.what());
   }
 }
 

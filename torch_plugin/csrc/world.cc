@@ -44,8 +44,8 @@ World OpenWorld(const WorldOptions& options) {
   context_options.session.budget = options.budget;
   context_options.session.seat_wait = options.seat_wait;
   context_options.bind_address = options.bind_address;
-  auto context = plugin::ValueOrThrow(
-      *host, plugin::SessionContext::Open(std::move(context_options), host));
+  auto context =
+      plugin::ValueOrThrow(*host, plugin::SessionContext::Open(std::move(context_options), host));
   plugin::Check(*host, context->Init());
 
   World world;
@@ -56,8 +56,8 @@ World OpenWorld(const WorldOptions& options) {
       *host, plugin::ResilientBackend::Create(
                  context, "0", options.rank, options.world_size, {},
                  std::chrono::duration_cast<std::chrono::milliseconds>(options.init_timeout)));
-  world.group = c10::make_intrusive<c10d::ProcessGroup>(world.store, options.rank,
-                                                        options.world_size);
+  world.group =
+      c10::make_intrusive<c10d::ProcessGroup>(world.store, options.rank, options.world_size);
   const auto custom = c10d::ProcessGroup::BackendType::CUSTOM;
   world.group->setBackend(c10::DeviceType::CPU, custom, backend);
   world.group->setBackend(c10::DeviceType::CUDA, custom, backend);

@@ -28,8 +28,8 @@ void RegisterBackend(py::module_& m, const std::shared_ptr<PythonHost>& host) {
                             ResilientBackend::Create(std::move(context), group_name, rank, size,
                                                      std::move(global_ranks), timeout));
       },
-      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
-      py::arg("group_name"), py::arg("global_ranks"));
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("group_name"),
+      py::arg("global_ranks"));
 }
 
 }  // namespace resilient::plugin

@@ -64,9 +64,8 @@ PyObject* PythonHost::MakeException(const Status& status) const {
     attributes["group"] = detail.group;
     attributes["seq"] = detail.seq;
     attributes["since"] = detail.since_unix_s;
-    const py::str message(
-        PyUnicode_DecodeUTF8(status.ToString().data(),
-                             static_cast<Py_ssize_t>(status.ToString().size()), "replace"));
+    const py::str message(PyUnicode_DecodeUTF8(
+        status.ToString().data(), static_cast<Py_ssize_t>(status.ToString().size()), "replace"));
     return py::handle(factory_)(std::string(CodeName(status.code())), message, attributes)
         .release()
         .ptr();
@@ -76,7 +75,7 @@ PyObject* PythonHost::MakeException(const Status& status) const {
   }
 }
 
-void PythonHost::Throw(const Status& status) {
+void PythonHost::DoThrow(const Status& status) {
   if (Ending()) ThrowNative(status);
   {
     const py::gil_scoped_acquire lock;

@@ -28,20 +28,20 @@ class PythonHost final : public Host {
   // factory failed or none is installed. REQUIRES: the interpreter's lock.
   PyObject* MakeException(const Status& status) const;
 
-  [[noreturn]] void Throw(const Status& status) override;
   Status Interrupted() override;
   std::string CallSite() override;
   bool Ending() const override;
   void WithoutLock(const std::function<void()>& body) override;
 
  private:
+  void DoThrow(const Status& status) override;
   bool OnMainThread() const { return pthread_equal(pthread_self(), main_thread_) != 0; }
   bool IsLibraryFile(const char* path, Py_ssize_t length) const;
 
-  pthread_t main_thread_;                 // Constant.
-  std::string torch_dir_;                 // Constant; with a trailing slash.
-  std::string package_dir_;               // Constant; with a trailing slash.
-  PyObject* factory_ = nullptr;           // Guarded by the interpreter's lock.
+  pthread_t main_thread_;        // Constant.
+  std::string torch_dir_;        // Constant; with a trailing slash.
+  std::string package_dir_;      // Constant; with a trailing slash.
+  PyObject* factory_ = nullptr;  // Guarded by the interpreter's lock.
 };
 
 }  // namespace resilient::plugin
