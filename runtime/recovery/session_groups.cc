@@ -38,7 +38,12 @@ Status SessionImpl::NotRunningLocked(const std::string& group, const std::string
 
 Status SessionImpl::CheckNewGroupLocked(const std::string& name,
                                         const std::vector<int>& ranks) const {
-  if (machine_.state() != SessionState::kRunning) return NotRunningLocked(name, "the creation");
+  // Behind a shut gate a group may be made: what fails there is its operations. So a fence between
+  // Init and the creation of the world's group meets the caller where he expects one.
+  const SessionState state = machine_.state();
+  if (!machine_.ever_ran() || state == SessionState::kFailed || state == SessionState::kClosed) {
+    return NotRunningLocked(name, "the creation");
+  }
   const int world_size = static_cast<int>(machine_.view().members.size());
   std::vector<int> sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
@@ -47,10 +52,8 @@ Status SessionImpl::CheckNewGroupLocked(const std::string& name,
     wrong = "has no name";
   } else if (groups_.count(name) != 0) {
     wrong = "exists already";
-  } else if (name != kWorldGroup && used_names_.count(name) != 0) {
+  } else if (used_names_.count(name) != 0) {
     wrong = "was used and closed in this generation already; take another name";
-  } else if (name == kWorldGroup && world_ == nullptr) {
-    wrong = "was closed in this generation already; open a new session";
   } else if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
     wrong = "names a rank twice";
   } else if (!sorted.empty() && (sorted.front() < 0 || sorted.back() >= world_size)) {
@@ -214,6 +217,7 @@ void SessionImpl::CloseGroup(GroupSlot& slot) {
   communicator->Leave();
   std::shared_ptr<Communicator> oldest;  // Destroyed outside the lock.
   Lock lock(mutex_);
+  used_names_.insert(slot.name);
   left_.push_back(std::move(communicator));
   if (left_.size() > kLeftCommunicatorsMax) {
     oldest = std::move(left_.front());

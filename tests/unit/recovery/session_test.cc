@@ -277,7 +277,8 @@ TEST_F(SessionTest, Fence_IsStickyOnEveryGroupUntilRebuild) {
     EXPECT_EQ(Run(*pair).code(), StatusCode::kRankLost);
     EXPECT_THAT(Run(*pair).message(), HasSubstr("call rebuild()"));
   }
-  EXPECT_EQ(session_->CreateGroup("other", {1}).status().code(), StatusCode::kRankLost);
+  auto made_behind_the_gate = CreateGroup("other", {1, 3});
+  EXPECT_EQ(Run(*made_behind_the_gate).code(), StatusCode::kRankLost);
   EXPECT_EQ(session_->failure().code(), StatusCode::kRankLost);
   std::thread other([this] { EXPECT_EQ(Run(*world_).code(), StatusCode::kRankLost); });
   other.join();
@@ -286,6 +287,7 @@ TEST_F(SessionTest, Fence_IsStickyOnEveryGroupUntilRebuild) {
   EXPECT_TRUE(session_->failure().ok());
   EXPECT_TRUE(Run(*world_).ok());
   EXPECT_TRUE(Run(*pair).ok());
+  EXPECT_TRUE(Run(*made_behind_the_gate).ok());
   EXPECT_EQ(factory_->Latest("pair")->spec().generation, 2u);
 }
 
@@ -545,6 +547,25 @@ TEST_F(SessionTest, GroupClose_SaysGoodbyeAndRefusesMore) {
   FenceAndSettle(1, Lost(2));
   ASSERT_TRUE(session_->Rebuild(Deadline::Never()).ok());
   EXPECT_TRUE(session_->CreateGroup("pair", {1, 3}).ok()) << "names are free in a new generation";
+}
+
+TEST_F(SessionTest, WorldGroupClosed_ComesBackInTheNextGeneration) {
+  Boot();
+  world_->Close();
+  EXPECT_EQ(session_->CreateGroup(kWorldGroup, {0, 1, 2, 3}).status().code(),
+            StatusCode::kInvalidArgument);
+  FenceAndSettle(1, Lost(2));
+  ASSERT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  EXPECT_TRUE(Run(*CreateGroup(kWorldGroup, {0, 1, 2, 3})).ok());
+}
+
+TEST_F(SessionTest, CreateGroup_BeforeInitOrAfterTheEnd_IsRefused) {
+  Open();
+  EXPECT_EQ(session_->CreateGroup("a", {1}).status().code(), StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(session_->Init().ok());
+  rendezvous_->SayLost(Status(StatusCode::kStaleGeneration, "this process was given up"));
+  rendezvous_->Settle();
+  EXPECT_EQ(session_->CreateGroup("a", {1}).status().code(), StatusCode::kStaleGeneration);
 }
 
 TEST_F(SessionTest, Groups_ManyInOneGeneration_DoNotPileUp) {
