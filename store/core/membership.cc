@@ -34,13 +34,10 @@ Status Membership::Ready(SessionId session, std::uint64_t generation, Moment mom
   RESILIENT_RETURN_IF_ERROR(Standing(session));
   Participant* who = Find(session);
   World* world = who && who->state == State::kSeated ? WorldOf(*who) : nullptr;
-  if (!world || world->generation != generation || world->phase == Phase::kForming ||
-      world->phase == Phase::kRefused) {
-    return Status(StatusCode::kStaleGeneration,
-                  "generation " + std::to_string(generation) + " is over or never began");
-  }
+  // Of a generation that was fenced meanwhile: the fence is on its way.
+  if (!world || world->generation != generation || world->phase != Phase::kBuilding) return {};
   Seat& seat = SeatOf(*world, *who);
-  if (world->phase == Phase::kRunning || seat.ready) return {};
+  if (seat.ready) return {};
   seat.ready = true;
   if (++world->ready < world->seats.size()) return {};
   world->phase = Phase::kRunning;

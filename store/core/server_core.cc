@@ -258,11 +258,12 @@ void ServerCore::Impl::OnRequest(ConnectionId connection, const Request& request
 
 bool ServerCore::Impl::IsFirst(Exchange& exchange, Effects& effects) {
   const Request& request = exchange.request;
-  // Heartbeats are not numbered: nobody waits for them.
-  if (std::holds_alternative<HeartbeatOp>(request.op) || exchange.role == Role::kAdmin) return true;
+  if (exchange.role == Role::kAdmin) return true;  // Without memory.
   ResultLog& results = exchange.session.line(exchange.role).results;
-  results.Acknowledge(std::min(request.first_unacked, request.seq));
-  if (std::holds_alternative<CancelOp>(request.op)) return true;
+  // Number 0 is of the connection: nothing is kept for it, and it is never sent again.
+  results.Acknowledge(request.seq == 0 ? request.first_unacked
+                                       : std::min(request.first_unacked, request.seq));
+  if (request.seq == 0) return true;
   const ConnectionId connection = exchange.session.line(exchange.role).connection;
   if (const Reply* first = results.Find(request.seq)) {
     effects.send.push_back({connection, *first});
@@ -399,13 +400,14 @@ Status ServerCore::Impl::Wait(Exchange& exchange, Job& job, const std::vector<st
 void ServerCore::Impl::Cancel(Exchange& exchange, std::uint64_t seq, Effects& effects) {
   Session& session = exchange.session;
   Line& line = session.line(exchange.role);
+  Job* job = FindJob(session.hello.job);
+  const bool waited = job && job->keys.CancelWait({session.id, seq});
   if (const Reply* known = line.results.Find(seq)) {
     effects.send.push_back({line.connection, *known});
     return;
   }
-  if (line.results.Forgotten(seq)) return;  // Acknowledged: nobody waits for it.
-  Job* job = FindJob(session.hello.job);
-  if (job) job->keys.CancelWait({session.id, seq});
+  // Acknowledged or given up: nobody waits for the answer.
+  if (!waited && line.results.Forgotten(seq)) return;
   Reply reply;
   reply.seq = seq;
   reply.status = Status(StatusCode::kCancelled,

@@ -1,0 +1,232 @@
+// Goal: every message survives the way through its frame, and what does not parse is an error,
+// never a crash. Method: encode, decode, compare the second encoding; malformed and unknown bodies.
+#include "store/core/codec.h"
+
+#include <gtest/gtest.h>
+
+namespace resilient::store {
+namespace {
+
+Request RequestOf(Op op) {
+  Request request;
+  request.seq = 7;
+  request.first_unacked = 3;
+  request.generation = 5;
+  request.scope = 2;
+  request.op = std::move(op);
+  return request;
+}
+
+Status SomeFailure() {
+  FailureDetail detail;
+  detail.rank = 2;
+  detail.host = "a";
+  detail.pid = 7;
+  detail.generation = 3;
+  detail.group = "world";
+  detail.seq = 9;
+  detail.since_unix_s = 1.5;
+  return Status(StatusCode::kRankLost, "rank 2 is lost", detail);
+}
+
+std::vector<Op> AllOps() {
+  Hello hello;
+  hello.job = "j";
+  hello.session = "s";
+  hello.incarnation = "i";
+  hello.role = Role::kControl;
+  hello.process = {"h", "b", "n", 12, 34};
+  hello.launcher_attempt = 4;
+  hello.supervised = true;
+  hello.features = {"x", "y"};
+  hello.expected_server = "e";
+  hello.hosts_store = true;
+  JoinRequest join;
+  join.rank = 1;
+  join.world_size = 4;
+  join.endpoint = std::string("\0\xff", 2);
+  join.join_timeout = Millis(1500);
+  join.seat_wait = Millis(20);
+  join.generation = 6;
+  Report report;
+  report.kind = ReportKind::kMismatch;
+  report.generation = 6;
+  report.accused_rank = -1;
+  report.status = SomeFailure();
+  ExitReportOp exit;
+  exit.process = hello.process;
+  exit.rank = 3;
+  exit.exit_code = -5;
+  exit.signal = 9;
+  exit.text = "t";
+  return {hello,
+          SetOp{std::string("k\0\xfe", 3), "v"},
+          GetOp{"k", true},
+          AddOp{"k", -3},
+          CompareSetOp{"k", "e", "d"},
+          CheckOp{{"a", ""}},
+          WaitOp{{"a", "b"}},
+          DeleteOp{"k"},
+          NumKeysOp{},
+          CancelOp{8},
+          HeartbeatOp{11},
+          JoinOp{join},
+          ReadyOp{6},
+          LeaveOp{},
+          ReportOp{report},
+          exit,
+          StatusOp{}};
+}
+
+TEST(Codec, EveryRequest_SurvivesTheWay) {
+  const std::vector<Op> ops = AllOps();
+  EXPECT_EQ(ops.size(), std::variant_size_v<Op>);
+  for (const Op& op : ops) {
+    const Frame frame = EncodeRequest(RequestOf(op));
+    EXPECT_EQ(frame.type, FrameType::kRequest);
+    const Result<Request> decoded = DecodeRequest(frame);
+    ASSERT_TRUE(decoded.ok()) << op.index() << decoded.status().ToString();
+    EXPECT_EQ(decoded->op.index(), op.index());
+    EXPECT_EQ(decoded->seq, 7u);
+    EXPECT_EQ(decoded->first_unacked, 3u);
+    EXPECT_EQ(decoded->generation, 5u);
+    EXPECT_EQ(decoded->scope, 2u);
+    EXPECT_EQ(EncodeRequest(*decoded), frame) << op.index();
+  }
+}
+
+TEST(Codec, FieldsOfRequests_ArriveWhereTheyBelong) {
+  const std::vector<Op> ops = AllOps();
+  const auto hello = DecodeRequest(EncodeRequest(RequestOf(ops[0])));
+  EXPECT_EQ(std::get<Hello>(hello->op), std::get<Hello>(ops[0]));
+  const auto join = std::get<JoinOp>(DecodeRequest(EncodeRequest(RequestOf(ops[11])))->op).request;
+  EXPECT_EQ(join.rank, 1);
+  EXPECT_EQ(join.world_size, 4);
+  EXPECT_EQ(join.endpoint, std::string("\0\xff", 2));
+  EXPECT_EQ(join.join_timeout, Millis(1500));
+  EXPECT_EQ(join.seat_wait, Millis(20));
+  EXPECT_EQ(join.generation, 6u);
+  const auto report = std::get<ReportOp>(DecodeRequest(EncodeRequest(RequestOf(ops[14])))->op);
+  EXPECT_EQ(report.report.status.code(), StatusCode::kRankLost);
+  EXPECT_EQ(report.report.status.detail(), SomeFailure().detail());
+}
+
+std::vector<ServerMessage> AllServerMessages() {
+  Reply reply;
+  reply.seq = 4;
+  reply.status = SomeFailure();
+  reply.value = std::string("v\0", 2);
+  reply.number = -4;
+  reply.flag = true;
+  reply.welcome = {"server", 1, 5000, 1000, 10, 20, true};
+  reply.status_json = "{}";
+  View view;
+  view.life = 1;
+  view.round = 2;
+  view.generation = 3;
+  view.attempt = 4;
+  view.secret = "s";
+  view.members = {{0, "i", "h", 5, std::string("\xff", 1)}, {1, "j", "g", 6, "e"}};
+  return {reply,
+          Reply{},
+          Event(view),
+          Event(RunningEvent{3}),
+          Event(Fence{3, SomeFailure()}),
+          Event(JoinRefusedEvent{SomeFailure()}),
+          Event(SessionLostEvent{SomeFailure()}),
+          Event(HeartbeatAckEvent{8}),
+          Event(PingEvent{9})};
+}
+
+TEST(Codec, EveryServerMessage_SurvivesTheWay) {
+  for (const ServerMessage& message : AllServerMessages()) {
+    const Frame frame = EncodeServerMessage(message);
+    const Result<ServerMessage> decoded = DecodeServerMessage(frame);
+    ASSERT_TRUE(decoded.ok()) << decoded.status().ToString();
+    EXPECT_EQ(decoded->index(), message.index());
+    EXPECT_EQ(EncodeServerMessage(*decoded), frame);
+  }
+}
+
+TEST(Codec, FieldsOfServerMessages_ArriveWhereTheyBelong) {
+  const std::vector<ServerMessage> messages = AllServerMessages();
+  const auto reply = std::get<Reply>(*DecodeServerMessage(EncodeServerMessage(messages[0])));
+  EXPECT_EQ(reply.seq, 4u);
+  EXPECT_EQ(reply.status.code(), StatusCode::kRankLost);
+  EXPECT_EQ(reply.status.message(), "rank 2 is lost");
+  EXPECT_EQ(reply.status.detail(), SomeFailure().detail());
+  EXPECT_EQ(reply.number, -4);
+  EXPECT_TRUE(reply.flag);
+  EXPECT_EQ(reply.welcome.heartbeat_interval_ms, 1000u);
+  EXPECT_TRUE(reply.welcome.session_known);
+  const auto event = std::get<Event>(*DecodeServerMessage(EncodeServerMessage(messages[2])));
+  const View& view = std::get<View>(event);
+  EXPECT_EQ(view.attempt, 4u);
+  ASSERT_EQ(view.members.size(), 2u);
+  EXPECT_EQ(view.members[0].endpoint, "\xff");
+  EXPECT_EQ(view.members[1].pid, 6);
+}
+
+TEST(Codec, EveryStatusCode_KeepsItsName) {
+  for (int code = 1; code <= static_cast<int>(StatusCode::kInternal); ++code) {
+    Reply reply;
+    reply.status = Status(static_cast<StatusCode>(code), "m");
+    const auto decoded = std::get<Reply>(*DecodeServerMessage(EncodeServerMessage(reply)));
+    EXPECT_EQ(decoded.status.code(), reply.status.code());
+  }
+}
+
+TEST(Codec, UnknownOperation_IsUnimplemented) {
+  Frame frame;
+  frame.seq = 1;
+  EXPECT_EQ(DecodeRequest(frame).status().code(), StatusCode::kUnimplemented);
+  frame.body = std::string("\xFA\x3E\x00", 3);  // Field 1007, empty: of a newer peer.
+  EXPECT_EQ(DecodeRequest(frame).status().code(), StatusCode::kUnimplemented);
+  frame.type = FrameType::kEvent;
+  EXPECT_EQ(DecodeServerMessage(frame).status().code(), StatusCode::kUnimplemented);
+}
+
+TEST(Codec, MalformedBody_IsAProtocolError) {
+  Frame frame;
+  frame.body = "\xff\xff\xff";
+  EXPECT_EQ(DecodeRequest(frame).status().code(), StatusCode::kProtocol);
+  for (const FrameType type : {FrameType::kReply, FrameType::kEvent}) {
+    frame.type = type;
+    EXPECT_EQ(DecodeServerMessage(frame).status().code(), StatusCode::kProtocol);
+  }
+  EXPECT_EQ(DecodeRequest(frame).status().code(), StatusCode::kProtocol);
+  frame.type = FrameType::kRequest;
+  EXPECT_EQ(DecodeServerMessage(frame).status().code(), StatusCode::kProtocol);
+}
+
+TEST(Codec, CutBody_NeverCrashes) {
+  for (const Op& op : AllOps()) {
+    Frame frame = EncodeRequest(RequestOf(op));
+    while (!frame.body.empty()) {
+      frame.body.pop_back();
+      (void)DecodeRequest(frame);
+    }
+  }
+}
+
+TEST(Codec, TextThatIsNoUtf8_IsMadeReadable) {
+  ExitReportOp exit;
+  exit.text = "caf\xc3\xa9 \xff\xc3 \xed\xa0\x80";
+  const auto decoded = DecodeRequest(EncodeRequest(RequestOf(exit)));
+  ASSERT_TRUE(decoded.ok());
+  EXPECT_EQ(std::get<ExitReportOp>(decoded->op).text, "caf\xc3\xa9 ?? ???");
+}
+
+TEST(Codec, HugeTimeout_Saturates) {
+  JoinOp join;
+  join.request.join_timeout = Duration::max();
+  const auto decoded = DecodeRequest(EncodeRequest(RequestOf(join)));
+  const Duration timeout = std::get<JoinOp>(decoded->op).request.join_timeout;
+  EXPECT_GE(timeout, Duration::max() - Millis(1));
+  join.request.join_timeout = Duration(-5);
+  const auto negative = DecodeRequest(EncodeRequest(RequestOf(join)));
+  EXPECT_EQ(std::get<JoinOp>(negative->op).request.join_timeout, Duration::zero());
+}
+
+}  // namespace
+}  // namespace resilient::store

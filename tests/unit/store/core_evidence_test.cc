@@ -1,0 +1,385 @@
+// Goal: each kind of evidence of death ends in one loss with its own text, in its own time, and
+// what is no evidence does not. Method: CoreFixture; the clock moves in ticks.
+#include <gmock/gmock.h>
+
+#include "tests/unit/store/core_fixture.h"
+
+namespace resilient::store {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr Duration kWait = std::chrono::seconds(60);
+
+class CoreEvidence : public CoreFixture {
+ protected:
+  void Exit(std::uint64_t watch) {
+    Effects effects;
+    core_->OnProcessExit(watch, now_, effects);
+    // Nothing else of the effects matters here but what is sent.
+    for (Effects::Outgoing& out : effects.send) {
+      if (auto* event = std::get_if<Event>(&out.message)) exit_events_.push_back(std::move(*event));
+    }
+  }
+  Reply ReportExit(int process, int signal, int code, std::string text = {},
+                   std::uint64_t start_time = 1) {
+    if (admin_ == 0) admin_ = Open(HelloOf(99, Role::kAdmin));
+    ExitReportOp report;
+    report.process = HelloOf(process, Role::kControl).process;
+    if (start_time != 1) report.process.start_time = start_time;
+    report.signal = signal;
+    report.exit_code = code;
+    report.text = std::move(text);
+    return Ask(admin_, report);
+  }
+  // Runs n supervised ranks.
+  std::vector<ConnectionId> RunSupervised(int n) {
+    std::vector<ConnectionId> control;
+    for (int i = 0; i < n; ++i) {
+      Hello hello = HelloOf(i, Role::kControl);
+      hello.supervised = true;
+      control.push_back(Open(hello));
+      Send(control.back(), JoinOp{JoinOf(i, n, kWait)});
+    }
+    BecomeReady(control);
+    return control;
+  }
+  std::string CauseAt(ConnectionId connection) {
+    const std::optional<Fence> fence = Take<Fence>(connection);
+    return fence ? fence->cause.message() : "no fence";
+  }
+
+  std::vector<Event> exit_events_;
+  ConnectionId admin_ = 0;
+};
+
+TEST_F(CoreEvidence, SilentRank_IsLostByItsLease) {
+  const std::vector<ConnectionId> control = Run(2, kWait);
+  Advance(Millis(4950), {control[0]});
+  EXPECT_EQ(CauseAt(control[0]), "no fence");
+  Advance(Millis(200), {control[0]});
+  EXPECT_THAT(CauseAt(control[0]),
+              HasSubstr("rank 1 (host h1, pid 101) sent no heartbeat for 5.0 s (lease 5.0 s)"));
+  EXPECT_TRUE(Take<SessionLostEvent>(control[1]));
+}
+
+TEST_F(CoreEvidence, AnyFrameOnTheControlConnection_Renews) {
+  const std::vector<ConnectionId> control = Run(1, kWait);
+  for (int i = 0; i < 5; ++i) {
+    Advance(std::chrono::seconds(4));
+    Send(control[0], ReadyOp{1});
+  }
+  EXPECT_EQ(core_->LiveMembers(), 1u);
+  // Key operations come from other threads: they prove nothing about the control thread.
+  const ConnectionId request = OpenRequest(0);
+  for (int i = 0; i < 3; ++i) {
+    Advance(std::chrono::seconds(2));
+    Ask(request, SetOp{"k", "v"});
+  }
+  EXPECT_EQ(core_->LiveMembers(), 0u);
+}
+
+TEST_F(CoreEvidence, PausedServer_LosesNobody) {
+  const std::vector<ConnectionId> control = Run(2, kWait);
+  now_ += std::chrono::minutes(5);
+  Tick(false);
+  now_ += kTickInterval;
+  Tick(true);
+  Advance(std::chrono::seconds(2));
+  EXPECT_EQ(core_->LiveMembers(), 2u);
+  EXPECT_EQ(CauseAt(control[0]), "no fence");
+}
+
+TEST_F(CoreEvidence, UnreadInput_ExpiresNobody) {
+  const std::vector<ConnectionId> control = Run(2, kWait);
+  Close(control[1]);
+  for (int i = 0; i < 200; ++i) {
+    now_ += kTickInterval;
+    Tick(false);
+  }
+  EXPECT_EQ(core_->LiveMembers(), 2u);
+  Tick(true);
+  EXPECT_EQ(core_->LiveMembers(), 0u);
+}
+
+TEST_F(CoreEvidence, LoneClose_IsLostAfterItsGrace) {
+  const std::vector<ConnectionId> control = Run(2, kWait);
+  Close(control[1]);
+  Advance(Millis(250), {control[0]});
+  EXPECT_EQ(CauseAt(control[0]), "no fence");
+  Advance(Millis(100), {control[0]});
+  EXPECT_THAT(CauseAt(control[0]),
+              HasSubstr("lost its connection and did not come back within 0.3 s"));
+}
+
+TEST_F(CoreEvidence, ReopenedConnection_IsNoEvidence) {
+  const std::vector<ConnectionId> control = Run(2, kWait);
+  Close(control[1]);
+  Advance(Millis(250), {control[0]});
+  const ConnectionId again = OpenControl(1);
+  Advance(std::chrono::seconds(10), {control[0], again});
+  EXPECT_EQ(CauseAt(control[0]), "no fence");
+}
+
+TEST_F(CoreEvidence, RequestConnectionClosed_IsNoEvidence) {
+  const std::vector<ConnectionId> control = Run(2, kWait);
+  Close(OpenRequest(1));
+  Advance(std::chrono::seconds(10), control);
+  EXPECT_EQ(CauseAt(control[0]), "no fence");
+}
+
+TEST_F(CoreEvidence, ManyClosesTogether_LeaveItToTheLease) {
+  for (const int closing : {8, 9}) {
+    SCOPED_TRACE(closing);
+    Restart();
+    const std::vector<ConnectionId> control = Run(20, kWait);
+    for (int i = 0; i < closing; ++i) Close(control[At(i)]);
+    Advance(Millis(500), {control.begin() + closing, control.end()});
+    EXPECT_EQ(core_->LiveMembers(), closing == 8 ? 12u : 20u);
+    Advance(std::chrono::seconds(6), {control.begin() + closing, control.end()});
+    EXPECT_EQ(core_->LiveMembers(), At(20 - closing));
+  }
+}
+
+TEST_F(CoreEvidence, Watch_CoversAMembersLife) {
+  const std::vector<ConnectionId> control = Run(2, kWait);
+  ASSERT_EQ(watched_.size(), 2u);
+  EXPECT_EQ(watched_[1].process.pid, 101);
+  Send(control[1], JoinOp{JoinOf(1, 2, kWait)});
+  EXPECT_EQ(watched_.size(), 2u);
+  Send(control[1], LeaveOp{});
+  EXPECT_EQ(unwatched_, (std::vector<std::uint64_t>{watched_[1].watch}));
+}
+
+TEST_F(CoreEvidence, ProcessWithoutIdentity_IsNotWatched) {
+  Hello hello = HelloOf(1, Role::kControl);
+  hello.process.boot_id.clear();
+  Send(Open(hello), JoinOp{JoinOf(0, 1)});
+  EXPECT_TRUE(watched_.empty());
+}
+
+TEST_F(CoreEvidence, ExitOfAnUnsupervisedProcess_IsLostAtOnce) {
+  Run(2, kWait);
+  Exit(watched_[1].watch);
+  EXPECT_EQ(core_->LiveMembers(), 1u);
+  bool fenced = false;
+  for (const Event& event : exit_events_) {
+    const Fence* fence = std::get_if<Fence>(&event);
+    if (!fence) continue;
+    fenced = true;
+    EXPECT_THAT(fence->cause.message(), HasSubstr("its process ended (how was not reported)"));
+  }
+  EXPECT_TRUE(fenced);
+}
+
+TEST_F(CoreEvidence, ExitOfASupervisedProcess_WaitsForTheReport) {
+  const std::vector<ConnectionId> control = RunSupervised(3);
+  Exit(watched_[1].watch);
+  EXPECT_EQ(core_->LiveMembers(), 3u);
+  now_ += Millis(20);
+  Tick();
+  EXPECT_TRUE(ReportExit(1, 9, 0).status.ok());
+  EXPECT_THAT(CauseAt(control[0]),
+              HasSubstr("rank 1 (host h1, pid 101) was killed by signal 9 (SIGKILL), last seen 0.0 "
+                        "s ago, in generation 1"));
+  // Without a report the grace decides.
+  Exit(watched_[2].watch);
+  now_ += Millis(50);
+  Tick();
+  EXPECT_EQ(core_->LiveMembers(), 1u);
+}
+
+TEST_F(CoreEvidence, ExitReport_TellsHow) {
+  struct Row {
+    int signal;
+    int code;
+    const char* text;
+    const char* expected;
+  };
+  int process = 0;
+  for (const Row& row : {Row{9, 0, "", "was killed by signal 9 (SIGKILL)"},
+                         Row{64, 0, "", "by signal 64,"}, Row{0, 1, "", "exited with code 1,"},
+                         Row{0, 1, "ValueError: x", "exited with code 1 (ValueError: x),"},
+                         Row{0, 0, "", "exited with code 0 without a goodbye"}}) {
+    Restart();
+    admin_ = 0;
+    const std::vector<ConnectionId> control = Run(2, kWait);
+    ReportExit(1, row.signal, row.code, row.text);
+    EXPECT_THAT(CauseAt(control[0]), HasSubstr(row.expected)) << ++process;
+  }
+}
+
+TEST_F(CoreEvidence, LongReport_IsCut) {
+  const std::vector<ConnectionId> control = Run(2, kWait);
+  ReportExit(1, 0, 1, std::string(kTextBytesMax + 1000, 'x'));
+  const std::string cause = CauseAt(control[0]);
+  EXPECT_THAT(cause, HasSubstr("xxx...)"));
+  EXPECT_LT(cause.size(), kTextBytesMax + 200);
+}
+
+TEST_F(CoreEvidence, ReportOfAnotherProcess_IsIgnored) {
+  const std::vector<ConnectionId> control = Run(2, kWait);
+  ReportExit(5, 9, 0);
+  ReportExit(1, 9, 0, "", /*start_time=*/77);  // The pid is used again.
+  EXPECT_EQ(core_->LiveMembers(), 2u);
+  ReportExit(1, 9, 0, "", /*start_time=*/0);  // Not known to the launcher: the pid counts.
+  EXPECT_EQ(core_->LiveMembers(), 1u);
+}
+
+TEST_F(CoreEvidence, LeaverThatEndedBadly_IsReplaced) {
+  const std::vector<ConnectionId> control = RunSupervised(2);
+  Send(control[1], LeaveOp{});
+  EXPECT_EQ(CauseAt(control[0]), "no fence");
+  ReportExit(1, 0, 1);
+  EXPECT_THAT(CauseAt(control[0]), HasSubstr("exited with code 1"));
+  Send(control[0], JoinOp{JoinOf(0, 2, kWait)});
+  const ConnectionId newcomer = OpenControl(7);
+  Send(newcomer, JoinOp{JoinOf(1, 2, kWait)});
+  EXPECT_TRUE(Take<View>(newcomer));
+}
+
+TEST_F(CoreEvidence, LeaverThatEndedWell_IsNot) {
+  const std::vector<ConnectionId> control = RunSupervised(3);
+  Send(control[1], LeaveOp{});
+  ReportExit(1, 0, 0);
+  EXPECT_EQ(CauseAt(control[0]), "no fence");
+  ReportExit(2, 9, 0);
+  Send(control[0], JoinOp{JoinOf(0, 3, kWait)});
+  EXPECT_EQ(Take<JoinRefusedEvent>(control[0])->why.code(), StatusCode::kRankLost);
+}
+
+TEST_F(CoreEvidence, LeaverWhoseEndIsNotKnown_MayStillBeReplaced) {
+  const std::vector<ConnectionId> control = RunSupervised(3);
+  Send(control[1], LeaveOp{});
+  ReportExit(2, 9, 0);
+  Send(control[0], JoinOp{JoinOf(0, 3, kWait)});
+  EXPECT_FALSE(Take<JoinRefusedEvent>(control[0]));
+  ReportExit(1, 0, 1);
+  EXPECT_FALSE(Take<JoinRefusedEvent>(control[0]));
+  for (const int rank : {1, 2}) Send(OpenControl(5 + rank), JoinOp{JoinOf(rank, 3, kWait)});
+  EXPECT_TRUE(Take<View>(control[0]));
+}
+
+Report Broken(int accused, std::uint64_t generation = 1) {
+  Report report;
+  report.kind = ReportKind::kLinkLost;
+  report.generation = generation;
+  report.accused_rank = accused;
+  report.status = Status(StatusCode::kCommFailed, "connection reset");
+  return report;
+}
+
+TEST_F(CoreEvidence, AccusedThatAnswers_FencesWithTheSameMembers) {
+  const std::vector<ConnectionId> control = Run(2);
+  EXPECT_TRUE(Ask(control[0], ReportOp{Broken(1)}).status.ok());
+  EXPECT_TRUE(Take<PingEvent>(control[1]));
+  Send(control[1], HeartbeatOp{1}, 0);  // May have been under way before the ping.
+  EXPECT_EQ(CauseAt(control[0]), "no fence");
+  EXPECT_TRUE(Take<PingEvent>(control[1]));
+  Send(control[1], HeartbeatOp{2}, 0);
+  for (const ConnectionId connection : control) {
+    const std::optional<Fence> fence = Take<Fence>(connection);
+    ASSERT_TRUE(fence);
+    EXPECT_EQ(fence->cause.code(), StatusCode::kCommFailed);
+    EXPECT_THAT(fence->cause.message(), HasSubstr("connection reset"));
+  }
+  for (const int i : {0, 1}) Send(control[At(i)], JoinOp{JoinOf(i, 2)});
+  EXPECT_EQ(BecomeReady(control), 2u);
+}
+
+TEST_F(CoreEvidence, AccusedWithoutConnection_IsLostAfterThePing) {
+  CoreOptions options = Options();
+  options.lone_close_grace = std::chrono::seconds(3);
+  Restart(options);
+  const std::vector<ConnectionId> control = Run(2, kWait);
+  Close(control[1]);
+  Send(control[0], ReportOp{Broken(1)});
+  Advance(Millis(450), {control[0]});
+  EXPECT_EQ(CauseAt(control[0]), "no fence");
+  Advance(Millis(100), {control[0]});
+  EXPECT_THAT(CauseAt(control[0]), HasSubstr("lost its links (reported by rank 0)"));
+}
+
+TEST_F(CoreEvidence, AccusedThatIsSilent_IsLeftToItsLease) {
+  const std::vector<ConnectionId> control = Run(2, kWait);
+  Send(control[0], ReportOp{Broken(1)});
+  Advance(std::chrono::seconds(4), {control[0]});
+  EXPECT_EQ(CauseAt(control[0]), "no fence");
+  Advance(std::chrono::seconds(2), {control[0]});
+  EXPECT_THAT(CauseAt(control[0]), HasSubstr("sent no heartbeat"));
+}
+
+TEST_F(CoreEvidence, AccusedThatHasLeft_FencesWithLeft) {
+  const std::vector<ConnectionId> control = Run(3);
+  Send(control[1], LeaveOp{});
+  Send(control[0], ReportOp{Broken(1)});
+  const std::optional<Fence> fence = Take<Fence>(control[2]);
+  ASSERT_TRUE(fence);
+  EXPECT_EQ(fence->cause.code(), StatusCode::kLeft);
+  EXPECT_EQ(fence->cause.detail().rank, 1);
+}
+
+TEST_F(CoreEvidence, ReportOfThePast_IsIgnored) {
+  const std::vector<ConnectionId> control = Run(2);
+  EXPECT_TRUE(Ask(control[0], ReportOp{Broken(1, 9)}).status.ok());
+  EXPECT_FALSE(Take<PingEvent>(control[1]));
+}
+
+TEST_F(CoreEvidence, AccusationOfNobody_IsInvalid) {
+  const std::vector<ConnectionId> control = Run(2);
+  for (const int rank : {-1, 0, 2}) {
+    EXPECT_EQ(Ask(control[0], ReportOp{Broken(rank)}).status.code(), StatusCode::kInvalidArgument);
+  }
+}
+
+TEST_F(CoreEvidence, MismatchAndCommFailed_Fence) {
+  struct Row {
+    ReportKind kind;
+    StatusCode told;
+    StatusCode cause;
+  };
+  for (const Row& row :
+       {Row{ReportKind::kMismatch, StatusCode::kMismatch, StatusCode::kMismatch},
+        Row{ReportKind::kMismatch, StatusCode::kInternal, StatusCode::kMismatch},
+        Row{ReportKind::kCommFailed, StatusCode::kCommStalled, StatusCode::kCommStalled},
+        Row{ReportKind::kCommFailed, StatusCode::kDeviceLost, StatusCode::kDeviceLost},
+        Row{ReportKind::kCommFailed, StatusCode::kRankLost, StatusCode::kCommFailed}}) {
+    Restart();
+    const std::vector<ConnectionId> control = Run(2);
+    Report report;
+    report.kind = row.kind;
+    report.generation = 1;
+    report.status = Status(row.told, "both sides");
+    EXPECT_TRUE(Ask(control[0], ReportOp{report}).status.ok());
+    const std::optional<Fence> fence = Take<Fence>(control[1]);
+    ASSERT_TRUE(fence);
+    EXPECT_EQ(fence->cause.code(), row.cause);
+    EXPECT_EQ(fence->cause.message(), "both sides");
+    EXPECT_EQ(fence->cause.detail().generation, 1u);
+    EXPECT_EQ(core_->LiveMembers(), 2u);
+  }
+}
+
+TEST_F(CoreEvidence, DeadSession_CanChangeNothing) {
+  const std::vector<ConnectionId> control = Run(2, kWait);
+  const ConnectionId request = OpenRequest(1);
+  ReportExit(1, 9, 0);
+  EXPECT_TRUE(Take<SessionLostEvent>(control[1]));
+  Send(control[1], HeartbeatOp{1}, 0);
+  EXPECT_TRUE(Take<SessionLostEvent>(control[1]));
+  EXPECT_FALSE(Take<HeartbeatAckEvent>(control[1]));
+  EXPECT_EQ(Ask(control[1], JoinOp{JoinOf(1, 2)}).status.code(), StatusCode::kStaleGeneration);
+  EXPECT_EQ(Ask(control[1], ReadyOp{2}).status.code(), StatusCode::kStaleGeneration);
+  EXPECT_EQ(Ask(control[1], ReportOp{Broken(0, 2)}).status.code(), StatusCode::kStaleGeneration);
+  EXPECT_EQ(Ask(request, AddOp{"n", 1}, {}, 1).status.code(), StatusCode::kStaleGeneration);
+  EXPECT_TRUE(Ask(request, AddOp{"n", 1}).status.ok());
+  EXPECT_EQ(core_->LiveMembers(), 1u);
+  // The same process may come back as a new session, into its old seat.
+  const ConnectionId again = Open(HelloOf(1, Role::kControl, "new"));
+  Send(again, JoinOp{JoinOf(1, 2, kWait)});
+  Send(control[0], JoinOp{JoinOf(0, 2, kWait)});
+  EXPECT_TRUE(Take<View>(again));
+}
+
+}  // namespace
+}  // namespace resilient::store

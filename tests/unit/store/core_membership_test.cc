@@ -1,0 +1,587 @@
+// Goal: the rules of store/core/MEMBERSHIP.md about worlds and seats: who gets which seat, when a
+// view is built, what a fence and a goodbye do, who is refused and how. Method: CoreFixture; ranks
+// are control connections of processes 0, 1, ...
+#include <gmock/gmock.h>
+
+#include "tests/unit/store/core_fixture.h"
+
+namespace resilient::store {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr Duration kSecond = std::chrono::seconds(1);
+
+class CoreMembership : public CoreFixture {
+ protected:
+  // Ends the process of a rank by its launcher's report.
+  void Kill(int process, int signal = 9, int code = 0, std::string text = {}) {
+    if (admin_ == 0) admin_ = Open(HelloOf(99, Role::kAdmin));
+    ExitReportOp report;
+    report.process = HelloOf(process, Role::kControl).process;
+    report.rank = process;
+    report.signal = signal;
+    report.exit_code = code;
+    report.text = std::move(text);
+    EXPECT_TRUE(Ask(admin_, report).status.ok());
+  }
+  ConnectionId admin_ = 0;
+};
+
+TEST_F(CoreMembership, AllJoined_GetOneView) {
+  std::vector<ConnectionId> control;
+  for (int i = 0; i < 3; ++i) control.push_back(OpenControl(i));
+  for (const int i : {2, 0}) EXPECT_TRUE(Ask(control[At(i)], JoinOp{JoinOf(i, 3)}).status.ok());
+  EXPECT_FALSE(Take<View>(control[0]));
+  EXPECT_EQ(core_->LiveMembers(), 2u);
+  Send(control[1], JoinOp{JoinOf(1, 3)});
+  std::string secret;
+  for (const ConnectionId connection : control) {
+    const std::optional<View> view = Take<View>(connection);
+    ASSERT_TRUE(view);
+    EXPECT_EQ(view->life, 1u);
+    EXPECT_EQ(view->round, 1u);
+    EXPECT_EQ(view->generation, 1u);
+    EXPECT_EQ(view->attempt, 1u);
+    EXPECT_EQ(view->secret.size(), 32u);
+    EXPECT_TRUE(secret.empty() || secret == view->secret);
+    secret = view->secret;
+    ASSERT_EQ(view->members.size(), 3u);
+    for (int i = 0; i < 3; ++i) {
+      const Member& member = view->members[At(i)];
+      EXPECT_EQ(member.rank, i);
+      EXPECT_EQ(member.incarnation, "i" + std::to_string(i));
+      EXPECT_EQ(member.host, "h" + std::to_string(i));
+      EXPECT_EQ(member.pid, 100 + i);
+      EXPECT_EQ(member.endpoint, "e" + std::to_string(i));
+    }
+  }
+}
+
+TEST_F(CoreMembership, Running_ComesWhenAllAreReady) {
+  std::vector<ConnectionId> control{OpenControl(0), OpenControl(1)};
+  Send(control[0], JoinOp{JoinOf(0, 2)});
+  Send(control[0], ReadyOp{1});  // Too early: nothing is built.
+  Send(control[1], JoinOp{JoinOf(1, 2)});
+  Send(control[0], ReadyOp{1});
+  Send(control[0], ReadyOp{1});
+  EXPECT_FALSE(Take<RunningEvent>(control[0]));
+  Send(control[1], ReadyOp{1});
+  for (const ConnectionId connection : control) {
+    EXPECT_EQ(Take<RunningEvent>(connection)->generation, 1u);
+    EXPECT_FALSE(Take<RunningEvent>(connection));
+  }
+}
+
+TEST_F(CoreMembership, ReadyOfAPastGeneration_IsIgnored) {
+  const std::vector<ConnectionId> control = Run(2, kSecond);
+  Kill(1);
+  EXPECT_TRUE(Ask(control[0], ReadyOp{1}).status.ok());
+}
+
+TEST_F(CoreMembership, LostMember_FencesTheOthers) {
+  const std::vector<ConnectionId> control = Run(3, kSecond);
+  Kill(2);
+  for (const int i : {0, 1}) {
+    const std::optional<Fence> fence = Take<Fence>(control[At(i)]);
+    ASSERT_TRUE(fence);
+    EXPECT_EQ(fence->generation, 1u);
+    EXPECT_EQ(fence->cause.code(), StatusCode::kRankLost);
+    EXPECT_EQ(fence->cause.detail().rank, 2);
+    EXPECT_EQ(fence->cause.detail().host, "h2");
+    EXPECT_EQ(fence->cause.detail().pid, 102);
+    EXPECT_EQ(fence->cause.detail().generation, 1u);
+  }
+  EXPECT_FALSE(Take<Fence>(control[2]));
+  const auto lost = Take<SessionLostEvent>(control[2]);
+  ASSERT_TRUE(lost);
+  EXPECT_EQ(lost->why.code(), StatusCode::kStaleGeneration);
+  EXPECT_EQ(core_->LiveMembers(), 2u);
+}
+
+TEST_F(CoreMembership, Replacement_TakesTheEmptySeat) {
+  const std::vector<ConnectionId> control = Run(3, kSecond);
+  Kill(2);
+  Send(control[0], JoinOp{JoinOf(0, 3, kSecond)});
+  const ConnectionId newcomer = OpenControl(7);
+  Send(newcomer, JoinOp{JoinOf(2, 3, kSecond)});
+  EXPECT_FALSE(Take<View>(newcomer));
+  Send(control[1], JoinOp{JoinOf(1, 3, kSecond)});
+  EXPECT_EQ(Take<View>(newcomer)->members[2].incarnation, "i7");
+  Send(newcomer, ReadyOp{2});
+  EXPECT_EQ(BecomeReady({control[0], control[1]}), 2u);
+  EXPECT_TRUE(Take<RunningEvent>(newcomer));
+}
+
+TEST_F(CoreMembership, LossWhileBuilding_FencesOnceMore) {
+  std::vector<ConnectionId> control{OpenControl(0), OpenControl(1)};
+  for (const int i : {0, 1}) Send(control[At(i)], JoinOp{JoinOf(i, 2, kSecond)});
+  Send(control[0], ReadyOp{1});
+  Kill(1);
+  EXPECT_EQ(Take<Fence>(control[0])->generation, 1u);
+  Send(control[0], JoinOp{JoinOf(0, 2, kSecond)});
+  const ConnectionId newcomer = OpenControl(7);
+  Send(newcomer, JoinOp{JoinOf(1, 2, kSecond)});
+  Forget();
+  Send(newcomer, ReadyOp{2});
+  EXPECT_FALSE(Take<RunningEvent>(newcomer));  // The ready of generation 1 does not count.
+  Send(control[0], ReadyOp{2});
+  EXPECT_TRUE(Take<RunningEvent>(newcomer));
+}
+
+TEST_F(CoreMembership, LossWhileFormingAgain_FencesNobody) {
+  const std::vector<ConnectionId> control = Run(3, kSecond);
+  Kill(2);
+  EXPECT_TRUE(Take<Fence>(control[0]));
+  Send(control[0], JoinOp{JoinOf(0, 3, kSecond)});
+  Send(control[1], JoinOp{JoinOf(1, 3, kSecond)});
+  Kill(1);
+  EXPECT_FALSE(Take<Fence>(control[0]));
+  const ConnectionId newcomers[] = {OpenControl(7), OpenControl(8)};
+  Send(newcomers[0], JoinOp{JoinOf(1, 3)});
+  Send(newcomers[1], JoinOp{JoinOf(2, 3)});
+  EXPECT_EQ(BecomeReady({control[0], newcomers[0], newcomers[1]}), 2u);
+}
+
+TEST_F(CoreMembership, LossInTheFirstForming_EmptiesTheSeat) {
+  const ConnectionId first = OpenControl(0);
+  const ConnectionId second = OpenControl(1);
+  Send(first, JoinOp{JoinOf(0, 3)});
+  Send(second, JoinOp{JoinOf(1, 3)});
+  Kill(1);
+  EXPECT_FALSE(Take<Fence>(first));
+  Send(OpenControl(2), JoinOp{JoinOf(1, 3)});
+  Send(OpenControl(3), JoinOp{JoinOf(2, 3)});
+  EXPECT_EQ(Take<View>(first)->generation, 1u);
+}
+
+TEST_F(CoreMembership, SeatWaitOver_RefusesWithTheFirstCause) {
+  const std::vector<ConnectionId> control = Run(3, kSecond);
+  Kill(2);
+  Send(control[0], JoinOp{JoinOf(0, 3, kSecond)});
+  Advance(Millis(900), control);
+  EXPECT_FALSE(Take<JoinRefusedEvent>(control[0]));
+  Advance(Millis(200), control);
+  const auto refused = Take<JoinRefusedEvent>(control[0]);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->why.code(), StatusCode::kRankLost);
+  EXPECT_EQ(refused->why.detail().rank, 2);
+  EXPECT_FALSE(Take<JoinRefusedEvent>(control[1]));  // It has not joined again.
+  Send(control[1], JoinOp{JoinOf(1, 3, kSecond)});
+  EXPECT_EQ(Take<JoinRefusedEvent>(control[1])->why.detail().rank, 2);
+}
+
+TEST_F(CoreMembership, NoSeatWait_RefusesTheSurvivorsJoin) {
+  const std::vector<ConnectionId> control = Run(2);
+  Kill(1);
+  EXPECT_TRUE(Take<Fence>(control[0]));
+  EXPECT_FALSE(Take<JoinRefusedEvent>(control[0]));
+  Send(control[0], JoinOp{JoinOf(0, 2)});
+  EXPECT_EQ(Take<JoinRefusedEvent>(control[0])->why.code(), StatusCode::kRankLost);
+}
+
+TEST_F(CoreMembership, LateSurvivor_IsWaitedForWithoutLimit) {
+  const std::vector<ConnectionId> control = Run(2, kSecond);
+  Kill(1);
+  const ConnectionId newcomer = OpenControl(7);
+  Send(newcomer, JoinOp{JoinOf(1, 2, kSecond)});
+  Advance(std::chrono::seconds(100), {control[0], newcomer});
+  EXPECT_FALSE(Take<JoinRefusedEvent>(newcomer));
+  Send(control[0], JoinOp{JoinOf(0, 2, kSecond)});
+  EXPECT_TRUE(Take<View>(newcomer));
+}
+
+TEST_F(CoreMembership, JoinTimeout_IsOneVerdictForAll) {
+  std::vector<ConnectionId> control{OpenControl(0), OpenControl(1), OpenControl(3)};
+  JoinRequest request = JoinOf(0, 4);
+  request.join_timeout = std::chrono::seconds(2);
+  Send(control[0], JoinOp{request});
+  Advance(kSecond, {control[0]});
+  for (const int i : {1, 3}) {
+    request = JoinOf(i, 4);
+    request.join_timeout = std::chrono::seconds(3);
+    Send(control[i == 1 ? 1 : 2], JoinOp{request});
+  }
+  Advance(Millis(1900), control);
+  EXPECT_FALSE(Take<JoinRefusedEvent>(control[0]));
+  now_ += Millis(100);
+  Tick();
+  for (const ConnectionId connection : control) {
+    const auto refused = Take<JoinRefusedEvent>(connection);
+    ASSERT_TRUE(refused);
+    EXPECT_EQ(refused->why.code(), StatusCode::kJoinTimeout);
+    EXPECT_THAT(refused->why.message(),
+                HasSubstr("3 of 4 joined; missing ranks 2; nothing was ever heard from them"));
+  }
+  // The round is over; a new try is a new round.
+  Send(control[0], JoinOp{JoinOf(0, 1)});
+  EXPECT_EQ(Take<View>(control[0])->generation, 2u);
+}
+
+TEST_F(CoreMembership, JoinTimeout_TellsWhoWasThereOnce) {
+  const ConnectionId control = OpenControl(0);
+  const ConnectionId other = OpenControl(1);
+  Send(control, JoinOp{JoinOf(0, 3)});
+  Send(other, JoinOp{JoinOf(1, 3)});
+  Send(other, LeaveOp{});
+  Advance(std::chrono::seconds(61), {control});
+  const auto refused = Take<JoinRefusedEvent>(control);
+  ASSERT_TRUE(refused);
+  EXPECT_THAT(refused->why.message(), HasSubstr("rank 1 (host h1, pid 101) joined and left again"));
+  EXPECT_THAT(refused->why.message(), HasSubstr("nothing was ever heard from 1 of them"));
+}
+
+TEST_F(CoreMembership, DuplicateOfALiveRank_IsRefusedNamingBoth) {
+  const std::vector<ConnectionId> control = Run(2);
+  const ConnectionId second = OpenControl(7);
+  Send(second, JoinOp{JoinOf(1, 2)});
+  EXPECT_TRUE(Take<PingEvent>(control[1]));
+  Send(control[1], HeartbeatOp{1}, 0);
+  EXPECT_TRUE(Take<PingEvent>(control[1]));
+  Send(control[1], HeartbeatOp{2}, 0);
+  const auto refused = Take<JoinRefusedEvent>(second);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->why.code(), StatusCode::kDuplicateRank);
+  for (const char* part : {"host h7, pid 107, started at tick 1007",
+                           "host h1, pid 101, started at tick 1001", "rank 1"}) {
+    EXPECT_THAT(refused->why.message(), HasSubstr(part));
+  }
+  EXPECT_FALSE(Take<Fence>(control[0]));
+}
+
+TEST_F(CoreMembership, DuplicateOfASilentRank_WaitsAndTakesTheSeat) {
+  const std::vector<ConnectionId> control = Run(2, std::chrono::seconds(60));
+  const ConnectionId second = OpenControl(7);
+  Send(second, JoinOp{JoinOf(1, 2)});
+  Advance(std::chrono::seconds(4), {control[0], second});
+  EXPECT_FALSE(Take<JoinRefusedEvent>(second));
+  Advance(std::chrono::seconds(2), {control[0], second});
+  EXPECT_TRUE(Take<Fence>(control[0]));
+  Send(control[0], JoinOp{JoinOf(0, 2)});
+  const std::optional<View> view = Take<View>(second);
+  ASSERT_TRUE(view);
+  EXPECT_EQ(view->members[1].incarnation, "i7");
+}
+
+TEST_F(CoreMembership, TwoDuplicates_TheSecondIsRefused) {
+  const std::vector<ConnectionId> control = Run(2, std::chrono::seconds(60));
+  const ConnectionId second = OpenControl(7);
+  const ConnectionId third = OpenControl(8);
+  Send(second, JoinOp{JoinOf(1, 2)});
+  Send(third, JoinOp{JoinOf(1, 2)});
+  Kill(1);
+  EXPECT_TRUE(Take<PingEvent>(second));
+  Send(second, HeartbeatOp{1}, 0);
+  Send(second, HeartbeatOp{2}, 0);
+  EXPECT_EQ(Take<JoinRefusedEvent>(third)->why.code(), StatusCode::kDuplicateRank);
+}
+
+TEST_F(CoreMembership, OtherWorldSize_IsRefusedNamingBoth) {
+  const ConnectionId holder = OpenControl(0);
+  Send(holder, JoinOp{JoinOf(0, 2)});
+  for (const int rank : {0, 1, 3}) {
+    const int process = 10 + rank;
+    const ConnectionId stranger = OpenControl(process);
+    Send(stranger, JoinOp{JoinOf(rank, 4)});
+    Send(holder, HeartbeatOp{1}, 0);
+    Send(holder, HeartbeatOp{2}, 0);
+    const auto refused = Take<JoinRefusedEvent>(stranger);
+    ASSERT_TRUE(refused) << rank;
+    EXPECT_EQ(refused->why.code(), StatusCode::kWorldSize);
+    EXPECT_THAT(refused->why.message(), HasSubstr("different size: 4 and 2"));
+    EXPECT_THAT(refused->why.message(), HasSubstr("host h0, pid 100"));
+    EXPECT_THAT(refused->why.message(), HasSubstr("pid " + std::to_string(100 + process)));
+  }
+}
+
+TEST_F(CoreMembership, OtherWorldSizeThanADeadWorlds_IsANewLife) {
+  const std::vector<ConnectionId> control = Run(2, kSecond);
+  const ConnectionId next = OpenControl(5);
+  Send(next, JoinOp{JoinOf(0, 1)});
+  EXPECT_FALSE(Take<View>(next));
+  Kill(0);
+  EXPECT_FALSE(Take<View>(next));
+  Kill(1);
+  EXPECT_EQ(Take<View>(next)->life, 2u);
+}
+
+TEST_F(CoreMembership, SecondWorldOfTheSameProcesses_IsANewRound) {
+  const std::vector<ConnectionId> control = Run(2);
+  std::vector<ConnectionId> second;
+  for (int i = 0; i < 2; ++i)
+    second.push_back(Open(HelloOf(i, Role::kControl, "t" + std::to_string(i))));
+  for (int i = 0; i < 2; ++i) Send(second[At(i)], JoinOp{JoinOf(i, 2)});
+  const std::optional<View> view = Take<View>(second[0]);
+  ASSERT_TRUE(view);
+  EXPECT_EQ(view->life, 1u);
+  EXPECT_EQ(view->round, 2u);
+  EXPECT_EQ(view->generation, 2u);
+  // A world of another size of a part of the processes.
+  const ConnectionId third = Open(HelloOf(1, Role::kControl, "u1"));
+  Send(third, JoinOp{JoinOf(0, 1)});
+  EXPECT_EQ(Take<View>(third)->round, 3u);
+}
+
+TEST_F(CoreMembership, LostProcess_FencesAllItsWorlds) {
+  const std::vector<ConnectionId> control = Run(2, kSecond);
+  std::vector<ConnectionId> second;
+  for (int i = 0; i < 2; ++i)
+    second.push_back(Open(HelloOf(i, Role::kControl, "t" + std::to_string(i))));
+  for (int i = 0; i < 2; ++i) Send(second[At(i)], JoinOp{JoinOf(i, 2, kSecond)});
+  Kill(1);
+  EXPECT_EQ(Take<Fence>(control[0])->generation, 1u);
+  EXPECT_EQ(Take<Fence>(second[0])->generation, 2u);
+}
+
+TEST_F(CoreMembership, InitAfterDestroy_IsANewRound) {
+  std::vector<ConnectionId> control = Run(2);
+  Send(control[0], LeaveOp{});
+  // Rank 0 is back before rank 1 has left.
+  const ConnectionId again = Open(HelloOf(0, Role::kControl, "t0"));
+  Send(again, JoinOp{JoinOf(0, 2)});
+  Send(control[1], LeaveOp{});
+  const ConnectionId other = Open(HelloOf(1, Role::kControl, "t1"));
+  Send(other, JoinOp{JoinOf(1, 2)});
+  const std::optional<View> view = Take<View>(again);
+  ASSERT_TRUE(view);
+  EXPECT_EQ(view->life, 1u);
+  EXPECT_EQ(view->round, 2u);
+  EXPECT_FALSE(Take<Fence>(control[1]));
+}
+
+TEST_F(CoreMembership, JoinWithNobodyAlive_IsANewLifeWithoutKeys) {
+  const ConnectionId request = OpenRequest(0);
+  ASSERT_TRUE(Ask(request, SetOp{"early", "v"}).status.ok());
+  std::vector<ConnectionId> control = Run(1);
+  EXPECT_EQ(Ask(request, GetOp{"early", false}).value, "v");  // The first life had none before it.
+  ASSERT_TRUE(Ask(request, SetOp{"old", "v"}, {}, /*scope=*/1).status.ok());
+  Send(control[0], LeaveOp{});
+  const ConnectionId next = OpenControl(5);
+  Send(next, JoinOp{JoinOf(0, 1)});
+  const std::optional<View> view = Take<View>(next);
+  EXPECT_EQ(view->life, 2u);
+  EXPECT_EQ(view->round, 1u);
+  EXPECT_EQ(view->generation, 2u);
+  const ConnectionId now = OpenRequest(5);
+  EXPECT_EQ(Ask(now, GetOp{"early", false}).status.code(), StatusCode::kNotFound);
+  EXPECT_EQ(Ask(now, GetOp{"old", false}, {}, 1).status.code(), StatusCode::kNotFound);
+}
+
+TEST_F(CoreMembership, EndedRound_LosesItsKeys) {
+  const std::vector<ConnectionId> control = Run(2);
+  const ConnectionId request = OpenRequest(0);
+  ASSERT_TRUE(Ask(request, SetOp{"k", "v"}, {}, 1).status.ok());
+  const ConnectionId admin = Open(HelloOf(98, Role::kAdmin));
+  EXPECT_EQ(Ask(admin, NumKeysOp{}, {}, 1).number, 1);
+  Send(control[0], LeaveOp{});
+  EXPECT_EQ(Ask(admin, NumKeysOp{}, {}, 1).number, 1);
+  Send(control[1], LeaveOp{});
+  EXPECT_EQ(Ask(admin, NumKeysOp{}, {}, 1).number, 0);
+}
+
+TEST_F(CoreMembership, Leave_FencesNobody) {
+  const std::vector<ConnectionId> control = Run(3);
+  EXPECT_TRUE(Ask(control[1], LeaveOp{}).status.ok());
+  EXPECT_TRUE(Ask(control[1], LeaveOp{}).status.ok());
+  Close(control[1]);
+  Advance(std::chrono::seconds(10), {control[0], control[2]});
+  EXPECT_FALSE(Take<Fence>(control[0]));
+  EXPECT_EQ(core_->LiveMembers(), 2u);
+  EXPECT_EQ(Ask(OpenControl(1), JoinOp{JoinOf(1, 3)}).status.code(),
+            StatusCode::kFailedPrecondition);
+}
+
+TEST_F(CoreMembership, LeaveWhileBuilding_FencesWithLeft) {
+  std::vector<ConnectionId> control{OpenControl(0), OpenControl(1)};
+  for (const int i : {0, 1}) Send(control[At(i)], JoinOp{JoinOf(i, 2)});
+  Send(control[1], LeaveOp{});
+  EXPECT_EQ(Take<Fence>(control[0])->cause.code(), StatusCode::kLeft);
+  Send(control[0], JoinOp{JoinOf(0, 2)});
+  EXPECT_EQ(Take<JoinRefusedEvent>(control[0])->why.code(), StatusCode::kLeft);
+}
+
+TEST_F(CoreMembership, SeatThatWasLeft_IsNotFilledAfterALoss) {
+  const std::vector<ConnectionId> control = Run(3, std::chrono::minutes(10));
+  Send(control[1], LeaveOp{});
+  Kill(2);
+  Send(control[0], JoinOp{JoinOf(0, 3, std::chrono::minutes(10))});
+  // Nobody will ever come for seat 1, so waiting for seat 2 is pointless.
+  EXPECT_EQ(Take<JoinRefusedEvent>(control[0])->why.code(), StatusCode::kRankLost);
+}
+
+TEST_F(CoreMembership, HigherLauncherAttempt_EndsTheOldWorlds) {
+  const std::vector<ConnectionId> control = Run(2);
+  const ConnectionId request = OpenRequest(0);
+  Hello hello = HelloOf(7, Role::kControl);
+  hello.launcher_attempt = 1;
+  const ConnectionId newcomer = Open(hello);
+  Send(newcomer, JoinOp{JoinOf(0, 2)});
+  for (const ConnectionId connection : control) {
+    EXPECT_EQ(Take<Fence>(connection)->cause.code(), StatusCode::kStaleGeneration);
+    EXPECT_EQ(Take<SessionLostEvent>(connection)->why.code(), StatusCode::kStaleGeneration);
+  }
+  EXPECT_EQ(Ask(request, SetOp{"k", "v"}, {}, 1).status.code(), StatusCode::kStaleGeneration);
+  hello = HelloOf(8, Role::kControl);
+  hello.launcher_attempt = 1;
+  const ConnectionId other = Open(hello);
+  Send(other, JoinOp{JoinOf(1, 2)});
+  EXPECT_EQ(Take<View>(other)->life, 2u);
+  // And one that is late comes to nothing.
+  const ConnectionId late = OpenControl(9);
+  Send(late, JoinOp{JoinOf(1, 2)});
+  EXPECT_EQ(Take<JoinRefusedEvent>(late)->why.code(), StatusCode::kStaleGeneration);
+}
+
+TEST_F(CoreMembership, BadJoin_IsRefused) {
+  const ConnectionId control = OpenControl(0);
+  for (const auto& [rank, size] :
+       std::vector<std::pair<int, int>>{{-1, 2}, {2, 2}, {0, 0}, {0, -1}, {0, kWorldSizeMax + 1}}) {
+    Send(control, JoinOp{JoinOf(rank, size)});
+    const auto refused = Take<JoinRefusedEvent>(control);
+    ASSERT_TRUE(refused) << rank << " of " << size;
+    EXPECT_EQ(refused->why.code(), StatusCode::kInvalidArgument);
+  }
+  JoinRequest request = JoinOf(0, 2);
+  request.endpoint = std::string(kEndpointBytesMax + 1, 'e');
+  Send(control, JoinOp{request});
+  EXPECT_EQ(Take<JoinRefusedEvent>(control)->why.code(), StatusCode::kTooLarge);
+  request.endpoint.pop_back();
+  Send(control, JoinOp{request});
+  Send(control, JoinOp{JoinOf(1, 2)});  // A session has one seat.
+  EXPECT_EQ(Take<JoinRefusedEvent>(control)->why.code(), StatusCode::kInvalidArgument);
+}
+
+TEST_F(CoreMembership, LargestWorld_IsTaken) {
+  const ConnectionId control = OpenControl(0);
+  Send(control, JoinOp{JoinOf(kWorldSizeMax - 1, kWorldSizeMax)});
+  EXPECT_FALSE(Take<JoinRefusedEvent>(control));
+}
+
+TEST_F(CoreMembership, Worlds_HaveALimit) {
+  for (std::size_t i = 0; i <= kWorldsPerJobMax; ++i) {
+    const ConnectionId control = Open(HelloOf(0, Role::kControl, "w" + std::to_string(i)));
+    Send(control, JoinOp{JoinOf(0, 2)});
+    const auto refused = Take<JoinRefusedEvent>(control);
+    ASSERT_EQ(refused.has_value(), i == kWorldsPerJobMax);
+    if (refused) {
+      EXPECT_EQ(refused->why.code(), StatusCode::kResourceExhausted);
+    }
+  }
+}
+
+TEST_F(CoreMembership, ScopedKeys_AreForTheirRoundAndGeneration) {
+  const std::vector<ConnectionId> control = Run(2, kSecond);
+  const ConnectionId request = OpenRequest(0);
+  EXPECT_TRUE(Ask(request, SetOp{"k", "v"}, {}, 1, 1).status.ok());
+  EXPECT_TRUE(Ask(request, GetOp{"k", false}, {}, 1, 0).status.ok());
+  EXPECT_TRUE(Ask(request, GetOp{"k", false}, {}, 0, 1).status.code() == StatusCode::kNotFound);
+  EXPECT_EQ(Ask(request, SetOp{"k", "v"}, {}, 2, 0).status.code(), StatusCode::kStaleGeneration);
+  EXPECT_EQ(Ask(request, SetOp{"k", "v"}, {}, 1, 9).status.code(), StatusCode::kStaleGeneration);
+  const ConnectionId stranger = OpenRequest(7);
+  EXPECT_EQ(Ask(stranger, SetOp{"k", "v"}, {}, 1).status.code(), StatusCode::kStaleGeneration);
+  EXPECT_TRUE(Ask(stranger, SetOp{"k", "v"}).status.ok());
+  Kill(1);
+  EXPECT_EQ(Ask(request, SetOp{"k", "v"}, {}, 1, 1).status.code(), StatusCode::kStaleGeneration);
+  EXPECT_TRUE(Ask(request, SetOp{"k", "v"}, {}, 1, 0).status.ok());
+}
+
+TEST_F(CoreMembership, WaitsOfARound_EndWithTheFirstCause) {
+  const std::vector<ConnectionId> control = Run(3, kSecond);
+  const ConnectionId survivor = OpenRequest(0);
+  const ConnectionId dead = OpenRequest(2);
+  Send(survivor, GetOp{"k", true}, 1, 1);
+  Send(survivor, GetOp{"k", true}, 2, 0);
+  Send(dead, GetOp{"k", true}, 1, 1);
+  Kill(2);
+  EXPECT_EQ(TakeReply(survivor, 1)->status.code(), StatusCode::kRankLost);
+  EXPECT_FALSE(TakeReply(survivor, 2));
+  EXPECT_EQ(TakeReply(dead, 1)->status.code(), StatusCode::kStaleGeneration);
+  // The answer stays, should it have been lost with its connection.
+  EXPECT_EQ(Ask(OpenRequest(0), GetOp{"k", true}, 1, 1).status.code(), StatusCode::kRankLost);
+}
+
+TEST_F(CoreMembership, ReopenedControl_IsToldTheState) {
+  std::vector<ConnectionId> control = Run(2, std::chrono::seconds(60));
+  control[0] = OpenControl(0);
+  EXPECT_EQ(Take<View>(control[0])->generation, 1u);
+  EXPECT_EQ(Take<RunningEvent>(control[0])->generation, 1u);
+  Close(control[0]);
+  Kill(1);
+  control[0] = OpenControl(0);
+  EXPECT_EQ(Take<Fence>(control[0])->generation, 1u);
+  EXPECT_FALSE(Take<View>(control[0]));
+  Send(control[0], JoinOp{JoinOf(0, 2)});
+  Close(control[0]);
+  Send(OpenControl(7), JoinOp{JoinOf(1, 2)});
+  control[0] = OpenControl(0);
+  EXPECT_EQ(Take<View>(control[0])->generation, 2u);
+  EXPECT_FALSE(Take<RunningEvent>(control[0]));
+  control[1] = OpenControl(1);
+  EXPECT_TRUE(Take<SessionLostEvent>(control[1]));
+}
+
+TEST_F(CoreMembership, ReopenedControlOfARefused_IsToldWhy) {
+  std::vector<ConnectionId> control = Run(2);
+  Kill(1);
+  Send(control[0], JoinOp{JoinOf(0, 2)});
+  control[0] = OpenControl(0);
+  EXPECT_EQ(Take<JoinRefusedEvent>(control[0])->why.code(), StatusCode::kRankLost);
+}
+
+TEST_F(CoreMembership, LastLeave_EndsTheServer) {
+  const std::vector<ConnectionId> control = Run(2);
+  Send(control[0], LeaveOp{});
+  EXPECT_FALSE(last_member_left_);
+  Send(control[1], LeaveOp{});
+  EXPECT_TRUE(last_member_left_);
+}
+
+TEST_F(CoreMembership, LostLastMember_LeavesTheServerToItsLinger) {
+  const std::vector<ConnectionId> control = Run(2);
+  Send(control[0], LeaveOp{});
+  Kill(1);
+  EXPECT_FALSE(last_member_left_);
+  EXPECT_EQ(core_->LiveMembers(), 0u);
+}
+
+TEST_F(CoreMembership, MembersOfAnotherJob_KeepTheServer) {
+  const std::vector<ConnectionId> control = Run(1);
+  Hello hello = HelloOf(5, Role::kControl);
+  hello.job = "other";
+  const ConnectionId other = Open(hello);
+  Send(other, JoinOp{JoinOf(0, 1)});
+  Send(control[0], LeaveOp{});
+  EXPECT_FALSE(last_member_left_);
+  Send(other, LeaveOp{});
+  EXPECT_TRUE(last_member_left_);
+}
+
+TEST_F(CoreMembership, HostOfTheStore_StopsListeningWithItsLastWorld) {
+  Hello hello = HelloOf(0, Role::kControl, "a");
+  hello.hosts_store = true;
+  const ConnectionId first = Open(hello);
+  hello.session = "b";
+  const ConnectionId second = Open(hello);
+  const ConnectionId other = OpenControl(1);
+  Send(first, JoinOp{JoinOf(0, 2)});
+  Send(other, JoinOp{JoinOf(1, 2)});
+  Send(second, JoinOp{JoinOf(0, 1)});
+  Send(first, LeaveOp{});
+  EXPECT_FALSE(stop_listening_);
+  Send(other, LeaveOp{});
+  EXPECT_FALSE(stop_listening_);
+  Send(second, LeaveOp{});
+  EXPECT_TRUE(stop_listening_);
+}
+
+TEST_F(CoreMembership, Status_ShowsWorldsAndMembers) {
+  Run(2);
+  const std::string status = core_->StatusJson(now_);
+  for (const char* part : {"\"life\":1", "\"generation\":1", "\"phase\":\"RUNNING\"", "\"rank\":1",
+                           "\"state\":\"member\"", "\"pid\":101", "\"live_members\":2"}) {
+    EXPECT_THAT(status, HasSubstr(part));
+  }
+}
+
+}  // namespace
+}  // namespace resilient::store
