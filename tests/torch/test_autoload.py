@@ -28,7 +28,7 @@ def test_the_name_is_known_after_import_torch():
         "assert d.init_process_group is d.distributed_c10d.init_process_group;"
         "assert d.device_mesh.init_process_group is d.init_process_group;"
         "assert d.Backend.default_device_backend_map['cpu'] == 'gloo';"
-        "print([m for m in sys.modules if m.startswith('torch_resilient')])"
+        "print(sorted(m for m in sys.modules if m.startswith('torch_resilient')))"
     )
     done = run(code)
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,6 @@ GRACE_SECONDS = 0.3  # For the exception to leave the call, on a busy machine.
 def mismatch(kind):
     dist.init_process_group("resilient")
     rank = dist.get_rank()
-    dist.barrier()
     try:
         if kind == "shape":
             dist.all_reduce(torch.ones(4 if rank else 6))
@@ -32,6 +31,7 @@ def mismatch(kind):
             dist.broadcast(torch.ones(4), src=rank % 2)
         else:
             dist.all_reduce(torch.ones(4), op=dist.ReduceOp.SUM if rank else dist.ReduceOp.MAX)
+        dist.barrier()  # For a rank whose own part of the operation was complete.
     except torch_resilient.MismatchError as error:
         assert isinstance(error, dist.DistBackendError)
         assert error.code == "MISMATCH"

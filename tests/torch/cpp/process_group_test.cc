@@ -1,0 +1,222 @@
+// Goal: a libtorch C++ program without Python runs collectives through c10d::ProcessGroup, and
+// learns of a killed peer as a c10d exception. Method: a real store server and real processes: this
+// program runs itself again as each rank, steered through pipes.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <resilient/torch.h>
+
+namespace resilient {
+namespace {
+
+using std::chrono::milliseconds;
+using SteadyClock = std::chrono::steady_clock;
+
+// A child process with pipes to its standard input and output; killed when the test ends.
+class Child {
+ public:
+  explicit Child(const std::vector<std::string>& command) {
+    int to_child[2];
+    int from_child[2];
+    EXPECT_EQ(pipe2(to_child, O_CLOEXEC), 0);
+    EXPECT_EQ(pipe2(from_child, O_CLOEXEC), 0);
+    std::vector<char*> arguments;
+    for (const std::string& argument : command) {
+      arguments.push_back(const_cast<char*>(argument.c_str()));
+    }
+    arguments.push_back(nullptr);
+    pid_ = fork();
+    if (pid_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      dup2(to_child[0], STDIN_FILENO);
+      dup2(from_child[1], STDOUT_FILENO);
+      execv(arguments[0], arguments.data());
+      _exit(127);
+    }
+    close(to_child[0]);
+    close(from_child[1]);
+    input_ = to_child[1];
+    output_ = from_child[0];
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  ~Child() {
+    Signal(SIGKILL);
+    Wait();
+    close(input_);
+    close(output_);
+  }
+
+  // The next line of its output; empty when none came within `timeout` or it ended.
+  std::string Line(milliseconds timeout) {
+    const auto deadline = SteadyClock::now() + timeout;
+    std::size_t end = 0;
+    while ((end = buffered_.find('\n')) == std::string::npos) {
+      const auto left =
+          std::chrono::duration_cast<milliseconds>(deadline - SteadyClock::now()).count();
+      pollfd readable{output_, POLLIN, 0};
+      if (left <= 0 || poll(&readable, 1, static_cast<int>(left)) <= 0) return {};
+      char chunk[4096];
+      const ssize_t size = read(output_, chunk, sizeof chunk);
+      if (size <= 0) return {};
+      buffered_.append(chunk, static_cast<std::size_t>(size));
+    }
+    std::string line = buffered_.substr(0, end);
+    buffered_.erase(0, end + 1);
+    return line;
+  }
+
+  void Say(const std::string& line) {
+    const std::string text = line + "\n";
+    EXPECT_EQ(write(input_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  }
+
+  void Signal(int number) {
+    if (pid_ > 0) kill(pid_, number);
+  }
+
+  // Exit status as of waitpid.
+  int Wait() {
+    int status = -1;
+    if (pid_ > 0) waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return status;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  int input_ = -1;
+  int output_ = -1;
+  std::string buffered_;
+};
+
+constexpr milliseconds kPatience{20'000};
+
+class ProcessGroupTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    server_ = std::make_unique<Child>(std::vector<std::string>{
+        RESILIENT_STORE_BINARY, "serve", "--listen", "127.0.0.1:0", "--print-address"});
+    const std::string line = server_->Line(kPatience);
+    address_ = line.substr(0, line.find(' '));
+    ASSERT_FALSE(address_.empty()) << "the store did not start";
+  }
+
+  std::unique_ptr<Child> StartRank(int rank, int world_size) {
+    return std::make_unique<Child>(std::vector<std::string>{
+        "/proc/self/exe", "--rank", std::to_string(rank), std::to_string(world_size), address_});
+  }
+
+  std::unique_ptr<Child> server_;
+  std::string address_;
+};
+
+TEST_F(ProcessGroupTest, TwoRanks_SumAndKeys) {
+  auto first = StartRank(0, 2);
+  auto second = StartRank(1, 2);
+  EXPECT_EQ(first->Line(kPatience), "sum 3 key from rank 1");
+  EXPECT_EQ(second->Line(kPatience), "sum 3 key from rank 0");
+  first->Say("leave");
+  second->Say("leave");
+  EXPECT_EQ(first->Wait(), 0);
+  EXPECT_EQ(second->Wait(), 0);
+}
+
+TEST_F(ProcessGroupTest, PeerKilled_WaiterCatchesRankLostWithinASecond) {
+  auto survivor = StartRank(0, 2);
+  auto victim = StartRank(1, 2);
+  ASSERT_EQ(survivor->Line(kPatience), "sum 3 key from rank 1");
+  ASSERT_EQ(victim->Line(kPatience), "sum 3 key from rank 0");
+  survivor->Say("reduce");
+  ASSERT_EQ(survivor->Line(kPatience), "submitted");
+
+  const auto killed = SteadyClock::now();
+  victim->Signal(SIGKILL);
+  const std::string line = survivor->Line(kPatience);
+  EXPECT_EQ(line.rfind("DistBackendError [resilient:RANK_LOST] rank 1 ", 0), 0u) << line;
+  EXPECT_LT(SteadyClock::now() - killed, milliseconds(1000));
+  // Sticky until Rebuild.
+  EXPECT_EQ(survivor->Line(kPatience).rfind("again [resilient:RANK_LOST]", 0), 0u);
+  survivor->Say("leave");
+  EXPECT_EQ(survivor->Wait(), 0);
+}
+
+TEST_F(ProcessGroupTest, NobodyListens_NetworkErrorNamesTheAddress) {
+  server_.reset();
+  WorldOptions options;
+  options.addresses = {address_};
+  options.job = "cpp";
+  options.rank = 0;
+  options.world_size = 1;
+  options.init_timeout = milliseconds(200);
+  try {
+    OpenWorld(options);
+    FAIL() << "opened a world without a store";
+  } catch (const c10::DistNetworkError& error) {
+    EXPECT_EQ(std::string(error.what()).rfind("[resilient:", 0), 0u) << error.what();
+    EXPECT_NE(std::string(error.what()).find(address_), std::string::npos) << error.what();
+  }
+}
+
+std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+// One rank: sums its rank + 1, exchanges a key, then does what it is told.
+int RunRank(int rank, int world_size, const std::string& address) {
+  WorldOptions options;
+  options.addresses = {address};
+  options.job = "cpp";
+  options.rank = rank;
+  options.world_size = world_size;
+  World world = OpenWorld(options);
+
+  std::vector<at::Tensor> tensors = {at::full({1000}, static_cast<double>(rank + 1))};
+  world.group->allreduce(tensors)->wait();
+  const double sum = tensors[0].max().item<double>();
+  world.store->set("from/" + std::to_string(rank), "from rank " + std::to_string(rank));
+  const std::string key =
+      world.store->get_to_str("from/" + std::to_string((rank + 1) % world_size));
+  std::cout << "sum " << sum << " key " << key << std::endl;
+
+  std::string command;
+  while (std::getline(std::cin, command) && command != "leave") {
+    const auto work = world.group->allreduce(tensors);
+    std::cout << "submitted" << std::endl;
+    try {
+      work->wait();
+      std::cout << "finished" << std::endl;
+    } catch (const c10::DistBackendError& error) {
+      std::cout << "DistBackendError " << FirstLine(error.what()) << std::endl;
+    }
+    try {
+      world.group->allreduce(tensors)->wait();
+    } catch (const BackendError& error) {
+      std::cout << "again " << FirstLine(error.status().ToString()) << std::endl;
+    }
+  }
+  world.session->Close();
+  return 0;
+}
+
+}  // namespace
+}  // namespace resilient
+
+int main(int argc, char** argv) {
+  if (argc == 5 && std::string(argv[1]) == "--rank") {
+    return resilient::RunRank(std::atoi(argv[2]), std::atoi(argv[3]), argv[4]);
+  }
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
