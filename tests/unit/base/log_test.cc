@@ -2,9 +2,9 @@
 // Method: capture stderr; compare without the time.
 #include "runtime/base/log.h"
 
-#include <regex>
 #include <string>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace resilient {
@@ -26,22 +26,23 @@ class LogTest : public testing::Test {
 TEST_F(LogTest, Line_HasTimeLevelTagAndText) {
   SetLogTag("rank 2");
   const std::string line = Capture(LogLevel::kWarn, "waits for rank 1");
-  const std::regex form(R"(\[resilient\] \d\d:\d\d:\d\d\.\d\d\d W rank 2: waits for rank 1\n)");
-  EXPECT_TRUE(std::regex_match(line, form)) << line;
+  EXPECT_THAT(line, testing::MatchesRegex("\\[resilient\\] [0-9]{2}:[0-9]{2}:[0-9]{2}\\.[0-9]{3} W "
+                                          "rank 2: waits for rank 1\n"));
 }
 
 TEST_F(LogTest, NoTag_NoColon) {
   const std::string line = Capture(LogLevel::kError, "x");
-  EXPECT_TRUE(std::regex_match(line, std::regex(R"(\[resilient\] [0-9:.]+ E x\n)"))) << line;
+  EXPECT_THAT(line, testing::MatchesRegex("\\[resilient\\] [0-9:.]+ E x\n"));
 }
 
 TEST_F(LogTest, Json_IsEscaped) {
   SetLogLevel(LogLevel::kInfo, true);
   SetLogTag("store");
   const std::string line = Capture(LogLevel::kInfo, "a \"b\" \\ c\nd\x01");
-  const std::regex form(R"rx(\{"time": \d+\.\d{3}, "level": "info", "tag": "store", )rx"
-                        R"rx("text": "a \\"b\\" \\\\ c\\nd\\u0001"\}\n)rx");
-  EXPECT_TRUE(std::regex_match(line, form)) << line;
+  const std::string rest = R"(, "level": "info", "tag": "store", "text": "a \"b\" \\ c\nd\u0001"})"
+                           "\n";
+  EXPECT_THAT(line, testing::StartsWith("{\"time\": 1"));
+  EXPECT_THAT(line, testing::EndsWith(rest));
 }
 
 TEST_F(LogTest, Threshold_DecidesWhatIsEvaluated) {
