@@ -310,8 +310,11 @@ void Server::FlushTouched() {
       Drop(*connection);
       continue;
     }
+    // Room again without a word from libuv: everything fitted at once.
+    if (connection->WantsInput() && connection->HasFrame()) deferred_.insert(id);
     connection->UpdateReading();
   }
+  UpdateIdle();
 }
 
 void Server::Settle() {
