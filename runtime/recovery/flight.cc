@@ -21,6 +21,14 @@ Operation Summarise(const Operation& operation) {
 
 }  // namespace
 
+void Dismiss(Communicator& communicator, const Flight* flight) {
+  if (flight != nullptr && flight->Ended()) {
+    communicator.Abort(flight->cause());
+  } else {
+    communicator.Leave();
+  }
+}
+
 OperationRecord::OperationRecord(std::shared_ptr<Flight> flight, std::string group,
                                  const Operation& operation)
     : flight_(std::move(flight)), group_(std::move(group)), summary_(Summarise(operation)) {}

@@ -51,6 +51,11 @@ class Flight {
   Status cause_;  // Written once, before ended_.
 };
 
+// This rank needs `communicator`, of that flight, no more: a goodbye to the peers, but not where
+// the generation has ended: a peer that the fence has not reached yet would take the goodbye for
+// the cause. `flight` may be null. Thread: thread-safe.
+void Dismiss(Communicator& communicator, const Flight* flight);
+
 // One operation on its way through a communicator: what its error text needs. Owner: its
 // completion. Thread: thread-safe.
 class OperationRecord {

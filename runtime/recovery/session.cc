@@ -252,13 +252,15 @@ void SessionImpl::Close() {
 
 void SessionImpl::CloseThreads() {
   const Instant now = clock_.Now();
+  std::shared_ptr<Flight> flight;
   std::vector<std::shared_ptr<Communicator>> communicators;
   {
     Lock lock(mutex_);
+    flight = flight_;
     communicators = TakeCommunicatorsLocked();
   }
   // Goodbye to the peers first: they must not take the closing links for a death.
-  for (const auto& communicator : communicators) communicator->Leave();
+  for (const auto& communicator : communicators) Dismiss(*communicator, flight.get());
   rendezvous_->Close(Deadline::After(now, kCloseBound / 2));
   aborting_.clear();  // The control thread, which owned it, is gone.
   if (factory_ != nullptr) {

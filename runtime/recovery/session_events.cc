@@ -120,10 +120,10 @@ void SessionImpl::BuildWorld(const View& view) {
   Result<GroupSpec> spec = SpecOf(kWorldGroup, ranks, options_.rank, view);
   Status failed = spec.status();
   std::shared_ptr<Communicator> communicator;
+  std::shared_ptr<Flight> flight;
   bool wanted = false;
   if (failed.ok()) {
     std::lock_guard create_lock(create_mutex_);
-    std::shared_ptr<Flight> flight;
     {
       Lock lock(mutex_);
       if (machine_.state() == SessionState::kClosed) return;
@@ -142,8 +142,8 @@ void SessionImpl::BuildWorld(const View& view) {
     StepLocked({EventKind::kBuildFailed, view.generation, failed, {}});
     return;  // Drain, which called, goes on with what this asks for.
   }
-  // It ended while it was being made; said goodbye to outside the lock.
-  if (!wanted) communicator->Leave();
+  // It ended while it was being made.
+  if (!wanted) Dismiss(*communicator, flight.get());
 }
 
 void SessionImpl::AbortCommunicators(const Action& action) {

@@ -161,7 +161,7 @@ Status SessionImpl::CreateCommunicator(GroupSlot& slot, const Flight& flight) {
       return Status::Ok();
     }
   }
-  communicator->Leave();
+  Dismiss(*communicator, &flight);
   return Status::Ok();
 }
 
@@ -206,15 +206,17 @@ Completion SessionImpl::Wrap(std::shared_ptr<OperationRecord> record, Completion
 void SessionImpl::CloseGroup(GroupSlot& slot) {
   if (mark_.InChild()) return;
   std::shared_ptr<Communicator> communicator;
+  std::shared_ptr<Flight> flight;
   {
     Lock lock(mutex_);
     if (slot.closed) return;
     slot.closed = true;
     groups_.erase(slot.name);
     communicator = std::move(CommunicatorLocked(slot));
+    flight = flight_;
   }
   if (communicator == nullptr) return;
-  communicator->Leave();
+  Dismiss(*communicator, flight.get());
   std::shared_ptr<Communicator> oldest;  // Destroyed outside the lock.
   Lock lock(mutex_);
   used_names_.insert(slot.name);
@@ -223,7 +225,6 @@ void SessionImpl::CloseGroup(GroupSlot& slot) {
     oldest = std::move(left_.front());
     left_.pop_front();
   }
-  lock.unlock();
 }
 
 void SessionImpl::AbortGroup(GroupSlot& slot, const std::string& why) {

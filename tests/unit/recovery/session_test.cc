@@ -549,6 +549,23 @@ TEST_F(SessionTest, GroupClose_SaysGoodbyeAndRefusesMore) {
   EXPECT_TRUE(session_->CreateGroup("pair", {1, 3}).ok()) << "names are free in a new generation";
 }
 
+TEST_F(SessionTest, GroupClose_OfAnEndedGeneration_SaysNoGoodbye) {
+  Boot();
+  rendezvous_->set_autopilot(false);
+  FenceAndSettle(1, Lost(2));
+  rendezvous_->SayView(2);
+  ASSERT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 2; }));
+  // The control thread is busy when recovery gives up, so nothing is aborted yet.
+  std::promise<void> release;
+  rendezvous_->Post([busy = release.get_future().share()] { busy.wait(); });
+  clock_.Advance(options_.budget);
+  EXPECT_EQ(Run(*world_).code(), StatusCode::kRankLost);
+  EXPECT_EQ(session_->membership().state, SessionState::kFailed);
+  world_->Close();
+  EXPECT_FALSE(factory_->Latest(kWorldGroup)->left()) << "peers would take it for the cause";
+  release.set_value();
+}
+
 TEST_F(SessionTest, WorldGroupClosed_ComesBackInTheNextGeneration) {
   Boot();
   world_->Close();
