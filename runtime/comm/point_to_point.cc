@@ -156,6 +156,10 @@ void PointToPoint::FailRecvsOfLeaver(Peer& peer) {
   const bool all_here = peer.announced && peer.received >= *peer.announced;
   if (!peer.left || !(all_here || peer.inbound_ended)) return;
   for (SubmittedOp& op : std::exchange(peer.recvs, {})) FailWithLeft(std::move(op));
+  if (peer.inbound_ended && peer.receiving) {
+    peer.in->DetachReceive();
+    FailWithLeft(*std::exchange(peer.receiving, std::nullopt));
+  }
 }
 
 void PointToPoint::FailWithLeft(SubmittedOp op) {

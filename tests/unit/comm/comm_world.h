@@ -74,6 +74,12 @@ class Pending {
  public:
   // Fails the test when the operation is not accepted.
   static Pending Of(Communicator& communicator, Operation op) {
+    Pending pending = Try(communicator, std::move(op));
+    EXPECT_NE(pending.seq, 0u) << pending.Wait().ToString();
+    return pending;
+  }
+  // A refusal is the outcome.
+  static Pending Try(Communicator& communicator, Operation op) {
     Pending pending;
     Result<std::uint64_t> seq =
         communicator.Submit(std::move(op), [state = pending.state_](const Status& status) {
@@ -82,8 +88,11 @@ class Pending {
           state->status = status;
           state->changed.notify_all();
         });
-    EXPECT_TRUE(seq.ok()) << seq.status().ToString();
-    if (seq.ok()) pending.seq = *seq;
+    if (seq.ok()) {
+      pending.seq = *seq;
+    } else {
+      pending.state_->status = seq.status();
+    }
     return pending;
   }
 
@@ -120,6 +129,51 @@ struct Transport {
   std::string name;
   FabricMaker make;
 };
+
+// Every suite runs on all of these.
+inline std::vector<Transport> AllTransports() {
+  return {{.name = "tcp", .make = [](const Clock& clock, CommunicatorEvents& events) {
+             return MakeCpuFabric({}, clock, events);
+           }}};
+}
+
+// Operations over a vector, which the caller keeps.
+template <typename T>
+Operation MakeOp(OpKind kind, DataType type, std::vector<T>& data) {
+  Operation op;
+  op.kind = kind;
+  op.dtype = type;
+  op.data = data.data();
+  op.count = data.size();
+  return op;
+}
+inline Operation AllReduceOp(std::vector<float>& data, ReduceOp reduce = ReduceOp::kSum) {
+  Operation op = MakeOp(OpKind::kAllReduce, DataType::kFloat32, data);
+  op.reduce = reduce;
+  return op;
+}
+inline Operation BroadcastOp(std::vector<float>& data, int root) {
+  Operation op = MakeOp(OpKind::kBroadcast, DataType::kFloat32, data);
+  op.root = root;
+  return op;
+}
+inline Operation AllGatherOp(std::vector<float>& data, std::vector<std::vector<float>>& outputs) {
+  Operation op = MakeOp(OpKind::kAllGather, DataType::kFloat32, data);
+  for (std::vector<float>& output : outputs) op.outputs.push_back(output.data());
+  return op;
+}
+inline Operation BarrierOp() { return {}; }
+inline Operation SendOp(std::vector<float>& data, int to, std::uint32_t tag) {
+  Operation op = MakeOp(OpKind::kSend, DataType::kFloat32, data);
+  op.peer = to;
+  op.tag = tag;
+  return op;
+}
+inline Operation RecvOp(std::vector<float>& data, int from, std::uint32_t tag) {
+  Operation op = SendOp(data, from, tag);
+  op.kind = OpKind::kRecv;
+  return op;
+}
 
 // N ranks in this process, each with a fabric of its own.
 class World {
@@ -181,7 +235,7 @@ class World {
   // Each rank submits what `make(rank)` gives; returns all outcomes.
   std::vector<Status> RunAll(const std::function<Operation(int)>& make) {
     std::vector<Pending> pending;
-    for (int rank = 0; rank < size(); ++rank) pending.push_back(Pending::Of(at(rank), make(rank)));
+    for (int rank = 0; rank < size(); ++rank) pending.push_back(Pending::Try(at(rank), make(rank)));
     std::vector<Status> outcomes;
     for (const Pending& one : pending) outcomes.push_back(one.Wait());
     return outcomes;

@@ -1,0 +1,147 @@
+// Goal: the pure parts of the CPU communicator. Method: tables of input and result.
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "runtime/comm/reduce.h"
+#include "runtime/comm/schedule.h"
+#include "runtime/comm/wire.h"
+
+namespace resilient {
+namespace {
+
+TEST(Schedule, Chunks_CoverEverythingOnceAndDifferByOneAtMost) {
+  for (const std::size_t count : {0u, 1u, 4u, 5u, 6u, 1000u}) {
+    std::size_t next = 0;
+    for (int index = 0; index < 5; ++index) {
+      const Chunk chunk = ChunkOf(count, 5, index);
+      EXPECT_EQ(chunk.begin, next);
+      EXPECT_LE(chunk.count - count / 5, 1u);
+      next += chunk.count;
+    }
+    EXPECT_EQ(next, count);
+  }
+}
+
+TEST(Schedule, Plan_SmallInOneRound) {
+  EXPECT_EQ(PlanAllReduce(8, 4), AllReducePlan::kOneRound);
+  EXPECT_EQ(PlanAllReduce(kOneRoundLimitBytes / 4, 4), AllReducePlan::kOneRound);
+  EXPECT_EQ(PlanAllReduce(kOneRoundLimitBytes / 4 + 1, 4), AllReducePlan::kTwoRounds);
+}
+
+template <typename T>
+T ReduceTwo(DataType type, ReduceOp op, T a, T b) {
+  std::array<T, 1> x{a}, y{b};
+  const std::array<const std::byte*, 2> inputs{reinterpret_cast<const std::byte*>(x.data()),
+                                               reinterpret_cast<const std::byte*>(y.data())};
+  ReduceInRankOrder(type, op, inputs, 1, reinterpret_cast<std::byte*>(x.data()));
+  return x[0];
+}
+
+TEST(Reduce, Integers_TruncateTowardZeroAndWrap) {
+  EXPECT_EQ(ReduceTwo<std::int64_t>(DataType::kInt64, ReduceOp::kAvg, -3, -4), -3);
+  EXPECT_EQ(ReduceTwo<std::int32_t>(DataType::kInt32, ReduceOp::kAvg, 3, 4), 3);
+  constexpr auto kMax = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(ReduceTwo<std::int64_t>(DataType::kInt64, ReduceOp::kSum, kMax, 1),
+            std::numeric_limits<std::int64_t>::min());
+  EXPECT_EQ(ReduceTwo<std::uint8_t>(DataType::kUInt8, ReduceOp::kSum, 200, 100), 44);
+  EXPECT_EQ(ReduceTwo<std::uint8_t>(DataType::kUInt8, ReduceOp::kAvg, 200, 100), 150);
+}
+
+TEST(Reduce, Bool_IsOrAndAnd) {
+  EXPECT_FALSE(CanReduce(DataType::kBool, ReduceOp::kAvg));
+  EXPECT_FALSE(CanReduce(DataType::kFloat32, ReduceOp::kNone));
+  EXPECT_EQ(ReduceTwo<std::uint8_t>(DataType::kBool, ReduceOp::kSum, 1, 1), 1);
+  EXPECT_EQ(ReduceTwo<std::uint8_t>(DataType::kBool, ReduceOp::kMin, 1, 0), 0);
+  EXPECT_EQ(ReduceTwo<std::uint8_t>(DataType::kBool, ReduceOp::kMax, 0, 1), 1);
+}
+
+TEST(Reduce, Nan_WinsOnEitherSide) {
+  const double nan = std::nan("");
+  for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+    EXPECT_TRUE(std::isnan(ReduceTwo<double>(DataType::kFloat64, op, nan, 1)));
+    EXPECT_TRUE(std::isnan(ReduceTwo<double>(DataType::kFloat64, op, 1, nan)));
+  }
+}
+
+TEST(Reduce, BFloat16_RoundsOnceToNearestEven) {
+  const auto sum = [](std::uint16_t a, std::uint16_t b) {
+    return ReduceTwo<std::uint16_t>(DataType::kBFloat16, ReduceOp::kSum, a, b);
+  };
+  EXPECT_EQ(sum(0x3f80, 0x3b80), 0x3f80);           // 1 + 2^-8 is a tie: down to even.
+  EXPECT_EQ(sum(0x3f81, 0x3b80), 0x3f82);           // 1 + 2^-7 + 2^-8 is a tie: up to even.
+  EXPECT_EQ(sum(0x7f7f, 0x7f7f), 0x7f80);           // The largest doubled is infinite.
+  EXPECT_EQ(sum(0x7f80, 0xff80) & 0x7fc0, 0x7fc0);  // inf - inf stays a NaN.
+}
+
+TEST(Wire, Hello_RoundTrip) {
+  const Hello hello{.generation = 7,
+                    .attempt = 2,
+                    .from = 3,
+                    .to = 1,
+                    .lane = Lane::kPointToPoint,
+                    .secret = "s3cret",
+                    .group = "world"};
+  const std::string bytes = EncodeHello(hello);
+  ASSERT_EQ(*HelloLength(std::string_view(bytes).substr(0, kHelloFixedBytes)), bytes.size());
+  const auto back = DecodeHello(bytes);
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->generation, 7u);
+  EXPECT_EQ(back->attempt, 2u);
+  EXPECT_EQ(back->from, 3);
+  EXPECT_EQ(back->to, 1);
+  EXPECT_EQ(back->lane, Lane::kPointToPoint);
+  EXPECT_EQ(back->secret, "s3cret");
+  EXPECT_EQ(back->group, "world");
+}
+
+TEST(Wire, Message_RoundTripAndGarbage) {
+  MessageHeader header;
+  header.kind = OpKind::kBroadcast;
+  header.dtype = DataType::kInt32;
+  header.phase = 1;
+  header.root = 3;
+  header.tag = 4;
+  header.seq = 1ull << 40;
+  header.count = 9;
+  header.payload_bytes = 36;
+  header.call_site = std::string(200, 'x');
+  const std::string bytes = EncodeMessage(header);
+  ASSERT_EQ(bytes.size(), kMessageHeaderBytes + kMaxCallSite);
+  const auto back = DecodeMessage(std::string_view(bytes).substr(0, kMessageHeaderBytes));
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->kind, OpKind::kBroadcast);
+  EXPECT_EQ(back->dtype, DataType::kInt32);
+  EXPECT_EQ(back->root, 3);
+  EXPECT_EQ(back->tag, 4u);
+  EXPECT_EQ(back->seq, 1ull << 40);
+  EXPECT_EQ(back->payload_bytes, 36u);
+  EXPECT_EQ(back->call_site_bytes, kMaxCallSite);
+  for (std::size_t i = 0; i < 8; ++i) {  // Magic, type, kind, dtype, reduce.
+    std::string broken = bytes.substr(0, kMessageHeaderBytes);
+    broken[i] = '\x7f';
+    EXPECT_FALSE(DecodeMessage(broken).ok()) << i;
+  }
+}
+
+TEST(Wire, Fault_RoundTripAndGarbage) {
+  const Status status(
+      StatusCode::kMismatch, "line one\nline two",
+      {.rank = 3, .host = "node3", .pid = 33, .generation = 5, .group = "world", .seq = 8});
+  const auto back = DecodeFault(EncodeFault(status));
+  ASSERT_TRUE(back.has_value());
+  EXPECT_EQ(back->code(), status.code());
+  EXPECT_EQ(back->message(), status.message());
+  EXPECT_EQ(back->detail(), status.detail());
+  EXPECT_FALSE(DecodeFault("").has_value());
+  EXPECT_FALSE(DecodeFault("NO_SUCH_CODE\n1\n2\n3\n4\nh\ng\ntext").has_value());
+  EXPECT_FALSE(DecodeFault("MISMATCH\nx\n2\n3\n4\nh\ng\ntext").has_value());
+}
+
+}  // namespace
+}  // namespace resilient
