@@ -246,7 +246,7 @@ WorkPtr ResilientBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
 WorkPtr ResilientBackend::allgather_into_tensor_coalesced(
     std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
     const c10d::AllgatherOptions& /*options*/) {
-  Plan plan(OpType::ALLGATHER_INTO_TENSOR_COALESCED);
+  Plan plan(OpType::COALESCED);  // torch 2.11 has no name of its own for it.
   if (outputs.empty() || outputs.size() != inputs.size()) {
     Refuse(StatusCode::kInvalidArgument,
            c10::str("all_gather_into_tensor_coalesced: ", inputs.size(), " inputs and ",

@@ -107,7 +107,12 @@ std::vector<std::uint8_t> ResilientStore::compareSet(const std::string& key,
   })));
 }
 
+void ResilientStore::CheckSession() const {
+  if (context_ != nullptr) Check(*host_, context_->session().failure());
+}
+
 std::vector<std::uint8_t> ResilientStore::get(const std::string& key) {
+  CheckSession();
   return ToBytes(ValueOrThrow(*host_, Run([&] {
     return client_->Get(key, /*wait=*/true, MakeCall(timeout_, Waits::kForKeys));
   })));
@@ -137,6 +142,7 @@ void ResilientStore::wait(const std::vector<std::string>& keys) { wait(keys, tim
 
 void ResilientStore::wait(const std::vector<std::string>& keys,
                           const std::chrono::milliseconds& timeout) {
+  CheckSession();
   Check(*host_, Run([&] { return client_->Wait(keys, MakeCall(timeout, Waits::kForKeys)); }));
 }
 

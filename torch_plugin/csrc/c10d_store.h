@@ -62,6 +62,8 @@ class ResilientStore final : public c10d::Store {
   // How long a call may take: `timeout`; for one that needs only the server's answer, no longer
   // than a session's budget.
   store::Client::Call MakeCall(std::chrono::milliseconds timeout, Waits waits) const;
+  // Waits on a fenced session raise at once.
+  void CheckSession() const;
   template <typename Body>
   auto Run(Body body) const;
 
