@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <future>
 #include <memory>
@@ -60,6 +61,18 @@ class EventLog final : public RendezvousEvents {
   std::vector<std::string> lines_;  // Guarded by mutex_.
 };
 
+// Real time that a test can move on, as a suspended process sees it. Thread: thread-safe.
+class JumpingClock final : public Clock {
+ public:
+  Instant Now() const override { return clock_.Now() + ahead_.load(); }
+  double WallSeconds() const override { return clock_.WallSeconds(); }
+  void Jump(Duration by) { ahead_ = by; }
+
+ private:
+  const SystemClock clock_;
+  std::atomic<Duration> ahead_{Duration::zero()};
+};
+
 class ControlClientTest : public ::testing::Test {
  protected:
   ConnectOptions Options() {
@@ -108,7 +121,7 @@ class ControlClientTest : public ::testing::Test {
     return request;
   }
 
-  SystemClock clock_;
+  JumpingClock clock_;
   ScriptedServer server_;
   EventLog events_;
   std::unique_ptr<ScriptedConnection> line_;
@@ -211,6 +224,21 @@ TEST_F(ControlClientTest, SilentServer_IsLeftForANewConnection) {
   EXPECT_TRUE(line_->SeesEnd());
   line_ = std::make_unique<ScriptedConnection>(server_.Accept());
   line_->Greet(KnownWelcome());
+  CloseOrderly(*rendezvous);
+}
+
+TEST_F(ControlClientTest, PausedProcess_BeatsFirstAndKeepsItsConnection) {
+  auto rendezvous = Started(TestWelcome());
+  ASSERT_TRUE(line_->ReadOp<HeartbeatOp>());
+  // Long enough to take the server for silent, had this process been running meanwhile.
+  clock_.Jump(std::chrono::seconds(1000));
+  rendezvous->Ready(3);
+  std::optional<Request> first = line_->Read();
+  ASSERT_TRUE(first);
+  EXPECT_TRUE(std::holds_alternative<HeartbeatOp>(first->op));
+  EXPECT_TRUE(line_->ReadOp<ReadyOp>());
+  line_->SendEvent(RunningEvent{3});
+  EXPECT_THAT(events_.Await(1), ElementsAre("running 3"));
   CloseOrderly(*rendezvous);
 }
 

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <future>
 #include <memory>
@@ -259,6 +260,20 @@ TEST_F(RequestClientTest, LostConnection_WaitIsAskedAnewUnderANewNumber) {
   line_->SendReply(ValueReply(again, "v"));
   EXPECT_EQ(*adding.get(), 1);
   EXPECT_EQ(*getting.get(), "v");
+}
+
+TEST_F(RequestClientTest, LostConnection_IsOneLineOfLogWithItsDuration) {
+  auto client = Connected();
+  auto adding = StartAdd(*client, "n", Patient());
+  line_->Read();
+  ::testing::internal::CaptureStderr();
+  Break(KnownWelcome());
+  line_->SendReply(NumberReply(line_->Read(), 1));
+  EXPECT_EQ(*adding.get(), 1);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, HasSubstr("job train was without its connection for "));
+  EXPECT_THAT(log, HasSubstr("connected again to " + server_.address()));
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
 }
 
 TEST_F(RequestClientTest, DuplicateReply_IsDropped) {
