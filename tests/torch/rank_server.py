@@ -117,6 +117,7 @@ def main():
     control = socket.socket(fileno=int(sys.argv[1]))
     import numpy
     import torch
+    import torch._dynamo  # Two seconds that DDP and optimizers would spend in each rank.
     import torch.distributed
     import torch.nn.parallel
     import torch.utils.data
