@@ -66,7 +66,7 @@ soak: build
 	@tests/soak.sh $(PYTHON)
 
 sim: build
-	@build/bin/store_sim_test --seeds=$(SEEDS)
+	@build/bin/store_sim --seeds=$(SEEDS)
 
 bench: build
 	@$(PYTHON) benchmarks/detect_bench.py --out benchmarks/results/detect.json

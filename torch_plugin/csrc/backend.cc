@@ -57,18 +57,12 @@ void ResilientBackend::setTimeout(std::chrono::milliseconds timeout) {
 }
 
 c10d::ErrorType ResilientBackend::getError() {
-  switch (context_->session().failure().code()) {
-    case StatusCode::kOk:
-      return c10d::ErrorType::SUCCESS;
-    case StatusCode::kCommStalled:
-      return c10d::ErrorType::TIMEOUT;
-    case StatusCode::kRankLost:
-    case StatusCode::kLeft:
-    case StatusCode::kMismatch:
-      return c10d::ErrorType::REMOTE_ERROR;
-    default:  // c10d has no finer names.
-      return c10d::ErrorType::COMM_ERROR;
-  }
+  const StatusCode code = context_->session().failure().code();
+  if (code == StatusCode::kOk) return c10d::ErrorType::SUCCESS;
+  if (code == StatusCode::kCommStalled) return c10d::ErrorType::TIMEOUT;
+  const bool by_a_peer =
+      code == StatusCode::kRankLost || code == StatusCode::kLeft || code == StatusCode::kMismatch;
+  return by_a_peer ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::COMM_ERROR;
 }
 
 void ResilientBackend::abort() {

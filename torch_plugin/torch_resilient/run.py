@@ -223,7 +223,9 @@ class Launcher:
         self._address = options.store
         self._job = options.job or os.environ.get("RESILIENT_JOB") or f"run-{os.getpid()}"
         self._port = _free_port()
-        self._events = open(options.events, "a", buffering=1) if options.events else None  # noqa: SIM115
+        self._events = None
+        if options.events:
+            self._events = open(options.events, "a", buffering=1)  # noqa: SIM115 - as long as self
 
     def run(self):
         wakeup = self._watch_signals()
