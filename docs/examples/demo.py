@@ -67,6 +67,7 @@ class Run:
             if message.get("event") == "recovered":
                 self.recoveries.append(message)
                 return
+            line = f"[{message.get('tag', '')}] {message.get('text', text)}"
         if step := re.match(r"step (\d+) ", text):
             if self._on_step:
                 self._on_step(self, int(step[1]))
