@@ -1,6 +1,7 @@
 #include "tests/sim/sim.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 
 #include "runtime/base/log.h"
@@ -60,8 +61,9 @@ struct Sim::Process {
 
   std::uint64_t round = 0;
   std::uint64_t generation = 0;  // Of the last view.
+  std::uint64_t ended = 0;       // Newest generation whose fence has come.
   bool running = false;
-  bool fenced = false;  // Of `generation`; cleared by the next view.
+  bool fenced = false;  // Until the next view.
   std::int64_t applied = 0;
   int open_adds = 0;
   std::map<std::uint64_t, std::uint64_t> waits;  // Seq to generation.
@@ -172,7 +174,10 @@ void Sim::Tick() {
 }
 
 void Sim::Perform(Effects effects) {
-  for (const std::string& line : effects.log) CheckLoss(line);
+  for (const std::string& line : effects.log) {
+    if (options_.trace) std::printf("%9.4f %s\n", SecondsOf(now_), line.c_str());
+    CheckLoss(line);
+  }
   for (const auto& watch : effects.watch) {
     watches_[watch.watch] = processes_.at(static_cast<std::size_t>(watch.process.pid - 1)).get();
   }
@@ -446,6 +451,9 @@ void Sim::OnReply(Process& process, Line& line, const Reply& reply) {
   if (!reply.welcome.server.empty()) {
     line.welcomed = true;
     line.backoff.Reset();
+    if (&line == process.control.get()) {
+      SendUp(line, Request{.op = HeartbeatOp{++process.beat}});  // It lives.
+    }
     for (const Request& request : line.core.Unanswered()) {
       const bool add = std::holds_alternative<AddOp>(request.op);
       count_.repeats += add ? 1 : 0;
@@ -488,7 +496,9 @@ void Sim::OnEvent(Process& process, const Event& event) {
     if (running->generation != process.generation) Violated("running without a view");
     if (!process.fenced) process.running = true;
   } else if (const auto* fence = std::get_if<Fence>(&event)) {
-    if (fence->generation != process.generation || process.fenced) return;  // Told twice.
+    // Told twice; or else of a generation whose view may not have come: its join is spent.
+    if (fence->generation < process.generation || fence->generation <= process.ended) return;
+    process.ended = fence->generation;
     process.fenced = true;
     process.running = false;
     DoAfter(process, Between(0, 200), [this, &process] { JoinWorld(process); });
@@ -505,7 +515,7 @@ void Sim::OnEvent(Process& process, const Event& event) {
 }
 
 void Sim::OnView(Process& process, const View& view) {
-  if (view.generation == process.generation) return;  // Told twice.
+  if (view.generation == process.generation || view.generation <= process.ended) return;
   if (view.generation < process.generation) return Violated("a view of the past");
   if (process.generation != 0 && !process.fenced) Violated("a view without a fence");
   if (view.members[static_cast<std::size_t>(process.rank)].pid != process.pid) {

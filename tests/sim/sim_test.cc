@@ -2,7 +2,8 @@
 // membership and of exactly-once hold in each step, and all ranks run again once the faults are
 // over. Method: many seeds of Sim; and the same with bugs planted, which must be found.
 //
-// --seeds=N (or RESILIENT_SIM_SEEDS) says how many, --seed=S runs one.
+// --seeds=N (or RESILIENT_SIM_SEEDS) says how many, --seed=S runs one and prints what the server
+// logs.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -19,6 +20,7 @@ namespace {
 struct Seeds {
   std::uint64_t first = 1;
   std::uint64_t count = 200;
+  bool trace = false;
 };
 
 Seeds& TheSeeds() {
@@ -29,7 +31,7 @@ Seeds& TheSeeds() {
 TEST(StoreSim, RandomFaults_BreakNoRule) {
   Sim::Count sum;
   for (std::uint64_t i = 0; i < TheSeeds().count; ++i) {
-    Sim sim({.seed = TheSeeds().first + i});
+    Sim sim({.seed = TheSeeds().first + i, .trace = TheSeeds().trace});
     ASSERT_EQ(sim.Run(), "");
     sum.crashes += sim.count().crashes;
     sum.cuts += sim.count().cuts;
@@ -97,7 +99,7 @@ int main(int argc, char** argv) {
     if (std::strncmp(argv[i], "--seeds=", 8) == 0) {
       TheSeeds().count = std::strtoull(argv[i] + 8, nullptr, 10);
     } else if (std::strncmp(argv[i], "--seed=", 7) == 0) {
-      TheSeeds() = {std::strtoull(argv[i] + 7, nullptr, 10), 1};
+      TheSeeds() = {std::strtoull(argv[i] + 7, nullptr, 10), 1, true};
     } else {
       std::fprintf(stderr, "unknown argument %s; known: --seeds=N, --seed=S\n", argv[i]);
       return 2;
