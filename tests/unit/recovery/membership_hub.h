@@ -33,7 +33,8 @@ class HubLine final : public Rendezvous {
   void Close(Deadline) override;
   void AbandonInChild() override { control_.AbandonInChild(); }
 
-  // For the hub.
+  // For the hub, which guards it: its process was given up.
+  bool dead = false;
   void Deliver(std::function<void(RendezvousEvents&)> event) {
     control_.Post([this, event = std::move(event)] { event(*events_); });
   }
@@ -57,6 +58,7 @@ class MembershipHub {
     std::lock_guard lock(mutex_);
     Seat& seat = seats_[static_cast<std::size_t>(rank)];
     if (HubLine* line = std::exchange(seat, Seat{}).line; line != nullptr) {
+      line->dead = true;
       line->Deliver([](RendezvousEvents& events) {
         events.OnSessionLost(Status(StatusCode::kStaleGeneration, "this process was given up"));
       });
@@ -82,6 +84,7 @@ class MembershipHub {
   void OnJoin(HubLine& line, const JoinRequest& request) {
     std::lock_guard lock(mutex_);
     ASSERT_EQ(request.world_size, static_cast<int>(seats_.size()));
+    if (line.dead) return;  // It has not heard yet that it is out.
     Seat& seat = seats_[static_cast<std::size_t>(request.rank)];
     seat = {.line = &line, .joined = true, .ready = false, .endpoint = request.endpoint};
     const bool all =
