@@ -119,6 +119,9 @@ std::string Sim::Run() {
   RunUntil(now_ + options_.faults, never);
   kind_ = true;
   RunUntil(now_ + options_.settle, [this] { return AllRun(); });
+  // A report made just before may still be looked into.
+  RunUntil(now_ + kTtl, never);
+  RunUntil(now_ + options_.settle, [this] { return AllRun(); });
   if (violation_.empty() && !AllRun()) {
     Violated("not all ranks run after the faults: " + core_.StatusJson(now_));
   }
