@@ -221,6 +221,17 @@ Status SessionImpl::failure() const {
   return machine_.failure();
 }
 
+Status SessionImpl::AwaitFailure(Deadline deadline) const {
+  if (mark_.InChild()) return ForkedStatus();
+  Lock lock(mutex_);
+  while (machine_.failure().ok() && machine_.state() != SessionState::kClosed) {
+    const Instant now = clock_.Now();
+    if (deadline.ExpiredAt(now)) break;
+    changed_.wait_for(lock, std::min<Duration>(Millis(kInterruptPollMs), deadline.LeftAt(now)));
+  }
+  return machine_.failure();
+}
+
 std::optional<Incident> SessionImpl::last_incident() const {
   if (mark_.InChild()) return std::nullopt;
   Lock lock(mutex_);

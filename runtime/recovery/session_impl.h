@@ -67,6 +67,7 @@ class SessionImpl final : public Session,
   Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks) override;
   Membership membership() const override;
   Status failure() const override;
+  Status AwaitFailure(Deadline deadline) const override;
   std::optional<Incident> last_incident() const override;
   Status Rebuild(Deadline deadline) override;
   const InterruptCheck& interrupt() const override { return options_.interrupt; }
@@ -152,7 +153,7 @@ class SessionImpl final : public Session,
   std::mutex create_mutex_;
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;  // With mutex_: the state, or closed_.
+  mutable std::condition_variable changed_;  // With mutex_: the state, or closed_.
   // Guarded by mutex_:
   StateMachine machine_;
   std::deque<Action> actions_;  // At most a few: the control thread never blocks.

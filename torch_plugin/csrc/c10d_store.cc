@@ -17,6 +17,16 @@ std::vector<std::uint8_t> ToBytes(const std::string& text) {
   return std::vector<std::uint8_t>(text.begin(), text.end());
 }
 
+// How long the control connection may lag behind the request connection with news of a fence.
+constexpr Duration kFenceNewsGrace = std::chrono::seconds(1);
+
+// True for what a server answers when the generation of a wait is over.
+bool EndsGeneration(StatusCode code) {
+  return code == StatusCode::kRankLost || code == StatusCode::kLeft ||
+         code == StatusCode::kCommFailed || code == StatusCode::kMismatch ||
+         code == StatusCode::kStaleGeneration;
+}
+
 // c10d: zero is no timeout.
 Deadline DeadlineOf(std::chrono::milliseconds timeout) {
   if (timeout <= std::chrono::milliseconds::zero()) return Deadline::Never();
@@ -107,14 +117,25 @@ std::vector<std::uint8_t> ResilientStore::compareSet(const std::string& key,
   })));
 }
 
+// The server ends a wait with the cause of a fence on this connection, and tells the session on
+// another: the error is raised once the session knows, so that what is sticky is so from the first.
+Status ResilientStore::Settled(Status status) const {
+  if (context_ == nullptr || !EndsGeneration(status.code())) return status;
+  const Instant now = context_->clock().Now();
+  const Status known = context_->session().AwaitFailure(Deadline::After(now, kFenceNewsGrace));
+  return known.ok() ? status : known;
+}
+
 void ResilientStore::CheckSession() const {
   if (context_ != nullptr) Check(*host_, context_->session().failure());
 }
 
 std::vector<std::uint8_t> ResilientStore::get(const std::string& key) {
   CheckSession();
-  return ToBytes(ValueOrThrow(*host_, Run([&] {
-    return client_->Get(key, /*wait=*/true, MakeCall(timeout_, Waits::kForKeys));
+  return ToBytes(ValueOrThrow(*host_, Run([&]() -> Result<std::string> {
+    auto value = client_->Get(key, /*wait=*/true, MakeCall(timeout_, Waits::kForKeys));
+    if (!value.ok()) return Settled(value.status());
+    return value;
   })));
 }
 
@@ -143,7 +164,8 @@ void ResilientStore::wait(const std::vector<std::string>& keys) { wait(keys, tim
 void ResilientStore::wait(const std::vector<std::string>& keys,
                           const std::chrono::milliseconds& timeout) {
   CheckSession();
-  Check(*host_, Run([&] { return client_->Wait(keys, MakeCall(timeout, Waits::kForKeys)); }));
+  Check(*host_,
+        Run([&] { return Settled(client_->Wait(keys, MakeCall(timeout, Waits::kForKeys))); }));
 }
 
 }  // namespace resilient::plugin

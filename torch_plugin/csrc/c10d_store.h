@@ -63,6 +63,7 @@ class ResilientStore final : public c10d::Store {
   // than a session's budget.
   store::Client::Call MakeCall(std::chrono::milliseconds timeout, Waits waits) const;
   // Waits on a fenced session raise at once.
+  Status Settled(Status status) const;
   void CheckSession() const;
   template <typename Body>
   auto Run(Body body) const;

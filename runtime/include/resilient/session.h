@@ -116,6 +116,10 @@ class Session {
   // OK while no fence waits for an acknowledgement; else the sticky first cause.
   virtual Status failure() const = 0;
 
+  // failure(), waiting until `deadline` for a fence that another line of this process has heard of
+  // already: two connections deliver in no order.
+  virtual Status AwaitFailure(Deadline deadline) const = 0;
+
   // The latest incident, if any.
   virtual std::optional<Incident> last_incident() const = 0;
 
