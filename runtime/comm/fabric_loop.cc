@@ -31,7 +31,7 @@ FabricLoop::FabricLoop(FileDescriptor listener, std::shared_ptr<Doorbell> doorbe
                        const Clock& clock, CommunicatorEvents& events, std::uint64_t seed)
     : doorbell_(std::move(doorbell)),
       clock_(clock),
-      context_{.events = events, .now = clock.Now(), .finished = {}},
+      context_{.events = events, .clock = clock, .now = clock.Now(), .finished = {}},
       seed_(seed),
       switchboard_(std::move(listener), *this) {}
 

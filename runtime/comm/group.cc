@@ -159,7 +159,14 @@ void Group::OnTime() {
   for (const Peer& peer : peers_) {
     if (peer.connector != nullptr && !peer.connector->done()) settled = false;
   }
-  if (settled || context_.now >= linger_until_) CloseEverything();
+  if (!settled && context_.now < linger_until_) return;
+  // A peer that has not made this group yet finds the goodbye when it does.
+  TakeSocketsEarly();
+  ForEachLink([&](MessageLink& link) {
+    if (!link.finishing()) SayGoodbye(link, nullptr);
+    if (link.wants_flush()) link.Flush();
+  });
+  CloseEverything();
 }
 
 Routing Group::Adopt(const Hello& hello, FileDescriptor& socket) {
@@ -254,6 +261,13 @@ void Group::OnEnd(MessageLink& link, const Status& why) {
   link.Kill();
 }
 
+void Group::OnEndAhead(MessageLink& link, const std::optional<MessageHeader>& goodbye) {
+  if (state_ != State::kLive) return;
+  // Collectives learn of it in their turn, behind what was sent before.
+  if (goodbye) return point_to_point_.OnLeft(link.peer(), goodbye->count);
+  if (!point_to_point_.HasLeft(link.peer())) ReportLost(link.peer(), Status::Ok());
+}
+
 void Group::OnGoodbye(MessageLink& link, std::uint64_t announced) {
   const int peer = link.peer();
   if (link.lane() == Lane::kCollective && PeerAt(peer).end.ok())
@@ -295,18 +309,25 @@ void Group::Leave(const Status& status) {
 void Group::BeginLinger(const Status& status, const Status* fault) {
   state_ = State::kLingering;
   end_status_ = status;
-  linger_until_ = context_.now + kLinger;
   for (SubmittedOp& op : port_->Close(status)) pending_.push_back(std::move(op));
   CompleteCollectives(status);
   point_to_point_.FailAll(status);
   for (Peer& peer : peers_) {
     if (peer.outbound_connector != nullptr) peer.outbound_connector->Cancel();
+  }
+  TakeSocketsEarly();
+  ForEachLink([&](MessageLink& link) { SayGoodbye(link, fault); });
+  // Not from the beginning of this turn: copying what was half sent may have taken long.
+  linger_until_ = context_.clock.Now() + kLinger;
+}
+
+void Group::TakeSocketsEarly() {
+  for (Peer& peer : peers_) {
     if (peer.connector == nullptr || peer.connector->done()) continue;
     FileDescriptor early = peer.connector->TakeSocketEarly();
     if (early.valid())
       AddLink(peer.connector->peer(), Lane::kCollective, peer.link, std::move(early));
   }
-  ForEachLink([&](MessageLink& link) { SayGoodbye(link, fault); });
 }
 
 void Group::SayGoodbye(MessageLink& link, const Status* fault) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ namespace resilient {
 // What all groups of one loop share. Owner: the loop. Thread: loop-confined.
 struct LoopContext {
   CommunicatorEvents& events;
+  const Clock& clock;
   Instant now;                       // Of this turn.
   std::vector<FinishedOp> finished;  // Completions to run at the end of this turn.
 };
@@ -81,6 +83,7 @@ class Group final : private LinkListener,
   void OnMessage(MessageLink& link, const MessageHeader& header) override;
   void OnSent(MessageLink& link, std::uint64_t token) override;
   void OnEnd(MessageLink& link, const Status& why) override;
+  void OnEndAhead(MessageLink& link, const std::optional<MessageHeader>& goodbye) override;
   void OnConnected(Connector& connector, FileDescriptor socket) override;
   void OnPeerLeft(Connector& connector) override;
   void OnAttemptFailed(Connector& connector, const Status& why) override;
@@ -119,6 +122,8 @@ class Group final : private LinkListener,
   // The whole communicator is over because of `status`; the peers are told.
   void FailCommunicator(const Status& status);
   void BeginLinger(const Status& status, const Status* fault);
+  // Connectors that have said hello give their sockets up for a goodbye.
+  void TakeSocketsEarly();
   void SayGoodbye(MessageLink& link, const Status* fault);
   void CloseEverything();
 

@@ -16,6 +16,8 @@ constexpr std::size_t kStagingBytes = 16u << 10;
 constexpr std::size_t kReadBudgetBytes = 1u << 20;   // One turn of one link.
 constexpr std::size_t kWriteBudgetBytes = 1u << 20;  // One turn of one link.
 constexpr std::size_t kWritePieces = 16;
+// Read ahead of a held message once the peer has ended the stream: what the kernel had buffered.
+constexpr std::size_t kLookAheadLimitBytes = 64u << 20;
 
 }  // namespace
 
@@ -281,11 +283,37 @@ short MessageLink::Interest() const {
   if (dead()) return 0;
   short events = 0;
   if (!read_ended_ && !stalled_) events |= POLLIN;
+  if (!read_ended_ && stalled_ && !resumed_ && !looked_ahead_) events |= POLLRDHUP;
   if (write_blocked_ && HasOutput() && !write_broken_) events |= POLLOUT;
   return events;
 }
 
+void MessageLink::LookAhead() {
+  looked_ahead_ = true;
+  IoResult result;
+  while (staging_.size() < kLookAheadLimitBytes) {
+    if (staged_end_ == staging_.size()) staging_.resize(2 * staging_.size());
+    const iovec space{staging_.data() + staged_end_, staging_.size() - staged_end_};
+    result = stream_->Read({&space, 1});
+    if (result.state != IoResult::State::kMoved) break;
+    staged_end_ += result.bytes;
+  }
+  if (result.state == IoResult::State::kMoved || result.state == IoResult::State::kBlocked) return;
+  std::optional<MessageHeader> goodbye;
+  if (Staged().size() >= kMessageHeaderBytes) {
+    const Result<MessageHeader> last =
+        DecodeMessage(Staged().substr(Staged().size() - kMessageHeaderBytes));
+    if (last && last->type == MessageType::kGoodbye) goodbye = *last;
+  }
+  listener_.OnEndAhead(*this, goodbye);
+}
+
 void MessageLink::OnReady(short revents) {
+  if (dead()) return;
+  // The peer has ended the stream while we hold a message of it: it has left or it died, and
+  // nobody must wait for that to be known until the message is wanted.
+  if ((revents & (POLLRDHUP | POLLERR | POLLHUP)) && stalled_ && !resumed_ && !looked_ahead_)
+    LookAhead();
   if (dead()) return;
   // An error shows on both sides; the write that follows finds it and gives up.
   if (revents & (POLLOUT | POLLERR | POLLHUP)) write_blocked_ = false;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -63,6 +64,9 @@ class LinkListener {
   virtual void OnSent(MessageLink& link, std::uint64_t token) = 0;
   // Nothing more will be received. `why` is OK when the stream ended between two messages.
   virtual void OnEnd(MessageLink& link, const Status& why) = 0;
+  // The stream has ended behind messages that wait to be taken; OnEnd follows when they are. Its
+  // last message is `goodbye`, nullopt when it is none.
+  virtual void OnEndAhead(MessageLink& link, const std::optional<MessageHeader>& goodbye) = 0;
 };
 
 // Messages over a byte stream. Sending: a queue that borrows payloads. Receiving: header first, the
@@ -91,6 +95,7 @@ class MessageLink {
   void DetachReceive();
   // After the last queued message the peer sees the end of the stream.
   void FinishSending();
+  bool finishing() const { return finishing_; }
   bool finished_sending() const { return finished_; }
 
   // Offers a held header, or a full sink, again at the next Read.
@@ -132,6 +137,8 @@ class MessageLink {
   bool Offer();
   void MessageDone();
   void EndReading(const Status& why);
+  // Reads all that is left into the staging buffer and looks at its end.
+  void LookAhead();
   std::string_view Staged() const;
   void Consume(std::size_t bytes) { staged_begin_ += bytes; }
 
@@ -155,6 +162,7 @@ class MessageLink {
   std::uint64_t payload_left_ = 0;
   bool stalled_ = false;  // A held header or a full sink.
   bool resumed_ = false;
+  bool looked_ahead_ = false;
   bool read_ended_ = false;
 };
 

@@ -299,6 +299,27 @@ TEST_P(Failure, Leave_WhatWasSentBeforeStillArrives) {
   EXPECT_EQ(world->log(0).LostCount(1), 0);
 }
 
+TEST_P(Failure, Leave_IsKnownToARecvThoughACollectiveWaitsBeforeTheGoodbye) {
+  const auto world = MakeWorld(2);
+  Data sent(1000, 7.0f), got(1000);
+  EXPECT_TRUE(Pending::Of(world->at(1), BroadcastOp(sent, 1)).Wait().ok());
+  const Pending recv = Pending::Of(world->at(0), RecvOp(got, 1, 0));
+  world->at(1).Leave();
+  EXPECT_EQ(recv.Wait().code(), StatusCode::kLeft);
+  EXPECT_TRUE(Pending::Of(world->at(0), BroadcastOp(got, 1)).Wait().ok());
+  EXPECT_EQ(got, sent);
+}
+
+TEST_P(Failure, LostPeer_IsReportedThoughItsCollectiveWaits) {
+  const auto world = MakeWorld(2);
+  Data sent(1000, 7.0f), got(1000);
+  EXPECT_TRUE(Pending::Of(world->at(1), BroadcastOp(sent, 1)).Wait().ok());
+  world->at(1).Abort(kLost);
+  EXPECT_TRUE(world->log(0).WaitFor([](EventLog& log) { return log.lost[1] == 1; }));
+  EXPECT_TRUE(Pending::Of(world->at(0), BroadcastOp(got, 1)).Wait().ok());
+  EXPECT_EQ(got, sent);
+}
+
 TEST_P(Failure, Leave_CancelsOwnOperationsAndFreesTheirMemory) {
   const auto world = MakeWorld(2);
   auto large = std::make_unique<Data>(24u << 20, 3.0f);  // Far more than socket buffers take.
