@@ -71,7 +71,8 @@ bool PointToPoint::Agree(int peer, const MessageHeader& header, const SubmittedO
   return false;
 }
 
-void PointToPoint::Deliver(Peer& peer, std::deque<Unexpected>::iterator message, SubmittedOp op) {
+void PointToPoint::Deliver(Peer& peer, const std::deque<Unexpected>::iterator& message,
+                           SubmittedOp op) {
   // The recv is back in its queue while the two are compared: a mismatch fails all of them.
   peer.recvs.push_front(std::move(op));
   if (!Agree(peer.recvs.front().op.peer, message->header, peer.recvs.front())) return;

@@ -82,7 +82,7 @@ class PointToPoint {
   void SubmitRecv(Peer& peer, SubmittedOp op);
   void Send(Peer& peer, SubmittedOp op);
   // Gives a kept message to its recv.
-  void Deliver(Peer& peer, std::deque<Unexpected>::iterator message, SubmittedOp op);
+  void Deliver(Peer& peer, const std::deque<Unexpected>::iterator& message, SubmittedOp op);
   bool Agree(int peer, const MessageHeader& header, const SubmittedOp& recv);
   void FailRecvsOfLeaver(Peer& peer);
   void FailWithLeft(SubmittedOp op);

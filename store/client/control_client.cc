@@ -372,7 +372,7 @@ class SessionLine final : public Rendezvous {
 
 }  // namespace
 
-std::unique_ptr<Rendezvous> MakeRendezvous(ConnectOptions options, InterruptCheck interrupt,
+std::unique_ptr<Rendezvous> MakeRendezvous(const ConnectOptions& options, InterruptCheck interrupt,
                                            const Clock& clock) {
   return std::make_unique<SessionLine>(options, std::move(interrupt), clock);
 }

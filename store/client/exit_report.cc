@@ -63,7 +63,7 @@ class OneRequest {
 
 }  // namespace
 
-Status ReportExit(ConnectOptions options, const ExitNotice& notice, const Clock& clock,
+Status ReportExit(const ConnectOptions& options, const ExitNotice& notice, const Clock& clock,
                   Deadline deadline) {
   Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
   if (!addresses.ok()) return addresses.status();
@@ -79,7 +79,8 @@ Status ReportExit(ConnectOptions options, const ExitNotice& notice, const Clock&
   return request.Run(std::move(report), deadline).status();
 }
 
-Result<std::string> FetchStatus(ConnectOptions options, const Clock& clock, Deadline deadline) {
+Result<std::string> FetchStatus(const ConnectOptions& options, const Clock& clock,
+                                Deadline deadline) {
   Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
   if (!addresses.ok()) return addresses.status();
   OneRequest request(MakeHello(options, Role::kAdmin), std::move(*addresses), clock);

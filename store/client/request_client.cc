@@ -433,7 +433,7 @@ Status RequestClient::LostError(const Waiter& waiter, Duration waited, Instant n
              SecondsOf(now - outage_.since()), " s (", link_.trouble().message(), ")", effect));
 }
 
-Result<std::shared_ptr<Client>> Connect(ConnectOptions options, InterruptCheck interrupt,
+Result<std::shared_ptr<Client>> Connect(const ConnectOptions& options, InterruptCheck interrupt,
                                         const Clock& clock, Deadline deadline) {
   Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
   if (!addresses.ok()) return addresses.status();

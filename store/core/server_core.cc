@@ -417,7 +417,7 @@ void ServerCore::Impl::Cancel(Exchange& exchange, std::uint64_t seq, Effects& ef
 }
 
 Status ServerCore::Impl::Leave(Exchange& exchange, Job& job, Effects& effects) {
-  const Status left = job.membership.Leave(exchange.session.id, exchange.moment, exchange.members);
+  Status left = job.membership.Leave(exchange.session.id, exchange.moment, exchange.members);
   if (exchange.members.released.empty() || leases_.size() > 1) return left;
   effects.last_member_left = std::all_of(jobs_.begin(), jobs_.end(), [](const auto& entry) {
     return entry.second.membership.EndedWell();

@@ -30,7 +30,7 @@ enum class Planted : std::uint8_t {
 struct SimOptions {
   std::uint64_t seed = 1;
   Planted planted = Planted::kNone;
-  bool trace = false;  // Print what the server logs.
+  bool trace = false;                          // Print what the server logs.
   Duration faults = std::chrono::seconds(20);  // Then the world is kind.
   Duration settle = std::chrono::seconds(20);  // And by then all ranks run.
 };

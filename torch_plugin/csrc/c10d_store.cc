@@ -38,11 +38,11 @@ Deadline DeadlineOf(std::chrono::milliseconds timeout) {
 
 Result<c10::intrusive_ptr<ResilientStore>> ResilientStore::Standalone(
     store::ConnectOptions options, std::chrono::milliseconds timeout, std::shared_ptr<Host> host) {
-  static const SystemClock kClock;  // The client outlives this call; a clock has no state.
+  static const SystemClock clock;  // The client outlives this call; a clock has no state.
   std::optional<Result<std::shared_ptr<store::Client>>> client;
   const InterruptCheck interrupt = [host] { return host->Interrupted(); };
   host->WithoutLock([&] {
-    client.emplace(store::Connect(std::move(options), interrupt, kClock, DeadlineOf(timeout)));
+    client.emplace(store::Connect(std::move(options), interrupt, clock, DeadlineOf(timeout)));
   });
   if (!client->ok()) return client->status();
   return c10::make_intrusive<ResilientStore>(std::move(*client).value(), nullptr, std::move(host),

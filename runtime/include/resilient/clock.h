@@ -16,7 +16,6 @@ struct BootClock {
   using rep = duration::rep;
   using period = duration::period;
   using time_point = std::chrono::time_point<BootClock, duration>;
-  static constexpr bool is_steady = true;
 };
 
 using Instant = BootClock::time_point;

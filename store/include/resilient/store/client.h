@@ -73,12 +73,12 @@ class Client {
 };
 
 // Connects (retrying what waiting can help until `deadline`). Errors: semantics row 15.
-Result<std::shared_ptr<Client>> Connect(ConnectOptions options, InterruptCheck interrupt,
+Result<std::shared_ptr<Client>> Connect(const ConnectOptions& options, InterruptCheck interrupt,
                                         const Clock& clock, Deadline deadline);
 
 // The membership line of a session: own connection, own thread "res-control". See
 // <resilient/rendezvous.h>.
-std::unique_ptr<Rendezvous> MakeRendezvous(ConnectOptions options, InterruptCheck interrupt,
+std::unique_ptr<Rendezvous> MakeRendezvous(const ConnectOptions& options, InterruptCheck interrupt,
                                            const Clock& clock);
 
 // How a process ended, told by its launcher. Admin; needs no session.
@@ -90,10 +90,11 @@ struct ExitNotice {
   int signal = 0;
   std::string text;
 };
-Status ReportExit(ConnectOptions options, const ExitNotice& notice, const Clock& clock,
+Status ReportExit(const ConnectOptions& options, const ExitNotice& notice, const Clock& clock,
                   Deadline deadline);
 
 // The server's status as JSON. Admin; needs neither job nor session and leaves none behind.
-Result<std::string> FetchStatus(ConnectOptions options, const Clock& clock, Deadline deadline);
+Result<std::string> FetchStatus(const ConnectOptions& options, const Clock& clock,
+                                Deadline deadline);
 
 }  // namespace resilient::store
