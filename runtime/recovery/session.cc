@@ -109,11 +109,12 @@ Status SessionImpl::InitConnected(Deadline deadline) {
     Lock lock(mutex_);
     StepFromCaller({EventKind::kInit, 0, {}, {}}, &lock);
   }
-  return WaitUntilRunning(deadline, true);
+  return WaitForOpening(deadline, 0);
 }
 
 Status SessionImpl::Rebuild(Deadline deadline) {
   if (mark_.InChild()) return ForkedStatus();
+  std::uint64_t openings_before = 0;
   {
     Lock lock(mutex_);
     if (machine_.state() == SessionState::kRunning) return Status::Ok();
@@ -122,10 +123,11 @@ Status SessionImpl::Rebuild(Deadline deadline) {
       return Status(StatusCode::kFailedPrecondition,
                     "there is nothing to rebuild before Init has returned");
     }
+    openings_before = machine_.openings();
     ++rebuild_waiters_;
     StepFromCaller({EventKind::kAcknowledge, 0, {}, {}}, &lock);
   }
-  Status status = WaitUntilRunning(deadline, false);
+  Status status = WaitForOpening(deadline, openings_before);
   Lock lock(mutex_);
   --rebuild_waiters_;
   // The gate may have opened since the wait ended: then the caller is told so, not that it failed.
@@ -136,18 +138,19 @@ Status SessionImpl::Rebuild(Deadline deadline) {
   return status;
 }
 
-// OK in RUNNING; otherwise why the wait ended. Polls the interrupt outside the lock.
-Status SessionImpl::WaitUntilRunning(Deadline deadline, bool initial) {
+// OK once the gate has been opened; otherwise why the wait ended. Polls the interrupt outside the
+// lock.
+Status SessionImpl::WaitForOpening(Deadline deadline, std::uint64_t openings_before) {
   Lock lock(mutex_);
   for (;;) {
     StepFromCaller({EventKind::kTick, 0, {}, {}}, &lock);
-    if (auto verdict = WaitVerdictLocked(deadline, initial, clock_.Now())) return *verdict;
+    if (auto verdict = WaitVerdictLocked(deadline, openings_before)) return *verdict;
     if (options_.interrupt) {
       lock.unlock();
       Status interrupted = options_.interrupt();
       if (!interrupted.ok()) return interrupted;
       lock.lock();
-      if (auto verdict = WaitVerdictLocked(deadline, initial, clock_.Now())) return *verdict;
+      if (auto verdict = WaitVerdictLocked(deadline, openings_before)) return *verdict;
     }
     const Duration slice =
         std::min<Duration>(Millis(kInterruptPollMs), deadline.LeftAt(clock_.Now()));
@@ -155,33 +158,24 @@ Status SessionImpl::WaitUntilRunning(Deadline deadline, bool initial) {
   }
 }
 
-std::optional<Status> SessionImpl::WaitVerdictLocked(Deadline deadline, bool initial,
-                                                     Instant now) const {
-  switch (machine_.state()) {
-    case SessionState::kRunning:
-      return Status::Ok();
-    case SessionState::kClosed:
-      return SessionClosed();
-    case SessionState::kFenced:
-    case SessionState::kFailed:
-      return machine_.first_cause();
-    case SessionState::kInit:
-    case SessionState::kJoining:
-    case SessionState::kBuilding:
-    case SessionState::kReady:
-    case SessionState::kAborting:
-      break;
-  }
-  if (!deadline.ExpiredAt(now)) return std::nullopt;
-  return OverdueLocked(initial);
+std::optional<Status> SessionImpl::WaitVerdictLocked(Deadline deadline,
+                                                     std::uint64_t openings_before) const {
+  const SessionState state = machine_.state();
+  if (state == SessionState::kClosed) return SessionClosed();
+  if (state == SessionState::kFailed) return machine_.first_cause();
+  // Also when the next fence has shut it since: that one is for the caller's next operation.
+  if (machine_.openings() > openings_before) return Status::Ok();
+  if (state == SessionState::kFenced) return machine_.first_cause();
+  if (!deadline.ExpiredAt(clock_.Now())) return std::nullopt;
+  return OverdueLocked();
 }
 
-Status SessionImpl::OverdueLocked(bool initial) const {
+Status SessionImpl::OverdueLocked() const {
   const std::string where =
       StrCat("state ", SessionStateName(machine_.state()), ", generation ",
              machine_.view().generation, ", rank ", options_.rank, " of ", options_.world_size);
   const Status& cause = machine_.first_cause();
-  if (!initial) {
+  if (machine_.ever_ran()) {
     return Status(
         StatusCode::kTimeout,
         StrCat("rebuild did not finish by its deadline (", where,

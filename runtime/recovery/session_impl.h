@@ -109,9 +109,9 @@ class SessionImpl final : public Session,
   // In session.cc: callers that wait, and the end.
   Status ForkedStatus() const;
   Status InitConnected(Deadline deadline);
-  Status WaitUntilRunning(Deadline deadline, bool initial);
-  std::optional<Status> WaitVerdictLocked(Deadline deadline, bool initial, Instant now) const;
-  Status OverdueLocked(bool initial) const;
+  Status WaitForOpening(Deadline deadline, std::uint64_t openings_before);
+  std::optional<Status> WaitVerdictLocked(Deadline deadline, std::uint64_t openings_before) const;
+  Status OverdueLocked() const;
   void CloseThreads();
 
   // In session_events.cc: the machine and what it asks for. StepLocked and StepFromCaller REQUIRE

@@ -137,7 +137,7 @@ std::vector<Action> StateMachine::Step(const Event& event, Instant now) {
 }
 
 Status StateMachine::failure() const {
-  if (state_ == kFenced || state_ == kFailed || ever_ran_) return first_cause_;
+  if (state_ == kFenced || state_ == kFailed || ever_ran()) return first_cause_;
   return Status::Ok();
 }
 
@@ -174,7 +174,7 @@ bool StateMachine::QuietWithView(const Event& event, Instant now) const {
 
 // A first init is bounded by its caller, who knows the init timeout.
 bool StateMachine::BudgetIsSpent(const Event&, Instant now) const {
-  return ever_ran_ && now >= budget_end();
+  return ever_ran() && now >= budget_end();
 }
 
 void StateMachine::Join(const Event&, Actions* actions) {
@@ -225,7 +225,7 @@ void StateMachine::ReportBuild(const Event& event, Actions* actions) {
 
 void StateMachine::Open(const Event&, Actions* actions) {
   world_running_ = true;
-  ever_ran_ = true;
+  ++openings_;
   first_cause_ = Status::Ok();
   machine_time_ = Duration::zero();
   actions->push_back({ActionKind::kOpenGate, view_.generation, {}, {}});
@@ -240,7 +240,7 @@ void StateMachine::AcknowledgeAndJoin(const Event& event, Actions* actions) {
   Join(event, actions);
 }
 
-void StateMachine::Withdraw(const Event&, Actions*) { acknowledged_ = !ever_ran_; }
+void StateMachine::Withdraw(const Event&, Actions*) { acknowledged_ = !ever_ran(); }
 
 void StateMachine::AbortForFence(const Event& event, Actions* actions) {
   if (state_ == kRunning) {
@@ -267,7 +267,7 @@ void StateMachine::RaiseEnded(const Event& event, Actions*) {
 
 void StateMachine::Refuse(const Event& event, Actions*) {
   // In a first init the refusal is the answer to the caller; later it is a consequence.
-  if (!ever_ran_) first_cause_ = Status::Ok();
+  if (!ever_ran()) first_cause_ = Status::Ok();
   NoteCause(event.status);
 }
 

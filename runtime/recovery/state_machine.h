@@ -71,8 +71,11 @@ class StateMachine {
   const View& view() const { return view_; }
   // Highest generation known to be over; 0 when none is.
   std::uint64_t ended_generation() const { return ended_; }
+  // How often the gate was opened. Who waits for it compares numbers, for by the time a waiter
+  // looks the next fence may have shut it again.
+  std::uint64_t openings() const { return openings_; }
   // True once operations were accepted in any generation.
-  bool ever_ran() const { return ever_ran_; }
+  bool ever_ran() const { return openings_ > 0; }
   // The cause that calls return while the gate is shut by a fence, a refusal or exhaustion. OK when
   // the gate is open, and during a first init, where nothing has run that could be poisoned.
   Status failure() const;
@@ -125,7 +128,7 @@ class StateMachine {
   View view_;
   View pending_view_;  // Arrived before the old generation was quiet; generation 0: none.
   std::uint64_t ended_ = 0;
-  bool ever_ran_ = false;
+  std::uint64_t openings_ = 0;
   bool acknowledged_ = true;  // Nothing to acknowledge before the first generation has run.
   bool world_running_ = false;
   Status first_cause_;

@@ -190,6 +190,49 @@ TEST_F(SessionTest, Init_FencedAndNotHealedInTime_ReturnsTheCause) {
   EXPECT_EQ(init.get().code(), StatusCode::kRankLost);
 }
 
+// The interrupt hook runs on the waiting thread, which makes it late on purpose.
+TEST_F(SessionTest, Init_FencedBeforeItsCallerWakes_ReturnsAndTheNextOperationRaises) {
+  bool fenced = false;
+  options_.interrupt = [&] {
+    if (std::exchange(fenced, true)) return Status::Ok();
+    EXPECT_TRUE(record_->Await([](const Record& record) { return record.joins.size() == 1; }));
+    rendezvous_->SayView(1);
+    EXPECT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 1; }));
+    rendezvous_->SayRunning(1);
+    rendezvous_->Settle();
+    rendezvous_->set_autopilot(true);
+    FenceAndSettle(1, Lost(2));
+    EXPECT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 2; }));
+    return Status::Ok();
+  };
+  script_.autopilot = false;
+  Open();
+  EXPECT_TRUE(session_->Init().ok());
+  EXPECT_TRUE(fenced);
+  EXPECT_EQ(session_->failure().code(), StatusCode::kRankLost);
+  EXPECT_EQ(Run(*CreateGroup(kWorldGroup, {0, 1, 2, 3})).code(), StatusCode::kRankLost);
+  EXPECT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+}
+
+TEST_F(SessionTest, Rebuild_FencedAgainBeforeItsCallerWakes_ReturnsAndTheNextOperationRaises) {
+  std::atomic<int> polls{-1000};
+  options_.interrupt = [&] {
+    if (++polls != 1) return Status::Ok();
+    rendezvous_->SayView(2);
+    EXPECT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 2; }));
+    rendezvous_->SayRunning(2);
+    FenceAndSettle(2, Lost(3));
+    return Status::Ok();
+  };
+  Boot();
+  rendezvous_->set_autopilot(false);
+  FenceAndSettle(1, Lost(2));
+  polls = 0;
+  EXPECT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  EXPECT_EQ(session_->failure().detail().rank, 3) << "another incident, not acknowledged";
+  EXPECT_EQ(Run(*world_).detail().rank, 3);
+}
+
 TEST_F(SessionTest, Init_Twice_IsRefused) {
   Boot();
   EXPECT_EQ(session_->Init().code(), StatusCode::kFailedPrecondition);
