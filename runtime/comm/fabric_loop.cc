@@ -98,7 +98,7 @@ void FabricLoop::TakeRequests() {
 
 void FabricLoop::AddGroup(std::shared_ptr<GroupPort> port) {
   const GroupSpec& spec = port->spec();
-  if (Group* same = Find(spec.name, spec.generation, spec.attempt)) {
+  if (CommGroup* same = Find(spec.name, spec.generation, spec.attempt)) {
     if (same->live()) {
       const Status twice(StatusCode::kInvalidArgument,
                          StrCat("group ", spec.name, " exists already in generation ",
@@ -118,11 +118,11 @@ void FabricLoop::AddGroup(std::shared_ptr<GroupPort> port) {
     newest_attempt_ = spec.attempt;
   }
   seed_ += 0x9e3779b97f4a7c15u;
-  groups_.push_back(std::make_unique<Group>(std::move(port), context_, seed_));
+  groups_.push_back(std::make_unique<CommGroup>(std::move(port), context_, seed_));
 }
 
 void FabricLoop::RemoveDone() {
-  std::erase_if(groups_, [&](const std::unique_ptr<Group>& group) {
+  std::erase_if(groups_, [&](const std::unique_ptr<CommGroup>& group) {
     if (!group->done()) return false;
     const GroupSpec& spec = group->spec();
     if (departed_.size() >= kMaxDeparted) departed_.pop_front();
@@ -142,7 +142,8 @@ void FabricLoop::RunCompletions() {
   }
 }
 
-Group* FabricLoop::Find(const std::string& name, std::uint64_t generation, std::uint64_t attempt) {
+CommGroup* FabricLoop::Find(const std::string& name, std::uint64_t generation,
+                            std::uint64_t attempt) {
   for (const auto& group : groups_) {
     const GroupSpec& spec = group->spec();
     if (!group->done() && spec.name == name && spec.generation == generation &&
@@ -153,7 +154,7 @@ Group* FabricLoop::Find(const std::string& name, std::uint64_t generation, std::
 }
 
 Routing FabricLoop::Route(const Hello& hello, FileDescriptor& socket) {
-  if (Group* group = Find(hello.group, hello.generation, hello.attempt)) {
+  if (CommGroup* group = Find(hello.group, hello.generation, hello.attempt)) {
     if (SameSecret(group->spec().secret, hello.secret)) return group->Adopt(hello, socket);
     RESILIENT_LOG(kWarn, "closed a connection that says it is rank ", hello.from, " of group ",
                   hello.group, ": its secret is not the one of this job");

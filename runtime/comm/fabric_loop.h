@@ -44,7 +44,7 @@ class FabricLoop final : private HelloRouter {
   void RunCompletions();
   bool Turn();
   void Wait(bool busy);
-  Group* Find(const std::string& name, std::uint64_t generation, std::uint64_t attempt);
+  CommGroup* Find(const std::string& name, std::uint64_t generation, std::uint64_t attempt);
 
   // Constant.
   const std::shared_ptr<Doorbell> doorbell_;
@@ -53,7 +53,7 @@ class FabricLoop final : private HelloRouter {
   LoopContext context_;
   std::uint64_t seed_;
   Switchboard switchboard_;
-  std::vector<std::unique_ptr<Group>> groups_;
+  std::vector<std::unique_ptr<CommGroup>> groups_;
   std::deque<Departed> departed_;
   std::uint64_t newest_generation_ = 0;
   std::uint64_t newest_attempt_ = 0;

@@ -28,7 +28,7 @@ bool SendReply(const FileDescriptor& socket, HelloVerdict verdict) {
 
 }  // namespace
 
-Group::Group(std::shared_ptr<GroupPort> port, LoopContext& context, std::uint64_t seed)
+CommGroup::CommGroup(std::shared_ptr<GroupPort> port, LoopContext& context, std::uint64_t seed)
     : port_(std::move(port)),
       spec_(port_->spec()),
       context_(context),
@@ -40,7 +40,7 @@ Group::Group(std::shared_ptr<GroupPort> port, LoopContext& context, std::uint64_
   UpdateConnected();
 }
 
-std::unique_ptr<Connector> Group::MakeConnector(int peer, Lane lane) {
+std::unique_ptr<Connector> CommGroup::MakeConnector(int peer, Lane lane) {
   const Hello hello{.generation = spec_.generation,
                     .attempt = spec_.attempt,
                     .from = spec_.rank,
@@ -55,14 +55,14 @@ std::unique_ptr<Connector> Group::MakeConnector(int peer, Lane lane) {
                                      EncodeHello(hello), seed);
 }
 
-MessageLink* Group::AddLink(int peer, Lane lane, std::unique_ptr<MessageLink>& slot,
-                            FileDescriptor socket) {
+MessageLink* CommGroup::AddLink(int peer, Lane lane, std::unique_ptr<MessageLink>& slot,
+                                FileDescriptor socket) {
   slot = std::make_unique<MessageLink>(MakeTcpStream(std::move(socket)),
                                        static_cast<LinkListener&>(*this), peer, lane);
   return slot.get();
 }
 
-void Group::UpdateConnected() {
+void CommGroup::UpdateConnected() {
   if (state_ != State::kLive || connected_) return;
   bool all = true;
   resolved_ = true;
@@ -76,7 +76,7 @@ void Group::UpdateConnected() {
   context_.events.OnConnected(spec_.name, spec_.generation);
 }
 
-void Group::TakeMail() {
+void CommGroup::TakeMail() {
   if (state_ == State::kDone) return;
   GroupPort::Mail mail = port_->Take();
   for (SubmittedOp& op : mail.ops) {
@@ -93,7 +93,7 @@ void Group::TakeMail() {
   if (state_ != State::kLive) CompleteCollectives(end_status_);
 }
 
-bool Group::Pump() {
+bool CommGroup::Pump() {
   if (state_ == State::kDone) return false;
   for (int turn = 0; turn < kTurns; ++turn) {
     bool moved = false;
@@ -117,7 +117,7 @@ bool Group::Pump() {
   return true;
 }
 
-void Group::AddInterest(std::vector<PollEntry>& entries, std::vector<Watch>& watches) {
+void CommGroup::AddInterest(std::vector<PollEntry>& entries, std::vector<Watch>& watches) {
   for (Peer& peer : peers_) {
     for (auto* connector : {&peer.connector, &peer.outbound_connector}) {
       if (*connector != nullptr && (*connector)->done()) connector->reset();
@@ -133,7 +133,7 @@ void Group::AddInterest(std::vector<PollEntry>& entries, std::vector<Watch>& wat
   });
 }
 
-Instant Group::NextTime() const {
+Instant CommGroup::NextTime() const {
   if (state_ == State::kDone) return kNever;
   Instant next = linger_until_;
   for (const Peer& peer : peers_) {
@@ -144,7 +144,7 @@ Instant Group::NextTime() const {
   return next;
 }
 
-void Group::OnTime() {
+void CommGroup::OnTime() {
   if (state_ == State::kDone) return;
   for (Peer& peer : peers_) {
     for (auto* connector : {&peer.connector, &peer.outbound_connector}) {
@@ -169,7 +169,7 @@ void Group::OnTime() {
   CloseEverything();
 }
 
-Routing Group::Adopt(const Hello& hello, FileDescriptor& socket) {
+Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
   if (hello.to != spec_.rank || hello.from >= port_->size()) return Routing::kRefuse;
   if (state_ != State::kLive) {
     SendReply(socket, HelloVerdict::kLeft);
@@ -189,7 +189,7 @@ Routing Group::Adopt(const Hello& hello, FileDescriptor& socket) {
   return Routing::kTaken;
 }
 
-void Group::OnConnected(Connector& connector, FileDescriptor socket) {
+void CommGroup::OnConnected(Connector& connector, FileDescriptor socket) {
   const int rank = connector.peer();
   Peer& peer = PeerAt(rank);
   if (&connector == peer.outbound_connector.get()) {
@@ -202,7 +202,7 @@ void Group::OnConnected(Connector& connector, FileDescriptor socket) {
   SayGoodbye(*link, nullptr);
 }
 
-void Group::OnPeerLeft(Connector& connector) {
+void CommGroup::OnPeerLeft(Connector& connector) {
   const int rank = connector.peer();
   if (state_ != State::kLive) return;
   Peer& peer = PeerAt(rank);
@@ -214,7 +214,7 @@ void Group::OnPeerLeft(Connector& connector) {
   UpdateConnected();
 }
 
-void Group::OnAttemptFailed(Connector& connector, const Status& why) {
+void CommGroup::OnAttemptFailed(Connector& connector, const Status& why) {
   Peer& peer = PeerAt(connector.peer());
   if (state_ != State::kLive || context_.now < peer.next_attempt_report) return;
   peer.next_attempt_report = context_.now + kAttemptReportInterval;
@@ -224,12 +224,12 @@ void Group::OnAttemptFailed(Connector& connector, const Status& why) {
       Status(why.code(), StrCat("no link to ", NameOf(member), " yet: ", why.message())));
 }
 
-void Group::OpenOutbound(int peer) {
+void CommGroup::OpenOutbound(int peer) {
   if (PeerAt(peer).outbound_connector == nullptr)
     PeerAt(peer).outbound_connector = MakeConnector(peer, Lane::kPointToPoint);
 }
 
-void Group::ReportLost(int peer, const Status& why) {
+void CommGroup::ReportLost(int peer, const Status& why) {
   if (PeerAt(peer).lost_told) return;
   PeerAt(peer).lost_told = true;
   const GroupMember& member = spec_.members[static_cast<std::size_t>(peer)];
@@ -239,7 +239,7 @@ void Group::ReportLost(int peer, const Status& why) {
       Status(StatusCode::kCommFailed, StrCat("the link to ", NameOf(member), " broke: ", how)));
 }
 
-void Group::OnEnd(MessageLink& link, const Status& why) {
+void CommGroup::OnEnd(MessageLink& link, const Status& why) {
   if (state_ != State::kLive) return;
   const int peer = link.peer();
   if (why.code() == StatusCode::kProtocol) {
@@ -261,21 +261,21 @@ void Group::OnEnd(MessageLink& link, const Status& why) {
   link.Kill();
 }
 
-void Group::OnEndAhead(MessageLink& link, const std::optional<MessageHeader>& goodbye) {
+void CommGroup::OnEndAhead(MessageLink& link, const std::optional<MessageHeader>& goodbye) {
   if (state_ != State::kLive) return;
   // Collectives learn of it in their turn, behind what was sent before.
   if (goodbye) return point_to_point_.OnLeft(link.peer(), goodbye->count);
   if (!point_to_point_.HasLeft(link.peer())) ReportLost(link.peer(), Status::Ok());
 }
 
-void Group::OnGoodbye(MessageLink& link, std::uint64_t announced) {
+void CommGroup::OnGoodbye(MessageLink& link, std::uint64_t announced) {
   const int peer = link.peer();
   if (link.lane() == Lane::kCollective && PeerAt(peer).end.ok())
     PeerAt(peer).end = PeerLeft(spec_, peer, "", 0);
   point_to_point_.OnLeft(peer, announced);
 }
 
-void Group::OnFault(int peer, const std::string& text) {
+void CommGroup::OnFault(int peer, const std::string& text) {
   const std::optional<Status> fault = DecodeFault(text);
   if (!fault) {
     RESILIENT_LOG(kWarn, "dropped an unreadable failure report of rank ", peer, " of group ",
@@ -289,24 +289,24 @@ void Group::OnFault(int peer, const std::string& text) {
   FailCommunicator(*fault);
 }
 
-void Group::Finish(SubmittedOp op, const Status& status) {
+void CommGroup::Finish(SubmittedOp op, const Status& status) {
   context_.finished.push_back({.port = port_, .done = std::move(op.done), .status = status});
 }
 
-void Group::OnSendRecvMismatch(const Status& mismatch) { FailCommunicator(mismatch); }
+void CommGroup::OnSendRecvMismatch(const Status& mismatch) { FailCommunicator(mismatch); }
 
-void Group::FailCommunicator(const Status& status) {
+void CommGroup::FailCommunicator(const Status& status) {
   if (state_ != State::kLive) return;
   BeginLinger(status, &status);
   if (status.code() == StatusCode::kMismatch)
     context_.events.OnMismatch(spec_.name, spec_.generation, status);
 }
 
-void Group::Leave(const Status& status) {
+void CommGroup::Leave(const Status& status) {
   if (state_ == State::kLive) BeginLinger(status, nullptr);
 }
 
-void Group::BeginLinger(const Status& status, const Status* fault) {
+void CommGroup::BeginLinger(const Status& status, const Status* fault) {
   state_ = State::kLingering;
   end_status_ = status;
   for (SubmittedOp& op : port_->Close(status)) pending_.push_back(std::move(op));
@@ -321,7 +321,7 @@ void Group::BeginLinger(const Status& status, const Status* fault) {
   linger_until_ = context_.clock.Now() + kLinger;
 }
 
-void Group::TakeSocketsEarly() {
+void CommGroup::TakeSocketsEarly() {
   for (Peer& peer : peers_) {
     if (peer.connector == nullptr || peer.connector->done()) continue;
     FileDescriptor early = peer.connector->TakeSocketEarly();
@@ -330,7 +330,7 @@ void Group::TakeSocketsEarly() {
   }
 }
 
-void Group::SayGoodbye(MessageLink& link, const Status* fault) {
+void CommGroup::SayGoodbye(MessageLink& link, const Status* fault) {
   if (fault != nullptr && link.lane() == Lane::kCollective) {
     MessageHeader header;
     header.type = MessageType::kFault;
@@ -346,7 +346,7 @@ void Group::SayGoodbye(MessageLink& link, const Status* fault) {
   link.Resume();  // From now on everything is read and dropped.
 }
 
-void Group::End(const Status& cause) {
+void CommGroup::End(const Status& cause) {
   if (state_ == State::kDone) return;
   CloseEverything();
   end_status_ = cause;
@@ -355,7 +355,7 @@ void Group::End(const Status& cause) {
   point_to_point_.FailAll(cause);
 }
 
-void Group::CloseEverything() {
+void CommGroup::CloseEverything() {
   ForEachLink([](MessageLink& link) { link.Kill(); });
   for (Peer& peer : peers_) {
     if (peer.connector != nullptr) peer.connector->Cancel();

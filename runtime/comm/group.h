@@ -38,12 +38,12 @@ struct Watch {
 // point-to-point operations, and its end. Live until an abort (everything is closed at once) or a
 // leave or failure (the peers are told, then the links linger until what was sent has arrived).
 // Owner: the loop. Thread: loop-confined.
-class Group final : private LinkListener,
-                    private ConnectorListener,
-                    private CollectiveHost,
-                    private PointToPointHost {
+class CommGroup final : private LinkListener,
+                        private ConnectorListener,
+                        private CollectiveHost,
+                        private PointToPointHost {
  public:
-  Group(std::shared_ptr<GroupPort> port, LoopContext& context, std::uint64_t seed);
+  CommGroup(std::shared_ptr<GroupPort> port, LoopContext& context, std::uint64_t seed);
 
   const GroupSpec& spec() const { return spec_; }
   bool live() const { return state_ == State::kLive; }

@@ -5,7 +5,7 @@
 #include "runtime/comm/group.h"
 #include "runtime/comm/mismatch.h"
 
-// The part of Group that runs collectives and takes the messages of its links.
+// The part of CommGroup that runs collectives and takes the messages of its links.
 
 namespace resilient {
 namespace {
@@ -16,7 +16,7 @@ constexpr std::uint64_t kToken = 1;
 
 }  // namespace
 
-bool Group::StartNext() {
+bool CommGroup::StartNext() {
   if (current_ != nullptr || pending_.empty()) return false;
   if (!collective_failure_.ok()) {
     CompleteCollectives(collective_failure_);
@@ -36,7 +36,7 @@ bool Group::StartNext() {
   return true;
 }
 
-bool Group::CompleteCurrent() {
+bool CommGroup::CompleteCurrent() {
   if (current_ == nullptr || !current_->Done()) return false;
   current_.reset();
   history_.push_back(std::move(current_header_));
@@ -45,7 +45,7 @@ bool Group::CompleteCurrent() {
   return true;
 }
 
-void Group::CheckEnds() {
+void CommGroup::CheckEnds() {
   if (current_ == nullptr || current_->Done()) return;
   for (int peer = 0; peer < port_->size(); ++peer) {
     const Status& end = PeerAt(peer).end;
@@ -56,7 +56,7 @@ void Group::CheckEnds() {
   }
 }
 
-void Group::FailCollectives(const Status& status) {
+void CommGroup::FailCollectives(const Status& status) {
   collective_failure_ = status;
   CompleteCollectives(status);
   // The others wait for parts that will never come from here.
@@ -71,7 +71,7 @@ void Group::FailCollectives(const Status& status) {
   }
 }
 
-void Group::CompleteCollectives(const Status& status) {
+void CommGroup::CompleteCollectives(const Status& status) {
   for (Peer& peer : peers_) {
     if (peer.link == nullptr || peer.link->dead()) continue;
     peer.link->DetachSends();
@@ -84,7 +84,7 @@ void Group::CompleteCollectives(const Status& status) {
   for (SubmittedOp& op : std::exchange(pending_, {})) Finish(std::move(op), status);
 }
 
-void Group::SendPart(int peer, std::uint8_t phase, std::span<const std::byte> payload) {
+void CommGroup::SendPart(int peer, std::uint8_t phase, std::span<const std::byte> payload) {
   MessageLink* link = PeerAt(peer).link.get();
   if (link == nullptr) return;  // It has left; CheckEnds fails the operation.
   MessageHeader header = current_header_;
@@ -93,7 +93,7 @@ void Group::SendPart(int peer, std::uint8_t phase, std::span<const std::byte> pa
   link->Send(header, payload, kToken);
 }
 
-void Group::SendNote(int peer) {
+void CommGroup::SendNote(int peer) {
   MessageLink* link = PeerAt(peer).link.get();
   if (link == nullptr) return;
   MessageHeader header = current_header_;
@@ -101,11 +101,11 @@ void Group::SendNote(int peer) {
   link->Send(header, {}, 0);
 }
 
-void Group::SpaceFreed(int peer) {
+void CommGroup::SpaceFreed(int peer) {
   if (MessageLink* link = PeerAt(peer).link.get()) link->Resume();
 }
 
-HeaderVerdict Group::OnHeader(MessageLink& link, const MessageHeader& header) {
+HeaderVerdict CommGroup::OnHeader(MessageLink& link, const MessageHeader& header) {
   using Action = HeaderVerdict::Action;
   if (state_ != State::kLive) return {};
   switch (header.type) {
@@ -126,7 +126,7 @@ HeaderVerdict Group::OnHeader(MessageLink& link, const MessageHeader& header) {
   return {.action = Action::kInvalid};
 }
 
-HeaderVerdict Group::OnCollectiveHeader(int peer, const MessageHeader& header) {
+HeaderVerdict CommGroup::OnCollectiveHeader(int peer, const MessageHeader& header) {
   using Action = HeaderVerdict::Action;
   if (!collective_failure_.ok()) return {};
   if (header.seq > started_) {
@@ -157,7 +157,7 @@ HeaderVerdict Group::OnCollectiveHeader(int peer, const MessageHeader& header) {
   return {.action = Action::kTake, .sink = current_->Accept(peer)};
 }
 
-void Group::OnMessage(MessageLink& link, const MessageHeader& header) {
+void CommGroup::OnMessage(MessageLink& link, const MessageHeader& header) {
   if (state_ != State::kLive) return;
   switch (header.type) {
     case MessageType::kGoodbye:
@@ -173,7 +173,7 @@ void Group::OnMessage(MessageLink& link, const MessageHeader& header) {
   }
 }
 
-void Group::OnSent(MessageLink& link, std::uint64_t /*token*/) {
+void CommGroup::OnSent(MessageLink& link, std::uint64_t /*token*/) {
   if (state_ != State::kLive) return;
   if (link.lane() == Lane::kPointToPoint) return point_to_point_.OnSent(link.peer());
   if (current_ != nullptr) current_->OnSent(link.peer());
