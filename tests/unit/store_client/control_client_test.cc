@@ -232,6 +232,10 @@ TEST_F(ControlClientTest, PausedProcess_BeatsFirstAndKeepsItsConnection) {
   ASSERT_TRUE(line_->ReadOp<HeartbeatOp>());
   // Long enough to take the server for silent, had this process been running meanwhile.
   clock_.Jump(std::chrono::seconds(1000));
+  // The turn that the jump fell into may have read the clock before it; the next one has not.
+  auto turned = std::make_shared<std::promise<void>>();
+  ASSERT_TRUE(rendezvous->Post([turned] { turned->set_value(); }));
+  ASSERT_EQ(turned->get_future().wait_for(kPatience), std::future_status::ready);
   rendezvous->Ready(3);
   std::optional<Request> first = line_->Read();
   ASSERT_TRUE(first);
