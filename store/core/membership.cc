@@ -71,7 +71,12 @@ Status Membership::Leave(SessionId session, Moment moment, MembershipEffects& ef
         std::any_of(participants_.begin(), participants_.end(), [who](const auto& entry) {
           return entry.second.Active() && entry.second.hello.incarnation == who->hello.incarnation;
         });
-    effects.stop_listening = effects.stop_listening || !another;
+    // Who has joined the next round already counts on meeting the host here.
+    const bool awaited = std::any_of(worlds_.begin(), worlds_.end(), [](const auto& entry) {
+      return entry.second.phase == Phase::kForming && entry.second.joined > 0;
+    });
+    host_left_ = host_left_ || (!another && !awaited);
+    effects.stop_listening = effects.stop_listening || host_left_;
   }
   return {};
 }

@@ -201,6 +201,7 @@ class Membership {
   std::uint64_t generation_;
   std::uint64_t pings_ = 0;
   bool ended_well_ = true;
+  bool host_left_ = false;                 // The store listens no more: no world begins here.
   std::size_t active_ = 0;                 // Participants with a lease.
   std::map<std::uint64_t, World> worlds_;  // By round, of this life.
   std::unordered_map<SessionId, Participant> participants_;

@@ -99,6 +99,14 @@ void Membership::Place(Participant& who, Moment moment, MembershipEffects& effec
                              " worlds at one time, the most that the store keeps"),
                   effects);
   }
+  if (host_left_) {
+    // The host would look for its peers at a server of its own: whoever waited here waited alone.
+    return Refuse(who,
+                  Status(StatusCode::kStoreLost,
+                         "the process that hosts this store has left, and the store takes no new "
+                         "world; look for the store of the next one"),
+                  effects);
+  }
   TakeSeat(NewWorld(who, moment, effects), who, moment, effects);
 }
 

@@ -41,9 +41,8 @@ Result<c10::intrusive_ptr<ResilientStore>> ResilientStore::Standalone(
   static const SystemClock clock;  // The client outlives this call; a clock has no state.
   std::optional<Result<std::shared_ptr<store::Client>>> client;
   const InterruptCheck interrupt = [host] { return host->Interrupted(); };
-  host->WithoutLock([&] {
-    client.emplace(store::Connect(std::move(options), interrupt, clock, DeadlineOf(timeout)));
-  });
+  host->WithoutLock(
+      [&] { client.emplace(store::Connect(options, interrupt, clock, DeadlineOf(timeout))); });
   if (!client->ok()) return client->status();
   return c10::make_intrusive<ResilientStore>(std::move(*client).value(), nullptr, std::move(host),
                                              timeout);

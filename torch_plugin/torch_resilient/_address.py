@@ -22,11 +22,12 @@ _KEY = "resilient/store/"
 
 @dataclass
 class Endpoint:
-    """Where the store is. `spawned`: by this process."""
+    """Where the store is. `spawned`: by this process. `given`: by the user, not found."""
 
     addresses: list
     server_id: str = ""
     spawned: bool = False
+    given: bool = False
 
 
 @dataclass
@@ -53,7 +54,7 @@ def given(text):
         raise _errors.ConfigError(
             f"the address of the store is malformed: {error}; write host:port[,host:port]"
         ) from None
-    return Endpoint(addresses)
+    return Endpoint(addresses, given=True)
 
 
 def from_url(url):

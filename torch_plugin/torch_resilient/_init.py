@@ -17,6 +17,7 @@ from torch_resilient import _address, _errors, _native, _server, _worlds
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 SUPERVISED_VARIABLE = "RESILIENT_SUPERVISED"  # Set by resilient-run: how we end will be reported.
 _INTERNAL = (SUPERVISED_VARIABLE,)
+_STORE_IS_ENDING = ("STORE_LOST", "JOB")  # JOB: another server has the address by now.
 _LEVELS = ("debug", "info", "warn", "error")
 
 _warned = set()
@@ -35,9 +36,8 @@ def init_process_group(original, *args, **kwargs):
     timeout = arguments["timeout"] or DEFAULT_TIMEOUT
     started = time.monotonic()
     native.set_log(settings["log"], f"rank {rank}")
-    world = _open_world(native, arguments, settings, rank, world_size, timeout, started)
+    world = _joined_world(native, arguments, settings, rank, world_size, timeout, started)
     try:
-        world.session.init()
         world.store = world.session.store(timeout)
         arguments.update(
             store=world.store,
@@ -53,6 +53,22 @@ def init_process_group(original, *args, **kwargs):
     world.process_group = c10d._world.default_pg
     _worlds.registry.add(world)
     _worlds.claim_ownership()
+
+
+def _joined_world(native, arguments, settings, rank, world_size, timeout, started):
+    """A world whose session has joined. A store that was found may be ending, because its host has
+    just left the world before: then the one of the next world is looked for."""
+    while True:
+        world = _open_world(native, arguments, settings, rank, world_size, timeout, started)
+        try:
+            world.session.init()
+            return world
+        except BaseException as error:
+            world.close()
+            code = getattr(error, "code", "")
+            over = time.monotonic() > started + timeout.total_seconds()
+            if world.store_given or over or code not in _STORE_IS_ENDING:
+                raise
 
 
 def create_backend(options, backend_options):
@@ -191,7 +207,9 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         hosts_store=endpoint.spawned,
         bind_address=_bind_address(endpoint.addresses[0]),
     )
-    return _worlds.World(session, rank, world_size, job, endpoint.addresses, settings)
+    return _worlds.World(
+        session, rank, world_size, job, endpoint.addresses, settings, endpoint.given
+    )
 
 
 def _find_store(arguments, settings, environment, search, timeout):

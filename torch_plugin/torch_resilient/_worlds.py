@@ -19,6 +19,7 @@ class World:
     job: str
     addresses: list
     settings: dict
+    store_given: bool
     process_group: Any = None
     store: Any = None
     pid: int = field(default_factory=os.getpid)

@@ -574,6 +574,36 @@ TEST_F(CoreMembership, HostOfTheStore_StopsListeningWithItsLastWorld) {
   EXPECT_TRUE(stop_listening_);
 }
 
+TEST_F(CoreMembership, HostLeaves_NextWorldBeginsElsewhere) {
+  Hello host = HelloOf(0, Role::kControl, "a");
+  host.hosts_store = true;
+  const ConnectionId hosting = Open(host);
+  const ConnectionId other = OpenControl(1);
+  Send(hosting, JoinOp{JoinOf(0, 2)});
+  Send(other, JoinOp{JoinOf(1, 2)});
+  const ConnectionId early = Open(HelloOf(1, Role::kControl, "next"));
+  Send(hosting, LeaveOp{});
+  EXPECT_TRUE(stop_listening_);
+  Send(other, LeaveOp{});
+  Send(early, JoinOp{JoinOf(1, 2)});
+  const auto refused = Take<JoinRefusedEvent>(early);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->why.code(), StatusCode::kStoreLost);
+}
+
+TEST_F(CoreMembership, HostLeavesLast_IsAwaitedByTheNextWorld) {
+  Hello host = HelloOf(0, Role::kControl, "a");
+  host.hosts_store = true;
+  const ConnectionId hosting = Open(host);
+  const ConnectionId other = OpenControl(1);
+  Send(hosting, JoinOp{JoinOf(0, 2)});
+  Send(other, JoinOp{JoinOf(1, 2)});
+  Send(other, LeaveOp{});
+  Send(Open(HelloOf(1, Role::kControl, "next")), JoinOp{JoinOf(1, 2)});
+  Send(hosting, LeaveOp{});
+  EXPECT_FALSE(stop_listening_);
+}
+
 TEST_F(CoreMembership, Status_ShowsWorldsAndMembers) {
   Run(2);
   const std::string status = core_->StatusJson(now_);
