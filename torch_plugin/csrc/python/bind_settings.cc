@@ -41,8 +41,8 @@ std::string ProbeStore(PythonHost& host, const std::string& address, const std::
   options.expected_server = expected_server;
   const py::gil_scoped_release unlocked;
   auto client = ValueOrThrow(host, store::Connect(
-                                       std::move(options), [&host] { return host.Interrupted(); },
-                                       clock, Deadline::After(clock.Now(), FromSeconds(timeout))));
+                                       options, [&host] { return host.Interrupted(); }, clock,
+                                       Deadline::After(clock.Now(), FromSeconds(timeout))));
   std::string server = client->server_id();
   client->Close();
   return server;
