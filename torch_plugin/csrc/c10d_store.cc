@@ -37,7 +37,8 @@ Deadline DeadlineOf(std::chrono::milliseconds timeout) {
 }  // namespace
 
 Result<c10::intrusive_ptr<ResilientStore>> ResilientStore::Standalone(
-    store::ConnectOptions options, std::chrono::milliseconds timeout, std::shared_ptr<Host> host) {
+    const store::ConnectOptions& options, std::chrono::milliseconds timeout,
+    std::shared_ptr<Host> host) {
   static const SystemClock clock;  // The client outlives this call; a clock has no state.
   std::optional<Result<std::shared_ptr<store::Client>>> client;
   const InterruptCheck interrupt = [host] { return host->Interrupted(); };

@@ -23,7 +23,7 @@ namespace resilient::plugin {
 class ResilientStore final : public c10d::Store {
  public:
   // Connects. Blocks.
-  static Result<c10::intrusive_ptr<ResilientStore>> Standalone(store::ConnectOptions options,
+  static Result<c10::intrusive_ptr<ResilientStore>> Standalone(const store::ConnectOptions& options,
                                                                std::chrono::milliseconds timeout,
                                                                std::shared_ptr<Host> host);
   // kFailedPrecondition before the session's Init.

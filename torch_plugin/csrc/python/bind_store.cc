@@ -24,8 +24,7 @@ void RegisterStore(py::module_& m, const std::shared_ptr<PythonHost>& host) {
              options.addresses = std::move(addresses);
              options.job = std::move(job);
              const py::gil_scoped_release unlocked;
-             return ValueOrThrow(*host,
-                                 ResilientStore::Standalone(std::move(options), timeout, host));
+             return ValueOrThrow(*host, ResilientStore::Standalone(options, timeout, host));
            }),
            py::arg("addresses"), py::arg("job"), py::arg("timeout"))
       .def_property_readonly("session", [](const ResilientStore& self) { return self.context(); })
