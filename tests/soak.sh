@@ -1,14 +1,27 @@
 #!/usr/bin/env bash
-# Counts of hundreds, run once per part: tests/soak.sh PYTHON
-#   20 demos, each rank killed in turn at a random time; 50 timed kills; the pytest cases marked "soak".
-set -euo pipefail
+# Counts of hundreds, run once per part: tests/soak.sh PYTHON [RESULT.json]
+#   20 demos, each rank killed in turn at a random time; 50 timed kills; the pytest cases marked "soak"; the C++
+#   tests with threads delayed at random (tests/support/schedule_perturbation.cc). Goes on after a failure; ends with 1.
+set -uo pipefail
 cd "$(dirname "$0")/.."
-python="$1"
-runs="${RESILIENT_SOAK_RUNS:-20}"
+python="$1" result="${2:-benchmarks/results/soak.json}"
+runs="${RESILIENT_SOAK_RUNS:-20}" seeds="${RESILIENT_SOAK_SEEDS:-20}"
+demos=0 timed=false cases=false perturbed=0 started=$SECONDS
 
 for run in $(seq 1 "$runs"); do
   echo "== demo $run of $runs (seed $run, kills rank $((run % 4)))"
-  "$python" docs/examples/demo.py --kill-rank "$((run % 4))" --seed "$run"
+  "$python" docs/examples/demo.py --kill-rank "$((run % 4))" --seed "$run" && demos=$((demos + 1))
 done
-"$python" benchmarks/detect_bench.py --tries 50 --out benchmarks/results/detect.json
-"$python" -m pytest -q tests -m soak
+echo "== timed kills"
+"$python" benchmarks/detect_bench.py --tries 50 --out benchmarks/results/detect.json && timed=true
+echo "== cases marked soak"
+"$python" -m pytest -q tests -m soak && cases=true
+for seed in $(seq 1 "$seeds"); do
+  echo "== C++ tests, threads delayed, seed $seed of $seeds"
+  PERTURB_SEED=$seed LD_PRELOAD=$PWD/build/tests/libschedule_perturbation.so \
+    ctest --test-dir build -L 'unit|sim|ranks' -j 2 --output-on-failure && perturbed=$((perturbed + 1))
+done
+
+printf '{"demos_equal": [%d, %d], "timed_kills": %s, "soak_cases": %s, "perturbed_seeds": [%d, %d], "seconds": %d}\n' \
+  "$demos" "$runs" "$timed" "$cases" "$perturbed" "$seeds" "$((SECONDS - started))" | tee "$result"
+[ "$demos" -eq "$runs" ] && [ "$perturbed" -eq "$seeds" ] && $timed && $cases

@@ -33,9 +33,16 @@ enum class Form {
   kOwner,
 };
 
+enum class Effect {
+  kYes,
+  kNone,     // Accepted with a warning: the job runs as without it.
+  kRefused,  // An error: to run without it would be less safe than the user believes.
+};
+
 struct Known {
   std::string_view name;
   Form form;
+  Effect effect = Effect::kYes;
   // For durations, in seconds.
   int floor_s = 0;
 };
@@ -46,26 +53,27 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_JOB", Form::kText},
     Known{"RESILIENT_BIND", Form::kText},
     Known{"RESILIENT_LINGER", Form::kDuration},
-    Known{"RESILIENT_TOKEN_FILE", Form::kText},
-    Known{"RESILIENT_TLS_CERT", Form::kText},
-    Known{"RESILIENT_TLS_KEY", Form::kText},
-    Known{"RESILIENT_TLS_CA", Form::kText},
-    Known{"RESILIENT_TAKE_OVER", Form::kText},
-    Known{"RESILIENT_LEASE_TTL", Form::kDuration, 1},
-    Known{"RESILIENT_BUDGET", Form::kDuration, 1},
+    Known{"RESILIENT_TOKEN_FILE", Form::kText, Effect::kRefused},
+    Known{"RESILIENT_TLS_CERT", Form::kText, Effect::kRefused},
+    Known{"RESILIENT_TLS_KEY", Form::kText, Effect::kRefused},
+    Known{"RESILIENT_TLS_CA", Form::kText, Effect::kRefused},
+    Known{"RESILIENT_TAKE_OVER", Form::kText, Effect::kNone},
+    Known{"RESILIENT_LEASE_TTL", Form::kDuration, Effect::kYes, 1},
+    Known{"RESILIENT_BUDGET", Form::kDuration, Effect::kYes, 1},
     Known{"RESILIENT_SEAT_WAIT", Form::kDuration},
-    Known{"RESILIENT_HEAL", Form::kHeal},
-    Known{"RESILIENT_TIMEOUT_POLICY", Form::kPolicy},
-    Known{"RESILIENT_OP_DEADLINE", Form::kDuration, 1},
-    Known{"RESILIENT_STALL", Form::kDuration, 1},
-    Known{"RESILIENT_WAIT_LOG", Form::kDuration, 1},
-    Known{"RESILIENT_REPLAY", Form::kSwitch},
-    Known{"RESILIENT_ALLOW_SHARED_GPU", Form::kSwitch},
-    Known{"RESILIENT_SOCKET_IFNAME", Form::kText},
-    Known{"RESILIENT_SHM_LIMIT", Form::kText},
+    Known{"RESILIENT_HEAL", Form::kHeal, Effect::kNone},
+    Known{"RESILIENT_TIMEOUT_POLICY", Form::kPolicy, Effect::kNone},
+    Known{"RESILIENT_OP_DEADLINE", Form::kDuration, Effect::kNone, 1},
+    Known{"RESILIENT_STALL", Form::kDuration, Effect::kNone, 1},
+    Known{"RESILIENT_WAIT_LOG", Form::kDuration, Effect::kNone, 1},
+    Known{"RESILIENT_REPLAY", Form::kSwitch, Effect::kNone},
+    Known{"RESILIENT_ALLOW_SHARED_GPU", Form::kSwitch, Effect::kNone},
+    Known{"RESILIENT_SOCKET_IFNAME", Form::kText, Effect::kNone},
+    Known{"RESILIENT_SHM_LIMIT", Form::kText, Effect::kNone},
     Known{"RESILIENT_LOG", Form::kLog},
     Known{"RESILIENT_OWNER", Form::kOwner},
-    Known{"RESILIENT_FAKE_DEVICES", Form::kText},
+    Known{"RESILIENT_SUPERVISED", Form::kSwitch},
+    Known{"RESILIENT_FAKE_DEVICES", Form::kText, Effect::kNone},
 };
 
 const Known* FindKnown(std::string_view name) {
@@ -200,21 +208,28 @@ bool IsWildcard(std::string_view address) {
          address.starts_with("*:");
 }
 
-Status CheckTogether(const Values& values) {
-  const auto has = [&](std::string_view name) { return values.contains(name); };
-  if (has("RESILIENT_TLS_CERT") != has("RESILIENT_TLS_KEY")) {
-    const bool cert = has("RESILIENT_TLS_CERT");
-    return {StatusCode::kSetting,
-            StrCat(cert ? "RESILIENT_TLS_CERT" : "RESILIENT_TLS_KEY", " is set without ",
-                   cert ? "RESILIENT_TLS_KEY" : "RESILIENT_TLS_CERT",
-                   ": a certificate and its key work together only; set both or neither")};
-  }
+Status CheckBind(const Values& values) {
   const auto bind = values.find("RESILIENT_BIND");
-  if (bind != values.end() && IsWildcard(bind->second) && !has("RESILIENT_TOKEN_FILE")) {
-    return {StatusCode::kSetting,
-            StrCat("RESILIENT_BIND=\"", bind->second,
-                   "\" would open the store to every network of this host without a token: set "
-                   "RESILIENT_TOKEN_FILE, or bind to one address")};
+  if (bind == values.end() || !IsWildcard(bind->second)) return {};
+  return {StatusCode::kSetting,
+          StrCat("RESILIENT_BIND=\"", bind->second,
+                 "\" would open the store to every network of this host: bind to one address")};
+}
+
+// What asking for something that this version does not do leads to.
+Status CheckEffect(const Known& known, std::string_view value, std::vector<std::string>* warnings) {
+  switch (known.effect) {
+    case Effect::kYes:
+      break;
+    case Effect::kNone:
+      if (value == "0" || value == "explicit" || value == "liveness") break;  // What it does.
+      warnings->push_back(StrCat(known.name, "=\"", value,
+                                 "\" has no effect in this version: the job runs as without it"));
+      break;
+    case Effect::kRefused:
+      return {StatusCode::kSetting,
+              StrCat(known.name, " is set, but this version has no authentication: unset it, and ",
+                     "keep the store on a network where every host is trusted")};
   }
   return {};
 }
@@ -239,6 +254,9 @@ void Assign(const Values& values, Settings* settings) {
   duration("RESILIENT_SEAT_WAIT", &settings->seat_wait);
   text("RESILIENT_LOG", &settings->log);
   text("RESILIENT_OWNER", &settings->owner);
+  std::string supervised;
+  text("RESILIENT_SUPERVISED", &supervised);
+  settings->supervised = supervised == "1";
 }
 
 }  // namespace
@@ -279,9 +297,10 @@ Result<Settings> ParseSettings(
     }
     if (value.empty()) continue;  // As scripts unset a variable: "RESILIENT_STORE= python ...".
     RESILIENT_RETURN_IF_ERROR(Check(*known, value));
+    RESILIENT_RETURN_IF_ERROR(CheckEffect(*known, value, &settings.warnings));
     values[known->name] = value;
   }
-  RESILIENT_RETURN_IF_ERROR(CheckTogether(values));
+  RESILIENT_RETURN_IF_ERROR(CheckBind(values));
   Assign(values, &settings);
   return settings;
 }

@@ -37,6 +37,7 @@ ControlClient::ControlClient(const ConnectOptions& options, std::vector<HostPort
     : clock_(clock),
       interrupt_(std::move(interrupt)),
       job_(options.job),
+      found_server_(options.expected_server),
       core_(MakeHello(options, Role::kControl)),
       link_(std::move(addresses), RandomSeed()),
       outage_(StrCat("the membership line of job ", options.job), clock.Now()),
@@ -288,6 +289,15 @@ void ControlClient::TellBeginning() {
     std::lock_guard lock(mutex_);
     if (beginning_.open) return;
     beginning_ = Beginning{!server_id_.empty(), link_.refused(), link_.trouble()};
+    // It answered a moment ago: it has not yet to come, it has gone.
+    if (!found_server_.empty() && link_.tried_all() &&
+        link_.trouble().code() == StatusCode::kRefused) {
+      beginning_.refused = true;
+      beginning_.trouble =
+          Status(StatusCode::kStoreLost,
+                 StrCat("the store found at ", link_.peer(), " (server ", found_server_,
+                        ") has stopped since: ", link_.trouble().message()));
+    }
   }
   started_.Wake();
 }

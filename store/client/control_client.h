@@ -70,6 +70,7 @@ class ControlClient {
   const Clock& clock_;
   const InterruptCheck interrupt_;
   const std::string job_;
+  const std::string found_server_;  // That answered before this line began; empty: none was asked.
   // Self-synchronised.
   WakeFd wake_;     // Tasks, Close.
   WakeFd started_;  // The beginning has changed.

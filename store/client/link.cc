@@ -347,8 +347,8 @@ void StoreLink::Fail(Status why, bool refused, Instant now) {
     numeric_.clear();
     address_ = (address_ + addresses_.size() - 1) % addresses_.size();
   }
-  bool turn_over = numeric_.empty() && address_ == 0;
-  due_ = turn_over || was_open ? now + backoff_.Next() : now;
+  tried_all_ = numeric_.empty() && address_ == 0;
+  due_ = tried_all_ || was_open ? now + backoff_.Next() : now;
 }
 
 void StoreLink::Close() {

@@ -72,6 +72,8 @@ class StoreLink {
   // Set while the latest attempt met a peer that waiting does not change: another protocol, another
   // job, a refused Hello.
   bool refused() const { return refused_; }
+  // True when trouble() ended a round over all addresses, and none of them is left to try.
+  bool tried_all() const { return tried_all_; }
   // Bytes received, over all connections: tells that the peer is alive while a long message comes.
   std::uint64_t received() const { return received_; }
 
@@ -107,6 +109,7 @@ class StoreLink {
   Welcome welcome_;
   Status trouble_;
   bool refused_ = false;
+  bool tried_all_ = false;
   std::uint64_t received_ = 0;
 };
 

@@ -14,7 +14,6 @@ from torch_resilient import _api, _errors
 
 # An exception such as "connection reset" may reach the program before the fence that explains it.
 _FENCE_GRACE_SECONDS = 1.0
-_FENCE_POLL_SECONDS = 0.01
 _MAX_RESTARTS = 100  # Without a commit in between.
 _OVER_STATES = ("FENCED", "FAILED", "CLOSED")
 
@@ -83,12 +82,7 @@ class _Run:
     def _session_failure(self):
         """The session's failure, whatever exception it reached the program as; None when there is
         none or it is a bug."""
-        deadline = time.monotonic() + _FENCE_GRACE_SECONDS
-        session = self._world.session
-        cause = session.failure()
-        while cause is None and time.monotonic() < deadline:
-            time.sleep(_FENCE_POLL_SECONDS)
-            cause = session.failure()
+        cause = self._world.session.await_failure(_FENCE_GRACE_SECONDS)
         return cause if cause is not None and cause.code in _errors.RETRIED else None
 
     def _recover(self, cause):

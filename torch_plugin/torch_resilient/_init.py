@@ -15,8 +15,6 @@ from torch.distributed import distributed_c10d as c10d
 from torch_resilient import _address, _errors, _native, _server, _worlds
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
-SUPERVISED_VARIABLE = "RESILIENT_SUPERVISED"  # Set by resilient-run: how we end will be reported.
-_INTERNAL = (SUPERVISED_VARIABLE,)
 _STORE_IS_ENDING = ("STORE_LOST", "JOB")  # JOB: another server has the address by now.
 _LEVELS = ("debug", "info", "warn", "error")
 
@@ -103,11 +101,7 @@ def rendezvous(url, timeout=DEFAULT_TIMEOUT, **kwargs):
 
 def read_settings(native, environment):
     """The settings; each warning is printed once a process. ConfigError for a bad value."""
-    ours = {
-        name: value
-        for name, value in environment.items()
-        if name.startswith("RESILIENT_") and name not in _INTERNAL
-    }
+    ours = {name: value for name, value in environment.items() if name.startswith("RESILIENT_")}
     settings = native.parse_settings(ours)
     for warning in settings.get("warnings", ()):
         if warning not in _warned:
@@ -202,7 +196,7 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         budget=settings["budget"],
         seat_wait=settings["seat_wait"],
         launcher_attempt=0 if helper else launcher_attempt(environment),
-        supervised=environment.get(SUPERVISED_VARIABLE) == "1" and not helper,
+        supervised=settings["supervised"] and not helper,
         expected_server=endpoint.server_id,
         hosts_store=endpoint.spawned,
         bind_address=_bind_address(endpoint.addresses[0]),

@@ -21,14 +21,15 @@ struct Settings {
   Duration budget = std::chrono::seconds(20);    // RESILIENT_BUDGET
   Duration seat_wait = Duration::zero();         // RESILIENT_SEAT_WAIT
   std::string log = "warn";           // RESILIENT_LOG: level, "json:" prefix for structured lines
-  std::string owner;                  // RESILIENT_OWNER: internal, "pid:start" of the rank process
-  std::vector<std::string> warnings;  // Unknown names, each with the nearest known one.
+  std::string owner;        // RESILIENT_OWNER: internal, "pid:start" of the rank process
+  bool supervised = false;  // RESILIENT_SUPERVISED: internal, how this process ends is reported
+  std::vector<std::string> warnings;  // Names that are unknown or have no effect.
 };
 
 // Reads NAME -> value pairs (all of the environment). kSetting for a value that does not parse or
 // is out of range: the text names variable, value, and what is accepted ("5", "5s", "500ms",
-// "10min", "1h"). Names known to the project but not used by this build are accepted; unknown
-// RESILIENT_* names become warnings.
+// "10min", "1h"), and for authentication, which this version does not have. Unknown RESILIENT_*
+// names, and known ones that have no effect yet, become warnings.
 Result<Settings> ParseSettings(const std::vector<std::pair<std::string, std::string>>& environment);
 
 // The environment of this process. The only getenv of the library.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -21,6 +22,14 @@ namespace resilient::recovery {
 
 // How long a test waits for an event that must come; far above what any machine needs.
 constexpr std::chrono::seconds kTestBound(30);
+
+// Ends a wait that should have ended long ago, so that the test fails with a text, not by hanging.
+inline InterruptCheck GiveUpAtTestBound() {
+  return [started = std::chrono::steady_clock::now()] {
+    if (std::chrono::steady_clock::now() - started < kTestBound) return Status::Ok();
+    return Status(StatusCode::kInterrupted, "the test waited longer than its bound");
+  };
+}
 
 // Time that the test moves. Thread: thread-safe.
 class ManualClock final : public Clock {

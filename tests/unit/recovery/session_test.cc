@@ -71,7 +71,7 @@ class SessionTest : public ::testing::Test {
 
   FakeRendezvous::Script script_;
   FakeFactory::Script factory_script_;
-  SessionOptions options_{.rank = 1, .world_size = 4, .interrupt = {}};
+  SessionOptions options_{.rank = 1, .world_size = 4, .interrupt = GiveUpAtTestBound()};
   ManualClock clock_;
   std::shared_ptr<Record> record_ = std::make_shared<Record>();
   FakeRendezvous* rendezvous_ = nullptr;
@@ -568,7 +568,8 @@ TEST_F(SessionTest, GroupWhosePeerLeftTheWorld_SaysSo) {
   view.generation = 2;
   for (int rank = 0; rank < 3; ++rank) view.members.push_back({rank, "i", "host", 1, "endpoint"});
   rendezvous_->SayView(view);
-  rendezvous_->set_autopilot(true);
+  ASSERT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 2; }));
+  rendezvous_->SayRunning(2);
   ASSERT_TRUE(session_->Rebuild(Deadline::Never()).ok());
   EXPECT_EQ(Run(*pair).code(), StatusCode::kFailedPrecondition);
   EXPECT_TRUE(Run(*world_).ok());

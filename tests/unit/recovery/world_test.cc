@@ -42,6 +42,7 @@ class WorldTest : public ::testing::Test {
     SessionOptions options;
     options.rank = rank;
     options.world_size = kWorldSize;
+    options.interrupt = GiveUpAtTestBound();
     auto session = OpenSession(
         options, hub.NewLine(),
         [this](CommunicatorEvents& events) { return MakeCpuFabric({}, clock_, events); }, clock_);

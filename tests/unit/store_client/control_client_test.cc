@@ -336,6 +336,29 @@ TEST_F(ControlClientTest, Start_NothingListens_NamesTheCauseAtTheDeadline) {
   EXPECT_THAT(status.message(), HasSubstr("connection refused by " + server_.address()));
 }
 
+// Whoever found the store looks for the next one, instead of waiting here for it to come back.
+TEST_F(ControlClientTest, Start_FoundServerHasStopped_IsLostAtOnce) {
+  server_.StopListening();
+  ConnectOptions options = Options();
+  options.expected_server = "s1";
+  auto rendezvous = MakeRendezvous(options, {}, clock_);
+  Status status = rendezvous->Start(events_, In(kPatience));
+  EXPECT_EQ(status.code(), StatusCode::kStoreLost);
+  EXPECT_THAT(status.message(), HasSubstr("(server s1) has stopped"));
+}
+
+// "localhost" may resolve to ::1 first, where nobody listens.
+TEST_F(ControlClientTest, Start_FoundServerAtTheSecondAddress_IsReached) {
+  ConnectOptions options = Options();
+  ScriptedServer nobody;
+  nobody.StopListening();
+  options.addresses = {nobody.address(), server_.address()};
+  options.expected_server = "s1";
+  auto rendezvous = MakeRendezvous(options, {}, clock_);
+  StartAndGreet(*rendezvous, {.server = "s1"});
+  CloseOrderly(*rendezvous);
+}
+
 TEST_F(ControlClientTest, Start_Interrupted_ReturnsThatStatus) {
   server_.StopListening();
   auto rendezvous = MakeRendezvous(

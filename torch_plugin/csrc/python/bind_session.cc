@@ -53,12 +53,13 @@ py::object ToObject(const std::optional<Incident>& incident) {
   return fields;
 }
 
-// The first cause as an exception object, or None.
-py::object FailureObject(const PythonHost& host, SessionContext& context) {
+// The first cause as an exception object, or None when there is none within `seconds`.
+py::object FailureObject(const PythonHost& host, SessionContext& context, double seconds) {
   Status failure;
   {
     const py::gil_scoped_release unlocked;
-    failure = context.session().failure();
+    const Deadline deadline = Deadline::After(context.clock().Now(), FromSeconds(seconds));
+    failure = context.session().AwaitFailure(deadline);
   }
   if (failure.ok()) return py::none();
   PyObject* exception = host.MakeException(failure);
@@ -128,7 +129,13 @@ void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
              }
              return ToDict(membership);
            })
-      .def("failure", [host](SessionContext& self) { return FailureObject(*host, self); })
+      .def("failure", [host](SessionContext& self) { return FailureObject(*host, self, 0); })
+      .def(
+          "await_failure",
+          [host](SessionContext& self, double timeout) {
+            return FailureObject(*host, self, timeout);
+          },
+          py::arg("timeout"))
       .def("last_incident",
            [](SessionContext& self) {
              std::optional<Incident> incident;

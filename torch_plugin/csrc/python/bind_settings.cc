@@ -28,6 +28,7 @@ py::dict ToDict(const Settings& settings) {
   fields["seat_wait"] = ToSeconds(settings.seat_wait);
   fields["log"] = settings.log;
   fields["owner"] = settings.owner;
+  fields["supervised"] = settings.supervised;
   fields["warnings"] = settings.warnings;
   return fields;
 }

@@ -20,7 +20,9 @@ struct ConnectOptions {
   std::string incarnation;  // Empty: this process's (random, once).
   std::uint64_t launcher_attempt = 0;
   bool supervised = false;
-  std::string expected_server;  // Empty: any.
+  // Id of the server that was found at the address; empty: any. A membership line to one that has
+  // stopped since ends with kStoreLost instead of waiting for another to come.
+  std::string expected_server;
   bool hosts_store = false;
 };
 
