@@ -69,7 +69,7 @@ class JumpingClock final : public Clock {
   void Jump(Duration by) { ahead_ = by; }
 
  private:
-  const SystemClock clock_;
+  const SystemClock clock_{};
   std::atomic<Duration> ahead_{Duration::zero()};
 };
 
