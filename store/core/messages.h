@@ -57,6 +57,43 @@ struct DeleteOp {
   std::string key;
 };
 struct NumKeysOp {};
+struct AppendOp {
+  std::string key;
+  std::string value;
+};
+struct MultiGetOp {
+  std::vector<std::string> keys;
+  bool wait = false;
+};
+struct MultiSetOp {
+  std::vector<std::string> keys;
+  std::vector<std::string> values;  // One for each key.
+};
+struct ListKeysOp {
+  std::string prefix;
+  std::string after;  // The page begins behind this key.
+};
+struct QueuePushOp {
+  std::string key;
+  std::string value;
+};
+struct QueuePopOp {
+  std::string key;
+  bool wait = false;
+};
+struct QueueLengthOp {
+  std::string key;
+};
+struct BarrierOp {
+  std::string key;
+  std::int64_t size = 0;
+};
+struct ExchangeOp {
+  std::string key;
+  std::int64_t rank = 0;
+  std::int64_t size = 0;
+  std::string value;
+};
 struct CancelOp {
   std::uint64_t seq = 0;
 };
@@ -84,7 +121,8 @@ struct StatusOp {};
 
 using Op =
     std::variant<Hello, SetOp, GetOp, AddOp, CompareSetOp, CheckOp, WaitOp, DeleteOp, NumKeysOp,
-                 CancelOp, HeartbeatOp, JoinOp, ReadyOp, LeaveOp, ReportOp, ExitReportOp, StatusOp>;
+                 AppendOp, MultiGetOp, MultiSetOp, ListKeysOp, QueuePushOp, QueuePopOp,
+                 QueueLengthOp, BarrierOp, ExchangeOp, CancelOp, HeartbeatOp, JoinOp, ReadyOp, LeaveOp, ReportOp, ExitReportOp, StatusOp>;
 
 struct Request {
   std::uint64_t seq = 0;  // Of the frame.
@@ -108,6 +146,7 @@ struct Reply {
   std::uint64_t seq = 0;  // Of the frame.
   Status status;
   std::string value;
+  std::vector<std::string> values;
   std::int64_t number = 0;
   bool flag = false;
   Welcome welcome;  // Only in the answer to Hello; server is empty otherwise.
@@ -139,6 +178,8 @@ using ServerMessage = std::variant<Reply, Event>;
 inline constexpr std::size_t kKeyBytesMax = 8u << 10;
 inline constexpr std::size_t kValueBytesMax = 8u << 20;
 inline constexpr std::size_t kKeysPerRequestMax = 16u << 10;
+inline constexpr std::size_t kKeysPerPage = 4096;  // Of a listing.
+inline constexpr std::size_t kQueueItemsMax = 1u << 20;
 inline constexpr std::size_t kInFlightPerSessionMax = 512;
 inline constexpr std::size_t kKeysPerJobMax = 1u << 20;
 inline constexpr std::size_t kBytesPerJobMax = 256u << 20;

@@ -7,6 +7,7 @@
 
 #include <resilient/clock.h>
 
+#include "store/core/journal.h"
 #include "store/core/messages.h"
 
 namespace resilient::store {
@@ -36,6 +37,7 @@ struct Effects {
     ProcessIdentity process;
   };
 
+  std::vector<Write> write;  // First of all: nothing below may be seen before these are kept.
   std::vector<Outgoing> send;
   std::vector<ConnectionId> close;  // After what was sent is flushed.
   std::vector<WatchProcess>

@@ -45,6 +45,7 @@ enum class StatusCode : std::uint8_t {
   kInterrupted,
   kInvalidArgument,
   kNotFound,
+  kQueueEmpty,
   kWrongType,
   kTooLarge,
   kFailedPrecondition,

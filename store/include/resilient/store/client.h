@@ -66,6 +66,31 @@ class Client {
   virtual Status Wait(const std::vector<std::string>& keys, const Call& call) = 0;
   virtual Result<bool> Delete(const std::string& key, const Call& call) = 0;
   virtual Result<std::int64_t> NumKeys(const Call& call) = 0;
+  // Returns the size of the value afterwards, in bytes.
+  virtual Result<std::int64_t> Append(const std::string& key, std::string value,
+                                      const Call& call) = 0;
+  // The values, in the order of the keys. wait: until all keys exist; otherwise kNotFound.
+  virtual Result<std::vector<std::string>> MultiGet(const std::vector<std::string>& keys, bool wait,
+                                                    const Call& call) = 0;
+  // All or none. REQUIRES: as many values as keys.
+  virtual Status MultiSet(const std::vector<std::string>& keys, std::vector<std::string> values,
+                          const Call& call) = 0;
+  // Sorted. Collected page by page: keys set or deleted meanwhile may or may not be among them.
+  virtual Result<std::vector<std::string>> ListKeys(const std::string& prefix,
+                                                    const Call& call) = 0;
+  // Returns the number of items afterwards.
+  virtual Result<std::int64_t> QueuePush(const std::string& key, std::string value,
+                                         const Call& call) = 0;
+  // The oldest item. wait: until there is one, in the order of the callers; otherwise kQueueEmpty.
+  virtual Result<std::string> QueuePop(const std::string& key, bool wait, const Call& call) = 0;
+  virtual Result<std::int64_t> QueueLength(const std::string& key, const Call& call) = 0;
+  // Until `size` callers have arrived at `key`, which then is free for the next barrier.
+  virtual Status Barrier(const std::string& key, std::int64_t size, const Call& call) = 0;
+  // All-gather: the values of all `size` ranks, in rank order, when all have arrived.
+  // kInvalidArgument: ranks disagree on the size.
+  virtual Result<std::vector<std::string>> Exchange(const std::string& key, std::int64_t rank,
+                                                    std::int64_t size, std::string value,
+                                                    const Call& call) = 0;
   // Admin: the server's status as JSON.
   virtual Result<std::string> StatusJson(const Call& call) = 0;
 
