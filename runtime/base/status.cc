@@ -45,6 +45,7 @@ constexpr std::array kCodes = {
     CodeEntry{StatusCode::kInterrupted, "INTERRUPTED"},
     CodeEntry{StatusCode::kInvalidArgument, "INVALID_ARGUMENT"},
     CodeEntry{StatusCode::kNotFound, "NOT_FOUND"},
+    CodeEntry{StatusCode::kQueueEmpty, "QUEUE_EMPTY"},
     CodeEntry{StatusCode::kWrongType, "WRONG_TYPE"},
     CodeEntry{StatusCode::kTooLarge, "TOO_LARGE"},
     CodeEntry{StatusCode::kFailedPrecondition, "FAILED_PRECONDITION"},

@@ -3,9 +3,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <resilient/clock.h>
+#include <resilient/status.h>
 
 #include "store/core/journal.h"
 #include "store/core/messages.h"
@@ -15,7 +17,9 @@ namespace resilient::store {
 using ConnectionId = std::uint64_t;
 
 struct CoreOptions {
-  std::string server_id;                         // Random, anew at each start.
+  // Random, anew at each start; of a durable store the one that was kept goes on.
+  std::string server_id;
+  bool durable = false;  // Steps note what has to be kept (Effects::write).
   Duration lease_ttl = std::chrono::seconds(5);  // Floor 1 s.
   Duration lone_close_grace = Millis(300);       // A control connection closed without goodbye.
   Duration ping_grace = Millis(500);             // A live holder of a seat answers within this.
@@ -62,6 +66,13 @@ class ServerCore {
  public:
   explicit ServerCore(CoreOptions options, Instant now);
   ~ServerCore();
+
+  // For a durable store, before anything else: each row that was kept, in order, then once
+  // FinishRestore, whose writes (a new epoch) are kept before anybody is served. Sessions, keys,
+  // results and members are as before; every lease has a full TTL; no connection exists. kInternal:
+  // the rows do not belong together; the store must not be served.
+  Status Restore(std::string_view row, std::string_view value);
+  Status FinishRestore(Instant now, Effects& effects);
 
   void OnConnect(ConnectionId connection, Instant now);
   void OnRequest(ConnectionId connection, const Request& request, Instant now, Effects& effects);
