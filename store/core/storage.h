@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "store/core/keyspace.h"
+#include "store/core/messages.h"
+
+namespace resilient::store {
+
+// Names of the rows that a durable store keeps. The first byte is the kind, numbers are eight bytes
+// with the highest first, names within a name carry their length; so rows sort by kind, and within
+// it by what they belong to. A kind comes after the kinds it refers to: Restore sees the job before
+// its keys, the session before its results.
+enum class RowKind : char {
+  kStore = 'A',        // One: identity, epoch, counters.
+  kSession = 'B',      // By session.
+  kResult = 'C',       // By session, role, seq.
+  kJob = 'D',          // By job.
+  kWorld = 'E',        // By job, round (as scope).
+  kSeat = 'F',         // By job, round (as scope), rank (as index).
+  kViewMember = 'G',   // Likewise: a member of the world's present view.
+  kParticipant = 'H',  // By session; names its job.
+  kKey = 'I',          // By job, scope, key.
+  kQueueItem = 'J',    // By job, scope, key, index: in the order of the queue.
+  kArrival = 'K',      // By job, scope, key, session, seq: who has come to a barrier.
+  kExchanged = 'L',    // By job, scope, key, index: the value of a rank in an exchange.
+};
+
+std::string StoreRow();
+std::string SessionRow(SessionId session);
+std::string ResultRow(SessionId session, Role role, std::uint64_t seq);
+std::string JobRow(std::string_view job);
+std::string WorldRow(std::string_view job, std::uint64_t round);
+std::string SeatRow(std::string_view job, std::uint64_t round, std::uint64_t rank);
+std::string ViewMemberRow(std::string_view job, std::uint64_t round, std::uint64_t rank);
+std::string ParticipantRow(SessionId session);
+// The value of each of these is the bytes themselves, or what Keyspace makes of it.
+std::string KeyRow(std::string_view job, std::uint64_t scope, std::string_view key);
+std::string QueueRow(std::string_view job, std::uint64_t scope, std::string_view key,
+                     std::uint64_t index);
+std::string ArrivalRow(std::string_view job, std::uint64_t scope, std::string_view key, WaitId who);
+std::string ExchangedRow(std::string_view job, std::uint64_t scope, std::string_view key,
+                         std::uint64_t rank);
+
+// A row's name taken apart; what its kind does not have is empty.
+struct RowName {
+  RowKind kind = RowKind::kStore;
+  SessionId session = 0;
+  Role role = Role::kRequest;
+  std::uint64_t seq = 0;
+  std::string job;
+  std::uint64_t scope = 0;
+  std::string key;
+  std::uint64_t index = 0;
+};
+// nullopt: no name that the functions above make.
+std::optional<RowName> ParseRowName(std::string_view row);
+
+}  // namespace resilient::store
