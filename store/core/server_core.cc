@@ -9,6 +9,7 @@
 #include "runtime/base/random.h"
 #include "runtime/net/frame.h"
 #include "store/core/json.h"
+#include "store/core/key_ops.h"
 #include "store/core/keyspace.h"
 #include "store/core/lease_table.h"
 #include "store/core/membership.h"
@@ -24,11 +25,9 @@ constexpr Duration kLateTick = 4 * kTickInterval;
 
 // Whether a repeat must not take effect again. Reads are simply done again.
 bool IsMutation(const Op& op) {
-  return std::holds_alternative<SetOp>(op) || std::holds_alternative<AddOp>(op) ||
-         std::holds_alternative<CompareSetOp>(op) || std::holds_alternative<DeleteOp>(op) ||
-         std::holds_alternative<JoinOp>(op) || std::holds_alternative<ReadyOp>(op) ||
-         std::holds_alternative<LeaveOp>(op) || std::holds_alternative<ReportOp>(op) ||
-         std::holds_alternative<ExitReportOp>(op);
+  return IsKeyMutation(op) || std::holds_alternative<JoinOp>(op) ||
+         std::holds_alternative<ReadyOp>(op) || std::holds_alternative<LeaveOp>(op) ||
+         std::holds_alternative<ReportOp>(op) || std::holds_alternative<ExitReportOp>(op);
 }
 
 bool IsMembershipOp(const Op& op) {
@@ -37,31 +36,8 @@ bool IsMembershipOp(const Op& op) {
          std::holds_alternative<ReportOp>(op);
 }
 
-bool IsKeyOp(const Op& op) {
-  return std::holds_alternative<SetOp>(op) || std::holds_alternative<GetOp>(op) ||
-         std::holds_alternative<AddOp>(op) || std::holds_alternative<CompareSetOp>(op) ||
-         std::holds_alternative<CheckOp>(op) || std::holds_alternative<WaitOp>(op) ||
-         std::holds_alternative<DeleteOp>(op) || std::holds_alternative<NumKeysOp>(op);
-}
-
 bool Watchable(const ProcessIdentity& process) {
   return process.pid > 0 && process.start_time > 0 && !process.boot_id.empty();
-}
-
-Status CheckKeys(const std::vector<std::string>& keys) {
-  if (keys.size() > kKeysPerRequestMax) {
-    return Status(StatusCode::kTooLarge, "a request names " + std::to_string(keys.size()) +
-                                             " keys; at most " +
-                                             std::to_string(kKeysPerRequestMax) + " are taken");
-  }
-  for (const std::string& key : keys) {
-    if (key.size() > kKeyBytesMax) {
-      return Status(StatusCode::kTooLarge, "a key of " + std::to_string(key.size()) +
-                                               " bytes is larger than the store takes (" +
-                                               std::to_string(kKeyBytesMax) + " bytes)");
-    }
-  }
-  return {};
 }
 
 }  // namespace
@@ -82,11 +58,9 @@ struct Exchange {
   Role role;
   const Request& request;
   Moment moment;
-  Reply reply{};
-  bool waits = false;           // The answer comes later.
-  bool silent = false;          // There is none.
+  KeyOutcome key{};             // Its reply is the answer to any request.
+  bool silent = false;          // There is no answer.
   MembershipEffects members{};  // Carried out after the answer is sent.
-  std::vector<EndedWait> ended{};
 };
 
 class ServerCore::Impl {
@@ -125,9 +99,7 @@ class ServerCore::Impl {
   bool IsFirst(Exchange& exchange, Effects& effects);
 
   Status Execute(Exchange& exchange, Effects& effects);
-  Status ExecuteKeyOp(Exchange& exchange, Job& job);
   void Cancel(Exchange& exchange, std::uint64_t seq, Effects& effects);
-  Status Wait(Exchange& exchange, Job& job, const std::vector<std::string>& keys, bool get);
   Status Leave(Exchange& exchange, Job& job, Effects& effects);
   Status ExitReport(Exchange& exchange, const ExitReportOp& report, Effects& effects);
 
@@ -240,7 +212,7 @@ void ServerCore::Impl::OnRequest(ConnectionId connection, const Request& request
         moment, effects);
   }
   Exchange exchange{*bound.session, bound.role, request, moment};
-  exchange.reply.seq = request.seq;
+  exchange.key.reply.seq = request.seq;
   Job* job = FindJob(bound.session->hello.job);
   if (bound.role == Role::kControl) {
     leases_.Renew(bound.session->id, moment.now);
@@ -249,10 +221,10 @@ void ServerCore::Impl::OnRequest(ConnectionId connection, const Request& request
     Apply(*job, members, moment, effects);
   }
   if (!IsFirst(exchange, effects)) return;
-  exchange.reply.status = Execute(exchange, effects);
+  exchange.key.reply.status = Execute(exchange, effects);
   Answer(exchange, effects);
   job = FindJob(bound.session->hello.job);
-  AnswerWaits(exchange.ended, effects);
+  AnswerWaits(exchange.key.ended, effects);
   if (job) Apply(*job, exchange.members, moment, effects);
 }
 
@@ -270,22 +242,22 @@ bool ServerCore::Impl::IsFirst(Exchange& exchange, Effects& effects) {
     return false;
   }
   if (!results.Forgotten(request.seq)) return true;
-  exchange.reply.status =
+  exchange.key.reply.status =
       Status(StatusCode::kOutcomeUnknown, "request " + std::to_string(request.seq) +
                                               " was answered before, and the store no longer "
                                               "keeps the answer");
-  effects.send.push_back({connection, exchange.reply});
+  effects.send.push_back({connection, exchange.key.reply});
   return false;
 }
 
 void ServerCore::Impl::Answer(Exchange& exchange, Effects& effects) {
   if (exchange.silent) return;
-  if (exchange.waits && exchange.reply.status.ok()) return;
+  if (exchange.key.waits && exchange.key.reply.status.ok()) return;
   Line& line = exchange.session.line(exchange.role);
   const bool keep = exchange.role != Role::kAdmin &&
-                    (IsMutation(exchange.request.op) || !exchange.reply.status.ok());
-  if (keep) line.results.Remember(exchange.reply);
-  effects.send.push_back({line.connection, std::move(exchange.reply)});
+                    (IsMutation(exchange.request.op) || !exchange.key.reply.status.ok());
+  if (keep) line.results.Remember(exchange.key.reply);
+  effects.send.push_back({line.connection, std::move(exchange.key.reply)});
 }
 
 Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {
@@ -304,7 +276,7 @@ Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {
     return {};
   }
   if (std::holds_alternative<StatusOp>(request.op)) {
-    exchange.reply.status_json = StatusJson(moment);
+    exchange.key.reply.status_json = StatusJson(moment);
     return {};
   }
   if (const auto* op = std::get_if<ExitReportOp>(&request.op)) {
@@ -313,7 +285,13 @@ Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {
   const Result<Job*> made = MakeJob(exchange.session.hello.job);
   if (!made) return made.status();
   Job& job = **made;
-  if (IsKeyOp(request.op)) return ExecuteKeyOp(exchange, job);
+  if (IsKeyOp(request.op)) {
+    if (exchange.role != Role::kAdmin) {
+      RESILIENT_RETURN_IF_ERROR(
+          job.membership.CheckAccess(session, request.scope, request.generation));
+    }
+    return ExecuteKeyOp(job.keys, session, request, exchange.key);
+  }
   Membership& membership = job.membership;
   if (const auto* op = std::get_if<HeartbeatOp>(&request.op)) {
     exchange.silent = true;
@@ -334,65 +312,6 @@ Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {
   }
   RESILIENT_CHECK(std::holds_alternative<LeaveOp>(request.op));
   return Leave(exchange, job, effects);
-}
-
-Status ServerCore::Impl::ExecuteKeyOp(Exchange& exchange, Job& job) {
-  const Request& request = exchange.request;
-  Keyspace& keys = job.keys;
-  Reply& reply = exchange.reply;
-  const std::uint64_t scope = request.scope;
-  if (exchange.role != Role::kAdmin) {
-    RESILIENT_RETURN_IF_ERROR(
-        job.membership.CheckAccess(exchange.session.id, scope, request.generation));
-  }
-  if (const auto* op = std::get_if<SetOp>(&request.op)) {
-    return keys.Set(scope, op->key, op->value, exchange.ended);
-  }
-  if (const auto* op = std::get_if<GetOp>(&request.op)) {
-    RESILIENT_RETURN_IF_ERROR(CheckKeys({op->key}));
-    if (const std::string* value = keys.Find(scope, op->key)) {
-      reply.value = *value;
-      return {};
-    }
-    if (op->wait) return Wait(exchange, job, {op->key}, true);
-    return Status(StatusCode::kNotFound, "there is no key '" + op->key + "'");
-  }
-  if (const auto* op = std::get_if<AddOp>(&request.op)) {
-    const Result<std::int64_t> sum = keys.Add(scope, op->key, op->amount, exchange.ended);
-    if (sum) reply.number = *sum;
-    return sum.status();
-  }
-  if (const auto* op = std::get_if<CompareSetOp>(&request.op)) {
-    Result<Keyspace::Swapped> swapped =
-        keys.CompareSet(scope, op->key, op->expected, op->desired, exchange.ended);
-    if (!swapped) return swapped.status();
-    reply.value = std::move(swapped->value);
-    reply.flag = swapped->swapped;
-    return {};
-  }
-  if (const auto* op = std::get_if<CheckOp>(&request.op)) {
-    RESILIENT_RETURN_IF_ERROR(CheckKeys(op->keys));
-    reply.flag = keys.HasAll(scope, op->keys);
-    return {};
-  }
-  if (const auto* op = std::get_if<WaitOp>(&request.op)) {
-    RESILIENT_RETURN_IF_ERROR(CheckKeys(op->keys));
-    if (keys.HasAll(scope, op->keys)) return {};
-    return Wait(exchange, job, op->keys, false);
-  }
-  if (const auto* op = std::get_if<DeleteOp>(&request.op)) {
-    reply.flag = keys.Delete(scope, op->key);
-    return {};
-  }
-  reply.number = static_cast<std::int64_t>(keys.NumKeys(scope));
-  return {};
-}
-
-Status ServerCore::Impl::Wait(Exchange& exchange, Job& job, const std::vector<std::string>& keys,
-                              bool get) {
-  exchange.waits = true;
-  return job.keys.AddWait({exchange.session.id, exchange.request.seq}, exchange.request.scope, keys,
-                          get);
 }
 
 // The answer goes out under the number of the request that is given up, and stays: should that

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <vector>
+
+#include <resilient/status.h>
+
+#include "store/core/keyspace.h"
+#include "store/core/messages.h"
+
+// What each key operation of a request does to the keys of its job. Pure.
+namespace resilient::store {
+
+bool IsKeyOp(const Op& op);
+// Whether a repeat must not take effect again, so that its result has to be remembered. Reads and
+// waits for keys are simply done again.
+bool IsKeyMutation(const Op& op);
+
+// What comes of an operation besides its status. Thread: value type on the stack of a step.
+struct KeyOutcome {
+  Reply reply{};
+  bool waits = false;              // The answer comes later, as an EndedWait.
+  std::vector<EndedWait> ended{};  // Waits of others that it has ended.
+};
+
+// The status is that of the answer; of no meaning when `outcome.waits`, unless it is an error: then
+// nothing waits. REQUIRES: IsKeyOp, the caller may use the scope.
+Status ExecuteKeyOp(Keyspace& keys, SessionId session, const Request& request, KeyOutcome& outcome);
+
+}  // namespace resilient::store
