@@ -7,19 +7,19 @@
 
 namespace resilient::store {
 
-// One change of the durable state: a row is written or removed. Row names are of the core alone (see
-// storage.h); an engine keeps them sorted and does not look inside. Thread: value type.
+// One change of the durable state: a row is written or removed. Row names are of the core alone
+// (see storage.h); an engine keeps them sorted and does not look inside. Thread: value type.
 struct Write {
   std::string row;
   std::optional<std::string> value;  // nullopt: the row is removed.
   friend bool operator==(const Write&, const Write&) = default;
 };
 
-// What a step of the core changed in its durable state, in order. Its parts (Keyspace, SessionTable,
-// Membership) note each change where they make it; ServerCore hands the writes of a step to the
-// shell together with what the step has to say, which must not be said before they are kept. Off
-// for a store in memory: then nothing is noted. Owner: ServerCore. Thread: caller-synchronised.
-// Pure.
+// What a step of the core changed in its durable state, in order. Its parts (Keyspace,
+// SessionTable, Membership) note each change where they make it; ServerCore hands the writes of a
+// step to the shell together with what the step has to say, which must not be said before they are
+// kept. Off for a store in memory: then nothing is noted. Owner: ServerCore. Thread:
+// caller-synchronised. Pure.
 class Journal {
  public:
   explicit Journal(bool on) : on_(on) {}

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
@@ -119,10 +121,10 @@ struct ExitReportOp {
 };
 struct StatusOp {};
 
-using Op =
-    std::variant<Hello, SetOp, GetOp, AddOp, CompareSetOp, CheckOp, WaitOp, DeleteOp, NumKeysOp,
-                 AppendOp, MultiGetOp, MultiSetOp, ListKeysOp, QueuePushOp, QueuePopOp,
-                 QueueLengthOp, BarrierOp, ExchangeOp, CancelOp, HeartbeatOp, JoinOp, ReadyOp, LeaveOp, ReportOp, ExitReportOp, StatusOp>;
+using Op = std::variant<Hello, SetOp, GetOp, AddOp, CompareSetOp, CheckOp, WaitOp, DeleteOp,
+                        NumKeysOp, AppendOp, MultiGetOp, MultiSetOp, ListKeysOp, QueuePushOp,
+                        QueuePopOp, QueueLengthOp, BarrierOp, ExchangeOp, CancelOp, HeartbeatOp,
+                        JoinOp, ReadyOp, LeaveOp, ReportOp, ExitReportOp, StatusOp>;
 
 struct Request {
   std::uint64_t seq = 0;  // Of the frame.
@@ -142,11 +144,20 @@ struct Welcome {
   bool session_known = false;
 };
 
+// Values that many replies have in common: kept once and encoded once. Made by Share() of codec.h.
+// Thread: immutable.
+struct SharedValues {
+  std::vector<std::string> values;
+  std::string encoded;
+};
+
 struct Reply {
   std::uint64_t seq = 0;  // Of the frame.
   Status status;
   std::string value;
   std::vector<std::string> values;
+  // Of a server, instead of values; a reply that was decoded has only values.
+  std::shared_ptr<const SharedValues> shared_values;
   std::int64_t number = 0;
   bool flag = false;
   Welcome welcome;  // Only in the answer to Hello; server is empty otherwise.
@@ -180,6 +191,9 @@ inline constexpr std::size_t kValueBytesMax = 8u << 20;
 inline constexpr std::size_t kKeysPerRequestMax = 16u << 10;
 inline constexpr std::size_t kKeysPerPage = 4096;  // Of a listing.
 inline constexpr std::size_t kQueueItemsMax = 1u << 20;
+// Of the values of one reply, so that it fits a frame; a page of a listing ends below it.
+inline constexpr std::size_t kReplyValuesBytesMax = 15u << 20;
+inline constexpr std::size_t kPageBytesMax = 1u << 20;
 inline constexpr std::size_t kInFlightPerSessionMax = 512;
 inline constexpr std::size_t kKeysPerJobMax = 1u << 20;
 inline constexpr std::size_t kBytesPerJobMax = 256u << 20;

@@ -19,7 +19,7 @@ using ConnectionId = std::uint64_t;
 struct CoreOptions {
   // Random, anew at each start; of a durable store the one that was kept goes on.
   std::string server_id;
-  bool durable = false;  // Steps note what has to be kept (Effects::write).
+  bool durable = false;                          // Steps note what has to be kept (Effects::write).
   Duration lease_ttl = std::chrono::seconds(5);  // Floor 1 s.
   Duration lone_close_grace = Millis(300);       // A control connection closed without goodbye.
   Duration ping_grace = Millis(500);             // A live holder of a seat answers within this.

@@ -87,9 +87,9 @@ bool Take(Taker& taker, RowName& name) {
     case RowKind::kJob:
       return taker.Name(name.job).Done();
     case RowKind::kWorld:
+    case RowKind::kView:
       return taker.Name(name.job).Number(name.scope).Done();
     case RowKind::kSeat:
-    case RowKind::kViewMember:
       return taker.Name(name.job).Number(name.scope).Number(name.index).Done();
     case RowKind::kKey:
       return taker.Name(name.job).Number(name.scope).Name(name.key).Done();
@@ -138,10 +138,8 @@ std::string SeatRow(std::string_view job, std::uint64_t round, std::uint64_t ran
   return row;
 }
 
-std::string ViewMemberRow(std::string_view job, std::uint64_t round, std::uint64_t rank) {
-  std::string row = JobScopeRow(RowKind::kViewMember, job, round, kNumberBytes);
-  AppendNumber(row, rank);
-  return row;
+std::string ViewRow(std::string_view job, std::uint64_t round) {
+  return JobScopeRow(RowKind::kView, job, round);
 }
 
 std::string ParticipantRow(SessionId session) {
@@ -186,6 +184,21 @@ std::optional<RowName> ParseRowName(std::string_view row) {
   Taker taker(row.substr(1));
   if (!Take(taker, name)) return std::nullopt;
   return name;
+}
+
+std::string PrintableRow(std::string_view row) {
+  constexpr std::size_t kShownAtMost = 200;
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text;
+  for (const char c : row.substr(0, kShownAtMost)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte < 0x7f && c != '\\') {
+      text += c;
+    } else {
+      text += std::string("\\x") + kDigits[byte >> 4] + kDigits[byte & 15];
+    }
+  }
+  return row.size() > kShownAtMost ? text + "..." : text;
 }
 
 }  // namespace resilient::store

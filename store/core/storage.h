@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,8 +22,8 @@ enum class RowKind : char {
   kJob = 'D',          // By job.
   kWorld = 'E',        // By job, round (as scope).
   kSeat = 'F',         // By job, round (as scope), rank (as index).
-  kViewMember = 'G',   // Likewise: a member of the world's present view.
-  kParticipant = 'H',  // By session; names its job.
+  kView = 'G',         // By job, round (as scope): the world's newest view.
+  kParticipant = 'H',  // By session; of the session's job.
   kKey = 'I',          // By job, scope, key.
   kQueueItem = 'J',    // By job, scope, key, index: in the order of the queue.
   kArrival = 'K',      // By job, scope, key, session, seq: who has come to a barrier.
@@ -35,7 +36,7 @@ std::string ResultRow(SessionId session, Role role, std::uint64_t seq);
 std::string JobRow(std::string_view job);
 std::string WorldRow(std::string_view job, std::uint64_t round);
 std::string SeatRow(std::string_view job, std::uint64_t round, std::uint64_t rank);
-std::string ViewMemberRow(std::string_view job, std::uint64_t round, std::uint64_t rank);
+std::string ViewRow(std::string_view job, std::uint64_t round);
 std::string ParticipantRow(SessionId session);
 // The value of each of these is the bytes themselves, or what Keyspace makes of it.
 std::string KeyRow(std::string_view job, std::uint64_t scope, std::string_view key);
@@ -58,5 +59,10 @@ struct RowName {
 };
 // nullopt: no name that the functions above make.
 std::optional<RowName> ParseRowName(std::string_view row);
+// For messages: bytes that do not print are written as \xNN, and a long name is cut.
+std::string PrintableRow(std::string_view row);
+
+// All rows of a store, by name.
+using Rows = std::map<std::string, std::string>;
 
 }  // namespace resilient::store
