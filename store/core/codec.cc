@@ -1,6 +1,8 @@
 #include "store/core/codec.h"
 
 #include <chrono>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "store.pb.h"
@@ -120,6 +122,43 @@ struct OpWriter {
   }
   void operator()(const DeleteOp& op) const { out->mutable_delete_()->set_key(op.key); }
   void operator()(const NumKeysOp&) const { out->mutable_num_keys(); }
+  void operator()(const AppendOp& op) const {
+    out->mutable_append()->set_key(op.key);
+    out->mutable_append()->set_value(op.value);
+  }
+  void operator()(const MultiGetOp& op) const {
+    for (const std::string& key : op.keys) out->mutable_multi_get()->add_keys(key);
+    out->mutable_multi_get()->set_wait(op.wait);
+  }
+  void operator()(const MultiSetOp& op) const {
+    pb::MultiSetRequest* message = out->mutable_multi_set();
+    for (const std::string& key : op.keys) message->add_keys(key);
+    for (const std::string& value : op.values) message->add_values(value);
+  }
+  void operator()(const ListKeysOp& op) const {
+    out->mutable_list_keys()->set_prefix(op.prefix);
+    out->mutable_list_keys()->set_after(op.after);
+  }
+  void operator()(const QueuePushOp& op) const {
+    out->mutable_queue_push()->set_key(op.key);
+    out->mutable_queue_push()->set_value(op.value);
+  }
+  void operator()(const QueuePopOp& op) const {
+    out->mutable_queue_pop()->set_key(op.key);
+    out->mutable_queue_pop()->set_wait(op.wait);
+  }
+  void operator()(const QueueLengthOp& op) const { out->mutable_queue_length()->set_key(op.key); }
+  void operator()(const BarrierOp& op) const {
+    out->mutable_barrier()->set_key(op.key);
+    out->mutable_barrier()->set_size(op.size);
+  }
+  void operator()(const ExchangeOp& op) const {
+    pb::ExchangeRequest* message = out->mutable_exchange();
+    message->set_key(op.key);
+    message->set_rank(op.rank);
+    message->set_size(op.size);
+    message->set_value(op.value);
+  }
   void operator()(const CancelOp& op) const { out->mutable_cancel()->set_seq(op.seq); }
   void operator()(const HeartbeatOp& op) const { out->mutable_heartbeat()->set_beat(op.beat); }
   void operator()(const JoinOp& op) const {
@@ -206,10 +245,13 @@ Frame EncodeReply(const Reply& reply) {
     welcome->set_session_known(reply.welcome.session_known);
   }
   message.set_status_json(reply.status_json);
+  for (const std::string& value : reply.values) message.add_values(value);
   Frame frame;
   frame.type = FrameType::kReply;
   frame.seq = reply.seq;
   frame.body = message.SerializeAsString();
+  // Messages that follow each other in one body are one message with the fields of both.
+  if (reply.shared_values) frame.body += reply.shared_values->encoded;
   return frame;
 }
 
@@ -318,32 +360,61 @@ Op ToExitReport(const pb::ExitReportRequest& message) {
   return op;
 }
 
-template <typename Keys>
-std::vector<std::string> ToKeys(const Keys& keys) {
-  return {keys.begin(), keys.end()};
+template <typename Texts>
+std::vector<std::string> ToTexts(const Texts& texts) {
+  return {texts.begin(), texts.end()};
+}
+
+// nullopt: none of the key operations.
+std::optional<Op> ToKeyOp(const pb::Request& message) {
+  switch (message.op_case()) {
+    case pb::Request::kSet:
+      return SetOp{message.set().key(), message.set().value()};
+    case pb::Request::kGet:
+      return GetOp{message.get().key(), message.get().wait()};
+    case pb::Request::kAdd:
+      return AddOp{message.add().key(), message.add().amount()};
+    case pb::Request::kCompareSet:
+      return CompareSetOp{message.compare_set().key(), message.compare_set().expected(),
+                          message.compare_set().desired()};
+    case pb::Request::kCheck:
+      return CheckOp{ToTexts(message.check().keys())};
+    case pb::Request::kWait:
+      return WaitOp{ToTexts(message.wait().keys())};
+    case pb::Request::kDelete:
+      return DeleteOp{message.delete_().key()};
+    case pb::Request::kNumKeys:
+      return NumKeysOp{};
+    case pb::Request::kAppend:
+      return AppendOp{message.append().key(), message.append().value()};
+    case pb::Request::kMultiGet:
+      return MultiGetOp{ToTexts(message.multi_get().keys()), message.multi_get().wait()};
+    case pb::Request::kMultiSet:
+      return MultiSetOp{ToTexts(message.multi_set().keys()),
+                        ToTexts(message.multi_set().values())};
+    case pb::Request::kListKeys:
+      return ListKeysOp{message.list_keys().prefix(), message.list_keys().after()};
+    case pb::Request::kQueuePush:
+      return QueuePushOp{message.queue_push().key(), message.queue_push().value()};
+    case pb::Request::kQueuePop:
+      return QueuePopOp{message.queue_pop().key(), message.queue_pop().wait()};
+    case pb::Request::kQueueLength:
+      return QueueLengthOp{message.queue_length().key()};
+    case pb::Request::kBarrier:
+      return BarrierOp{message.barrier().key(), message.barrier().size()};
+    case pb::Request::kExchange:
+      return ExchangeOp{message.exchange().key(), message.exchange().rank(),
+                        message.exchange().size(), message.exchange().value()};
+    default:
+      return std::nullopt;
+  }
 }
 
 Result<Op> ToOp(const pb::Request& message) {
+  if (std::optional<Op> op = ToKeyOp(message)) return std::move(*op);
   switch (message.op_case()) {
     case pb::Request::kHello:
       return ToHello(message.hello());
-    case pb::Request::kSet:
-      return Op(SetOp{message.set().key(), message.set().value()});
-    case pb::Request::kGet:
-      return Op(GetOp{message.get().key(), message.get().wait()});
-    case pb::Request::kAdd:
-      return Op(AddOp{message.add().key(), message.add().amount()});
-    case pb::Request::kCompareSet:
-      return Op(CompareSetOp{message.compare_set().key(), message.compare_set().expected(),
-                             message.compare_set().desired()});
-    case pb::Request::kCheck:
-      return Op(CheckOp{ToKeys(message.check().keys())});
-    case pb::Request::kWait:
-      return Op(WaitOp{ToKeys(message.wait().keys())});
-    case pb::Request::kDelete:
-      return Op(DeleteOp{message.delete_().key()});
-    case pb::Request::kNumKeys:
-      return Op(NumKeysOp{});
     case pb::Request::kCancel:
       return Op(CancelOp{message.cancel().seq()});
     case pb::Request::kHeartbeat:
@@ -360,7 +431,7 @@ Result<Op> ToOp(const pb::Request& message) {
       return ToExitReport(message.exit_report());
     case pb::Request::kStatus:
       return Op(StatusOp{});
-    case pb::Request::OP_NOT_SET:
+    default:
       break;
   }
   return Status(StatusCode::kUnimplemented,
@@ -430,6 +501,7 @@ ServerMessage ToReply(const pb::Reply& message, std::uint64_t seq) {
     reply.welcome.session_known = welcome.session_known();
   }
   reply.status_json = message.status_json();
+  reply.values = ToTexts(message.values());
   return reply;
 }
 
@@ -446,6 +518,15 @@ Frame EncodeRequest(const Request& request) {
   frame.seq = request.seq;
   frame.body = message.SerializeAsString();
   return frame;
+}
+
+std::shared_ptr<const SharedValues> Share(std::vector<std::string> values) {
+  pb::Reply message;
+  for (const std::string& value : values) message.add_values(value);
+  auto shared = std::make_shared<SharedValues>();
+  shared->encoded = message.SerializeAsString();
+  shared->values = std::move(values);
+  return shared;
 }
 
 Frame EncodeServerMessage(const ServerMessage& message) {

@@ -1,6 +1,8 @@
 #pragma once
 
-#include <string_view>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include <resilient/status.h>
 
@@ -13,6 +15,7 @@ namespace resilient::store {
 
 Frame EncodeRequest(const Request& request);
 Frame EncodeServerMessage(const ServerMessage& message);
+std::shared_ptr<const SharedValues> Share(std::vector<std::string> values);
 
 // kProtocol when the body is not a valid message of its type; kUnimplemented for an operation this
 // build does not know (a newer peer): the connection lives on and the request is answered with it.

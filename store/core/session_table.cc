@@ -3,42 +3,91 @@
 #include <algorithm>
 
 #include "runtime/base/check.h"
+#include "store/core/row_codec.h"
 
 namespace resilient::store {
 namespace {
 
 std::size_t BytesOf(const Reply& reply) {
-  return reply.value.size() + reply.status.message().size();
+  std::size_t bytes = reply.value.size() + reply.status.message().size();
+  for (const std::string& value : reply.values) bytes += value.size();
+  return bytes;
+}
+
+// The value of a result's row.
+struct ResultRowValue {
+  std::uint64_t forgotten = 0;
+  Reply reply;
+};
+
+template <typename Archive>
+void Fields(Archive& archive, ResultRowValue& row) {
+  archive(row.forgotten, row.reply);
+}
+
+std::string EncodeResult(std::uint64_t forgotten, const Reply& reply) {
+  RowWriter writer;
+  writer(forgotten, reply);
+  return writer.Take();
 }
 
 }  // namespace
 
 void ResultLog::Acknowledge(std::uint64_t first_unacked) {
-  while (!results_.empty() && results_.begin()->first < first_unacked) {
-    bytes_ -= BytesOf(results_.begin()->second);
-    results_.erase(results_.begin());
-  }
   if (first_unacked > 0) forgotten_ = std::max(forgotten_, first_unacked - 1);
+  if (journal_) return;
+  while (!results_.empty() && Forgotten(results_.begin()->first)) DropOldest();
 }
 
 const Reply* ResultLog::Find(std::uint64_t seq) const {
-  const auto result = results_.find(seq);
-  return result == results_.end() ? nullptr : &result->second;
+  const auto result = Forgotten(seq) ? results_.end() : results_.find(seq);
+  return result == results_.end() ? nullptr : &result->second.reply;
 }
 
 void ResultLog::Remember(const Reply& reply) {
   if (Forgotten(reply.seq)) return;
-  const auto [entry, is_new] = results_.try_emplace(reply.seq, reply);
+  open_.erase(reply.seq);
+  const auto [entry, is_new] = results_.try_emplace(reply.seq, Kept{reply});
   if (!is_new) return;
   bytes_ += BytesOf(reply);
-  while (results_.size() > kResultsPerLineMax || bytes_ > kResultBytesPerLineMax) DropOldest();
+  while (Forgotten(results_.begin()->first)) DropOldest();
+  while (results_.size() > kResultsPerLineMax ||
+         (bytes_ > kResultBytesPerLineMax && results_.size() > 1)) {
+    DropOldest();
+  }
+  if (!journal_) return;
+  // A late one that is the oldest of too many has gone at once; the newest says so for it.
+  const auto kept = results_.find(reply.seq);
+  auto& [seq, carrier] = kept == results_.end() ? *results_.rbegin() : *kept;
+  carrier.forgotten = forgotten_;
+  journal_->Put(ResultRow(session_, role_, seq), EncodeResult(forgotten_, carrier.reply));
 }
 
 void ResultLog::DropOldest() {
   const auto oldest = results_.begin();
-  bytes_ -= BytesOf(oldest->second);
+  if (journal_) journal_->Remove(ResultRow(session_, role_, oldest->first));
+  bytes_ -= BytesOf(oldest->second.reply);
   forgotten_ = std::max(forgotten_, oldest->first);
   results_.erase(oldest);
+}
+
+bool ResultLog::Restore(std::uint64_t seq, std::string_view value) {
+  ResultRowValue row;
+  if (!DecodeRow(value, row) || row.reply.seq != seq) return false;
+  bytes_ += BytesOf(row.reply);
+  forgotten_ = std::max(forgotten_, row.forgotten);
+  return results_.try_emplace(seq, Kept{std::move(row.reply), row.forgotten}).second;
+}
+
+void ResultLog::AppendRows(Rows& rows) const {
+  for (const auto& [seq, kept] : results_) {
+    rows.emplace(ResultRow(session_, role_, seq), EncodeResult(kept.forgotten, kept.reply));
+  }
+}
+
+void ResultLog::RemoveRows() {
+  if (!journal_) return;
+  for (const auto& [seq, kept] : results_) journal_->Remove(ResultRow(session_, role_, seq));
 }
 
 void SessionTable::Connect(ConnectionId connection) { connections_.try_emplace(connection); }
@@ -64,7 +113,10 @@ Result<SessionTable::Opened> SessionTable::Open(ConnectionId connection, const H
     opened = {session.id, true, line.connection};
     connections_.erase(line.connection);
     line.connection = connection;
-    if (hello.role == Role::kControl) session.hello = hello;  // It is the one that joins.
+    if (hello.role == Role::kControl && session.hello != hello) {
+      session.hello = hello;  // It is the one that joins.
+      KeepHello(session);
+    }
     if (const auto idle = idle_since_.find(session.id); idle != idle_since_.end()) {
       idle_.erase({idle->second, session.id});
       idle_since_.erase(idle);
@@ -76,14 +128,30 @@ Result<SessionTable::Opened> SessionTable::Open(ConnectionId connection, const H
                         " sessions, the most it can; use another store or try again later");
     }
     opened.session = ++last_id_;
-    Session& session = sessions_[opened.session];
-    session.id = opened.session;
-    session.hello = hello;
+    Session& session = Add(opened.session, hello);
     session.line(hello.role).connection = connection;
-    if (!admin) by_name_.emplace(name, opened.session);
+    if (!admin) {
+      last_kept_ = opened.session;
+      KeepHello(session);
+    }
   }
   connections_[connection] = {opened.session, hello.role};
   return opened;
+}
+
+Session& SessionTable::Add(SessionId id, const Hello& hello) {
+  Session& session = sessions_[id];
+  session.id = id;
+  session.hello = hello;
+  if (hello.role == Role::kAdmin) return session;
+  session.request.results = ResultLog(journal_, id, Role::kRequest);
+  session.control.results = ResultLog(journal_, id, Role::kControl);
+  by_name_.emplace(std::pair(hello.job, hello.session), id);
+  return session;
+}
+
+void SessionTable::KeepHello(const Session& session) {
+  if (Keeps()) journal_->Put(SessionRow(session.id), EncodeRow(session.hello));
 }
 
 SessionTable::Bound SessionTable::Of(ConnectionId connection) {
@@ -132,7 +200,58 @@ void SessionTable::Forget(SessionId id) {
     idle_.erase({idle->second, id});
     idle_since_.erase(idle);
   }
+  if (Keeps()) {
+    found->second.request.results.RemoveRows();
+    found->second.control.results.RemoveRows();
+    journal_->Remove(SessionRow(id));
+  }
   sessions_.erase(found);
+}
+
+Status SessionTable::RestoreSession(SessionId id, std::string_view value) {
+  Hello hello;
+  if (!DecodeRow(value, hello) || hello.role == Role::kAdmin) {
+    return Status(StatusCode::kInternal, "this is no session");
+  }
+  if (id == 0 || sessions_.contains(id) || by_name_.contains({hello.job, hello.session})) {
+    return Status(StatusCode::kInternal, "session " + hello.session + " is there twice");
+  }
+  Add(id, hello);
+  last_kept_ = std::max(last_kept_, id);
+  return {};
+}
+
+Status SessionTable::RestoreResult(const RowName& name, std::string_view value) {
+  Session* session = Find(name.session);
+  if (!session) return Status(StatusCode::kInternal, "its session is missing");
+  if (!session->line(name.role).results.Restore(name.seq, value)) {
+    return Status(StatusCode::kInternal, "this is no answer to a request");
+  }
+  return {};
+}
+
+void SessionTable::FinishRestore(SessionId last, Instant now) {
+  last_kept_ = std::max(last_kept_, last);
+  last_id_ = last_kept_;
+  for (const auto& [id, session] : sessions_) {
+    idle_since_[id] = now;
+    idle_.emplace(now, id);
+  }
+}
+
+void SessionTable::AppendRows(Rows& rows) const {
+  for (const auto& [id, session] : sessions_) {
+    if (session.hello.role == Role::kAdmin) continue;
+    rows.emplace(SessionRow(id), EncodeRow(session.hello));
+    session.request.results.AppendRows(rows);
+    session.control.results.AppendRows(rows);
+  }
+}
+
+std::map<std::string, std::size_t> SessionTable::Jobs() const {
+  std::map<std::string, std::size_t> jobs;
+  for (const auto& [name, id] : by_name_) ++jobs[name.first];
+  return jobs;
 }
 
 }  // namespace resilient::store

@@ -6,15 +6,18 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include <resilient/clock.h>
 
+#include "store/core/journal.h"
 #include "store/core/keyspace.h"
 #include "store/core/messages.h"
 #include "store/core/server_core.h"
+#include "store/core/storage.h"
 
 namespace resilient::store {
 
@@ -22,23 +25,51 @@ namespace resilient::store {
 // repeated request gets the first answer instead of a second effect. A client has at most
 // kInFlightPerSessionMax requests open, and mutations are answered in order; so what a client may
 // still repeat is among the newest results, and older ones are dropped even while an older *wait*
-// holds first_unacked back. Owner: SessionTable. Thread: caller-synchronised. Pure.
+// holds first_unacked back.
+//
+// In a durable store each result is a row, which also says what had been forgotten when it was
+// written. An acknowledgement alone changes no row, or each read behind a mutation would have to
+// wait for the disk: the rows that it makes useless go with the next result. Owner: SessionTable.
+// Thread: caller-synchronised. Pure.
 class ResultLog {
  public:
+  ResultLog() = default;
+  // `journal` outlives this, or is null.
+  ResultLog(Journal* journal, SessionId session, Role role)
+      : journal_(journal && journal->on() ? journal : nullptr), session_(session), role_(role) {}
+
   // Results below may be forgotten.
   void Acknowledge(std::uint64_t first_unacked);
   // Null when there is none.
   const Reply* Find(std::uint64_t seq) const;
   // True when a result of that number has been dropped: whether it took effect is not known here.
-  bool Forgotten(std::uint64_t seq) const { return seq <= forgotten_; }
+  bool Forgotten(std::uint64_t seq) const;
+  // The request of that number waits: it has no result yet, so none is dropped while newer ones
+  // are, and a repeat after a lost connection waits again.
+  void Open(std::uint64_t seq);
   void Remember(const Reply& reply);
+
+  // A row's value back into the log. False: it is none.
+  bool Restore(std::uint64_t seq, std::string_view value);
+  void AppendRows(Rows& rows) const;
+  // Removes all rows: the session is forgotten.
+  void RemoveRows();
 
   std::size_t size() const { return results_.size(); }
   std::size_t bytes() const { return bytes_; }
 
  private:
+  struct Kept {
+    Reply reply;
+    std::uint64_t forgotten = 0;  // As it was when the row was written.
+  };
   void DropOldest();
-  std::map<std::uint64_t, Reply> results_;
+
+  Journal* journal_ = nullptr;  // Null: nothing is kept beyond memory.
+  SessionId session_ = 0;
+  Role role_ = Role::kRequest;
+  // Those up to forgotten_ only wait for their rows to be removed.
+  std::map<std::uint64_t, Kept> results_;
   std::size_t bytes_ = 0;
   std::uint64_t forgotten_ = 0;
 };
@@ -62,8 +93,10 @@ struct Session {
 // is a session of its own that ends with it. Owner: ServerCore. Thread: caller-synchronised. Pure.
 class SessionTable {
  public:
-  explicit SessionTable(Duration memory, std::size_t sessions_max = kSessionsMax)
-      : memory_(memory), sessions_max_(sessions_max) {}
+  // `journal` outlives this, or is null.
+  explicit SessionTable(Duration memory, std::size_t sessions_max = kSessionsMax,
+                        Journal* journal = nullptr)
+      : journal_(journal), memory_(memory), sessions_max_(sessions_max) {}
 
   void Connect(ConnectionId connection);
   bool Knows(ConnectionId connection) const { return connections_.contains(connection); }
@@ -96,6 +129,17 @@ class SessionTable {
   std::vector<SessionId> Idle(Instant now) const;
   void Forget(SessionId session);
 
+  // The rows of sessions, then those of results; kInternal says what is wrong with one.
+  Status RestoreSession(SessionId session, std::string_view value);
+  Status RestoreResult(const RowName& name, std::string_view value);
+  // Ids up to `last` were given; the memory of all sessions begins now.
+  void FinishRestore(SessionId last, Instant now);
+  void AppendRows(Rows& rows) const;
+  // The newest id of a session that is kept.
+  SessionId last_kept() const { return last_kept_; }
+  // Sessions of each job.
+  std::map<std::string, std::size_t> Jobs() const;
+
   std::size_t connections() const { return connections_.size(); }
   std::size_t sessions() const { return sessions_.size(); }
 
@@ -104,9 +148,15 @@ class SessionTable {
     SessionId session = 0;
     Role role = Role::kRequest;
   };
+  bool Keeps() const { return journal_ && journal_->on(); }
+  Session& Add(SessionId id, const Hello& hello);
+  void KeepHello(const Session& session);
+
+  Journal* const journal_;
   const Duration memory_;
   const std::size_t sessions_max_;
   SessionId last_id_ = 0;
+  SessionId last_kept_ = 0;
   std::unordered_map<ConnectionId, Bind> connections_;
   std::unordered_map<SessionId, Session> sessions_;
   std::map<std::pair<std::string, std::string>, SessionId> by_name_;  // (job, session).
