@@ -202,7 +202,11 @@ void Fields(Archive& archive, Hello& hello) {
 // Of an answer that is kept: neither a Welcome nor a status page ever is.
 template <typename Archive>
 void Fields(Archive& archive, Reply& reply) {
-  archive(reply.seq, reply.status, reply.value, reply.values, reply.number, reply.flag);
+  // Only a writer meets shared values: what was read has its own.
+  std::vector<std::string>& values =
+      reply.shared_values ? const_cast<std::vector<std::string>&>(reply.shared_values->values)
+                          : reply.values;
+  archive(reply.seq, reply.status, reply.value, values, reply.number, reply.flag);
 }
 
 template <typename Archive>

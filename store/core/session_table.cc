@@ -11,77 +11,95 @@ namespace {
 std::size_t BytesOf(const Reply& reply) {
   std::size_t bytes = reply.value.size() + reply.status.message().size();
   for (const std::string& value : reply.values) bytes += value.size();
-  return bytes;
+  return bytes + (reply.shared_values ? reply.shared_values->encoded.size() : 0);
 }
 
 // The value of a result's row.
-struct ResultRowValue {
-  std::uint64_t forgotten = 0;
-  Reply reply;
-};
-
-template <typename Archive>
-void Fields(Archive& archive, ResultRowValue& row) {
-  archive(row.forgotten, row.reply);
-}
-
-std::string EncodeResult(std::uint64_t forgotten, const Reply& reply) {
+template <typename Kept>
+std::string EncodeResult(const Kept& kept) {
   RowWriter writer;
-  writer(forgotten, reply);
+  writer(kept.order, kept.acknowledged, kept.dropped, kept.open, kept.reply);
   return writer.Take();
 }
 
 }  // namespace
 
 void ResultLog::Acknowledge(std::uint64_t first_unacked) {
-  if (first_unacked > 0) forgotten_ = std::max(forgotten_, first_unacked - 1);
-  if (journal_) return;
-  while (!results_.empty() && Forgotten(results_.begin()->first)) DropOldest();
+  if (first_unacked > 0) acknowledged_ = std::max(acknowledged_, first_unacked - 1);
+  open_.erase(open_.begin(), open_.upper_bound(acknowledged_));
+  if (!journal_) DropAcknowledged();
 }
 
 const Reply* ResultLog::Find(std::uint64_t seq) const {
-  const auto result = Forgotten(seq) ? results_.end() : results_.find(seq);
+  const auto result = seq <= acknowledged_ ? results_.end() : results_.find(seq);
   return result == results_.end() ? nullptr : &result->second.reply;
 }
 
-void ResultLog::Remember(const Reply& reply) {
-  if (Forgotten(reply.seq)) return;
-  open_.erase(reply.seq);
-  const auto [entry, is_new] = results_.try_emplace(reply.seq, Kept{reply});
-  if (!is_new) return;
-  bytes_ += BytesOf(reply);
-  while (Forgotten(results_.begin()->first)) DropOldest();
-  while (results_.size() > kResultsPerLineMax ||
-         (bytes_ > kResultBytesPerLineMax && results_.size() > 1)) {
-    DropOldest();
-  }
-  if (!journal_) return;
-  // A late one that is the oldest of too many has gone at once; the newest says so for it.
-  const auto kept = results_.find(reply.seq);
-  auto& [seq, carrier] = kept == results_.end() ? *results_.rbegin() : *kept;
-  carrier.forgotten = forgotten_;
-  journal_->Put(ResultRow(session_, role_, seq), EncodeResult(forgotten_, carrier.reply));
+bool ResultLog::Forgotten(std::uint64_t seq) const {
+  return seq <= acknowledged_ ||
+         (seq <= dropped_ && !open_.contains(seq) && !results_.contains(seq));
 }
 
-void ResultLog::DropOldest() {
-  const auto oldest = results_.begin();
-  if (journal_) journal_->Remove(ResultRow(session_, role_, oldest->first));
-  bytes_ -= BytesOf(oldest->second.reply);
-  forgotten_ = std::max(forgotten_, oldest->first);
-  results_.erase(oldest);
+void ResultLog::Open(std::uint64_t seq) {
+  if (seq <= acknowledged_) return;
+  open_.insert(seq);
+  if (open_.size() > kInFlightPerSessionMax) open_.erase(open_.begin());
+}
+
+void ResultLog::Remember(const Reply& reply) {
+  if (Forgotten(reply.seq) || results_.contains(reply.seq)) return;
+  open_.erase(reply.seq);
+  Kept& kept = results_[reply.seq];
+  kept.reply = reply;
+  kept.order = ++last_order_;
+  by_order_.emplace(kept.order, reply.seq);
+  bytes_ += BytesOf(reply);
+  DropAcknowledged();
+  while (results_.size() > kResultsPerLineMax ||
+         (bytes_ > kResultBytesPerLineMax && results_.size() > 1)) {
+    const std::uint64_t oldest = by_order_.begin()->second;
+    dropped_ = std::max(dropped_, oldest);
+    Drop(oldest);
+  }
+  kept.acknowledged = acknowledged_;
+  kept.dropped = dropped_;
+  kept.open.assign(open_.begin(), open_.upper_bound(dropped_));
+  if (journal_) journal_->Put(ResultRow(session_, role_, reply.seq), EncodeResult(kept));
+}
+
+void ResultLog::DropAcknowledged() {
+  while (!results_.empty() && results_.begin()->first <= acknowledged_) {
+    Drop(results_.begin()->first);
+  }
+}
+
+void ResultLog::Drop(std::uint64_t seq) {
+  const auto result = results_.find(seq);
+  if (journal_) journal_->Remove(ResultRow(session_, role_, seq));
+  bytes_ -= BytesOf(result->second.reply);
+  by_order_.erase(result->second.order);
+  results_.erase(result);
 }
 
 bool ResultLog::Restore(std::uint64_t seq, std::string_view value) {
-  ResultRowValue row;
-  if (!DecodeRow(value, row) || row.reply.seq != seq) return false;
-  bytes_ += BytesOf(row.reply);
-  forgotten_ = std::max(forgotten_, row.forgotten);
-  return results_.try_emplace(seq, Kept{std::move(row.reply), row.forgotten}).second;
+  Kept kept;
+  RowReader reader(value);
+  reader(kept.order, kept.acknowledged, kept.dropped, kept.open, kept.reply);
+  if (!reader.Done() || kept.reply.seq != seq) return false;
+  bytes_ += BytesOf(kept.reply);
+  acknowledged_ = std::max(acknowledged_, kept.acknowledged);
+  dropped_ = std::max(dropped_, kept.dropped);
+  if (kept.order > last_order_) {
+    last_order_ = kept.order;
+    open_ = {kept.open.begin(), kept.open.end()};
+  }
+  return by_order_.emplace(kept.order, seq).second &&
+         results_.try_emplace(seq, std::move(kept)).second;
 }
 
 void ResultLog::AppendRows(Rows& rows) const {
   for (const auto& [seq, kept] : results_) {
-    rows.emplace(ResultRow(session_, role_, seq), EncodeResult(kept.forgotten, kept.reply));
+    rows.emplace(ResultRow(session_, role_, seq), EncodeResult(kept));
   }
 }
 

@@ -23,9 +23,9 @@ namespace resilient::store {
 
 // The results of one line of requests (a session's request or control connection), so that a
 // repeated request gets the first answer instead of a second effect. A client has at most
-// kInFlightPerSessionMax requests open, and mutations are answered in order; so what a client may
-// still repeat is among the newest results, and older ones are dropped even while an older *wait*
-// holds first_unacked back.
+// kInFlightPerSessionMax requests open, and answers arrive in the order in which they were given; so
+// what a client may still repeat is among the newest results, and older ones are dropped even while
+// an older *wait* holds first_unacked back.
 //
 // In a durable store each result is a row, which also says what had been forgotten when it was
 // written. An acknowledgement alone changes no row, or each read behind a mutation would have to
@@ -61,17 +61,26 @@ class ResultLog {
  private:
   struct Kept {
     Reply reply;
-    std::uint64_t forgotten = 0;  // As it was when the row was written.
+    std::uint64_t order = 0;  // The age: a wait's result is younger than those of later requests.
+    // As they were when the row was written.
+    std::uint64_t acknowledged = 0;
+    std::uint64_t dropped = 0;
+    std::vector<std::uint64_t> open;  // Only those up to `dropped`.
   };
-  void DropOldest();
+  void DropAcknowledged();
+  void Drop(std::uint64_t seq);
 
   Journal* journal_ = nullptr;  // Null: nothing is kept beyond memory.
   SessionId session_ = 0;
   Role role_ = Role::kRequest;
-  // Those up to forgotten_ only wait for their rows to be removed.
+  // Those up to acknowledged_ only wait for their rows to be removed.
   std::map<std::uint64_t, Kept> results_;
+  std::map<std::uint64_t, std::uint64_t> by_order_;  // To the seq.
+  std::uint64_t last_order_ = 0;
+  std::set<std::uint64_t> open_;  // Requests that wait; at most kInFlightPerSessionMax.
   std::size_t bytes_ = 0;
-  std::uint64_t forgotten_ = 0;
+  std::uint64_t acknowledged_ = 0;
+  std::uint64_t dropped_ = 0;  // The highest number whose result had to go unacknowledged.
 };
 
 struct Line {
