@@ -9,10 +9,6 @@ namespace {
 
 constexpr Duration kMassCloseWindow = std::chrono::seconds(1);
 constexpr std::size_t kMassCloseFloor = 8;
-// A frame that was under way when the ping was sent must not count as its answer, so the accused
-// answers twice in a row.
-constexpr int kAnswersWanted = 2;
-
 bool SameProcess(const ProcessIdentity& known, const ProcessIdentity& told) {
   if (known.boot_id != told.boot_id || known.pid != told.pid) return false;
   if (!told.pid_namespace.empty() && known.pid_namespace != told.pid_namespace) return false;
@@ -26,8 +22,12 @@ void MembershipEffects::Tell(SessionId session, Event event) {
 }
 
 Membership::Membership(std::string job, MembershipLimits limits, std::uint64_t first_generation,
-                       std::uint64_t seed)
-    : job_(std::move(job)), limits_(limits), random_(seed), generation_(first_generation) {}
+                       std::uint64_t seed, Journal* journal)
+    : job_(std::move(job)),
+      limits_(limits),
+      journal_(journal),
+      random_(seed),
+      generation_(first_generation) {}
 
 Status Membership::Ready(SessionId session, std::uint64_t generation, Moment moment,
                          MembershipEffects& effects) {
@@ -39,8 +39,10 @@ Status Membership::Ready(SessionId session, std::uint64_t generation, Moment mom
   Seat& seat = SeatOf(*world, *who);
   if (seat.ready) return {};
   seat.ready = true;
+  Changed(*world, seat);
   if (++world->ready < world->seats.size()) return {};
   world->phase = Phase::kRunning;
+  Changed(*world);
   effects.log.push_back("job " + job_ + ": generation " + std::to_string(generation) +
                         " runs with " + std::to_string(world->size()) + " ranks");
   for (const Seat& member : world->seats) {
@@ -59,6 +61,8 @@ Status Membership::Leave(SessionId session, Moment moment, MembershipEffects& ef
                     "this session has left the job; open a new one to join again");
   --active_;
   ended_well_ = true;
+  Changed(*who);
+  ChangedJob();
   effects.released.push_back(session);
   effects.lost.push_back({session, who->out});
   effects.log.push_back("job " + job_ + ": " + Name(ClaimantOf(*who)) + " has left");
@@ -76,6 +80,7 @@ Status Membership::Leave(SessionId session, Moment moment, MembershipEffects& ef
       return entry.second.phase == Phase::kForming && entry.second.joined > 0;
     });
     host_left_ = host_left_ || (!another && !awaited);
+    ChangedJob();
     effects.stop_listening = effects.stop_listening || host_left_;
   }
   return {};
@@ -92,6 +97,7 @@ void Membership::LeaveSeat(World& world, Participant& who, Moment moment,
   seat.note = world.viewed ? "" : Name(ClaimantOf(who)) + " joined and left again";
   seat.vacant_since = moment.now;
   seat.gone_for_good = !who.hello.supervised;
+  Changed(world, seat);
   const std::uint64_t round = world.round;
   // Before all are ready nobody has got beyond building links to the leaver: that cannot end well.
   if (world.live > 0 && world.phase == Phase::kBuilding) FenceWorld(world, cause, moment, effects);
@@ -151,6 +157,7 @@ void Membership::Accuse(World& world, const Participant& reporter, const resilie
   if (accused->accusation && accused->accusation->generation == world.generation) return;
   accused->accusation =
       Accusation{world.generation, reporter.request.rank, Cut(report.status.message())};
+  Changed(*accused);
   Ping(*accused, moment, effects);
 }
 
@@ -188,6 +195,7 @@ void Membership::OnAnswers(Participant& who, Moment moment, MembershipEffects& e
   if (!who.accusation) return;
   const Accusation accusation = *who.accusation;
   who.accusation.reset();
+  Changed(who);
   World* world = WorldOf(who);
   if (!world || world->generation != accusation.generation) return;
   FailureDetail detail;
@@ -272,11 +280,13 @@ void Membership::LoseLeaver(Participant& who, const ExitReportOp& report, Moment
   if (seat.session != who.session || seat.state != SeatState::kLeft) return;
   if (report.signal == 0 && report.exit_code == 0) {
     seat.gone_for_good = true;
+    Changed(*world, seat);
     return RefuseIfDue(*world, moment, effects);
   }
   seat.state = SeatState::kLost;
   seat.gone_for_good = false;
   seat.vacant_since = moment.now;
+  Changed(*world, seat);
   const Status cause = LossOf(who, HowItEnded(report), moment);
   effects.log.push_back("job " + job_ + ": " + cause.message());
   if (world->phase == Phase::kBuilding || world->phase == Phase::kRunning) {
@@ -295,6 +305,8 @@ void Membership::Lose(Participant& who, const Status& cause, Moment moment,
   who.answers_due = 0;
   --active_;
   ended_well_ = false;
+  Changed(who);
+  ChangedJob();
   effects.released.push_back(who.session);
   effects.lost.push_back({who.session, who.out});
   effects.Tell(who.session, SessionLostEvent{who.out});
@@ -309,6 +321,7 @@ void Membership::Lose(Participant& who, const Status& cause, Moment moment,
   seat.note = world->viewed ? "" : cause.message();
   seat.vacant_since = moment.now;
   seat.gone_for_good = false;
+  Changed(*world, seat);
   const std::uint64_t round = world->round;
   if (world->phase == Phase::kBuilding || world->phase == Phase::kRunning) {
     FenceWorld(*world, cause, moment, effects);
@@ -378,9 +391,15 @@ void Membership::OnTimer(Timer timer, Moment moment, MembershipEffects& effects)
   }
 }
 
+bool Membership::Needs(SessionId session) const {
+  const Participant* who = Find(session);
+  return who && (who->Active() || WorldOf(*who));
+}
+
 void Membership::Forget(SessionId session) {
   const Participant* who = Find(session);
-  if (!who || who->Active()) return;
+  if (!who || Needs(session)) return;
+  Changed(*who);
   const auto process = by_process_.find({who->hello.process.boot_id, who->hello.process.pid});
   if (process != by_process_.end()) {
     process->second.erase(session);
@@ -417,12 +436,12 @@ Status Membership::CheckAccess(SessionId session, std::uint64_t scope,
   return {};
 }
 
-Membership::Participant* Membership::Find(SessionId session) {
+Participant* Membership::Find(SessionId session) {
   const auto found = participants_.find(session);
   return found == participants_.end() ? nullptr : &found->second;
 }
 
-const Membership::Participant* Membership::Find(SessionId session) const {
+const Participant* Membership::Find(SessionId session) const {
   const auto found = participants_.find(session);
   return found == participants_.end() ? nullptr : &found->second;
 }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -16,8 +17,11 @@
 
 #include "runtime/base/random.h"
 #include "store/core/causes.h"
+#include "store/core/journal.h"
 #include "store/core/keyspace.h"
 #include "store/core/messages.h"
+#include "store/core/participant.h"
+#include "store/core/storage.h"
 #include "store/core/world.h"
 
 namespace resilient::store {
@@ -64,12 +68,14 @@ struct MembershipLimits {
 };
 
 // Who is in a job: its lives, worlds and seats, and who is held for dead. The rules are those of
-// MEMBERSHIP.md, one method a rule. Sessions are known here from their first join on. Owner:
-// ServerCore, one per job. Thread: caller-synchronised. Pure.
+// MEMBERSHIP.md, one method a rule. Each change of what is kept is noted where it is made (Changed)
+// and written by Keep at the end of the step. Sessions are known here from their first join on.
+// Owner: ServerCore, one per job. Thread: caller-synchronised. Pure.
 class Membership {
  public:
+  // `journal` outlives this, or is null.
   Membership(std::string job, MembershipLimits limits, std::uint64_t first_generation,
-             std::uint64_t seed);
+             std::uint64_t seed, Journal* journal = nullptr);
 
   // ---- Asked by sessions. What is not OK is the answer to the request. ----
   Status Join(SessionId session, const Hello& hello, const JoinRequest& request, Moment moment,
@@ -95,8 +101,21 @@ class Membership {
   // `input_drained`: everything that had arrived has been handed in.
   void OnTick(Moment moment, bool input_drained, MembershipEffects& effects);
 
-  // Forgets a session that has no lease.
+  // True while a seat names the session, so that it must not be forgotten.
+  bool Needs(SessionId session) const;
+  // Forgets a session that is not needed.
   void Forget(SessionId session);
+
+  // ---- What is kept: membership_rows.cc. ----
+  // Writes the rows that have changed since the last call.
+  void Keep();
+  // The end of the job: its rows go.
+  void RemoveRows();
+  // Rows in the order of their kinds, `hello` for participants; then once FinishRestore, which
+  // grants leases anew. kInternal says what is wrong.
+  Status Restore(const RowName& name, std::string_view value, const Hello* hello);
+  Status FinishRestore(Moment moment, MembershipEffects& effects);
+  void AppendRows(Rows& rows) const;
 
   std::uint64_t generation() const { return generation_; }
   std::size_t participants() const { return participants_.size(); }
@@ -107,39 +126,10 @@ class Membership {
   void AppendJson(std::string& out, Moment moment) const;
 
  private:
-  enum class State : std::uint8_t {
-    kWaiting,  // For the holder of its seat to answer or to end.
-    kSeated,
-    kRefused,  // Alive, without a seat.
-    kLeft,
-    kLost,
-  };
-  struct Accusation {
-    std::uint64_t generation = 0;
-    int reporter = -1;
-    std::string text;
-  };
-  struct Participant {
-    SessionId session = 0;
-    Hello hello;
-    JoinRequest request;
-    State state = State::kRefused;
-    std::uint64_t round = 0;  // Of its seat; of the last one for left and lost.
-    Status out;               // Why refused or lost.
-    bool connected = true;    // Its control connection is up.
-    Instant last_seen{};
-    std::optional<Instant> closed_at;
-    bool exited = false;                   // Its process is gone; a report may still come.
-    std::vector<SessionId> claimants;      // Wait for this one's seat.
-    std::optional<Accusation> accusation;  // Its links broke.
-    int answers_due = 0;                   // Frames until it counts as alive.
-    SessionId holder = 0;                  // In kWaiting: who must answer or end.
-    int wanted_size = 0;                   // In kWaiting: of the holder's world.
-
-    bool Active() const {
-      return state == State::kWaiting || state == State::kSeated || state == State::kRefused;
-    }
-  };
+  using State = ParticipantState;
+  // A frame that was under way when the ping was sent must not count as its answer, so the accused
+  // answers twice in a row.
+  static constexpr int kAnswersWanted = 2;
   enum class TimerKind : std::uint8_t { kLoneClose, kExitReport, kPing, kWorld };
   using Timer = std::pair<TimerKind, std::uint64_t>;  // Of a session, or of a world's round.
 
@@ -152,6 +142,8 @@ class Membership {
                      MembershipEffects& effects);
   void TakeSeat(World& world, Participant& who, Moment moment, MembershipEffects& effects);
   void JoinAgain(World& world, Participant& who, Moment moment, MembershipEffects& effects);
+  // By what `who` asks for.
+  void Lengthen(World& world, const Participant& who);
   void Refuse(Participant& who, Status why, MembershipEffects& effects);
   void RefuseClaimants(Participant& holder, MembershipEffects& effects);
   void ReplaceClaimants(Participant& holder);
@@ -184,6 +176,25 @@ class Membership {
   bool MassClose(Instant now) const;
   Status LossOf(const Participant& who, const std::string& how, Moment moment) const;
 
+  // What a row is to be written of: membership_rows.cc.
+  void ChangedJob() { changed_.job = true; }
+  void Changed(const World& world) { Note(changed_.worlds, world.round); }
+  void ChangedView(const World& world) { Note(changed_.views, world.round); }
+  void Changed(const World& world, const Seat& seat) {
+    Note(changed_.seats, {world.round, static_cast<std::uint64_t>(&seat - world.seats.data())});
+  }
+  void Changed(const Participant& who) { Note(changed_.participants, who.session); }
+  void Gone(const World& world);
+  template <typename What>
+  void Note(std::vector<What>& list, What what) {
+    if (Keeps()) list.push_back(what);
+  }
+  bool Keeps() const { return journal_ && journal_->on(); }
+  std::string JobRowValue() const;
+  Status RestoreParticipant(SessionId session, std::string_view value, const Hello* hello);
+  Status RestoreSeat(const RowName& name, std::string_view value);
+  Status CheckRestored(const Participant& who) const;
+
   Participant* Find(SessionId session);
   const Participant* Find(SessionId session) const;
   World* WorldOf(const Participant& who);
@@ -193,8 +204,17 @@ class Membership {
   bool AnyoneSeated() const;
   void Arm(Instant when, TimerKind kind, std::uint64_t id);
 
+  struct Changes {
+    bool job = true;  // A new one is written in any case.
+    std::vector<std::uint64_t> worlds;
+    std::vector<std::uint64_t> views;
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> seats;  // Round and rank.
+    std::vector<SessionId> participants;
+  };
+
   const std::string job_;
   const MembershipLimits limits_;
+  Journal* const journal_;
   Random random_;
   std::uint64_t life_ = 0;
   std::uint64_t rounds_ = 0;  // Of this life.
@@ -209,6 +229,7 @@ class Membership {
   std::multimap<Instant, Timer> timers_;
   std::deque<Instant> closes_;        // Of control connections, within the last second.
   std::deque<SessionId> to_replace_;  // Claimants whose holder is gone.
+  Changes changed_;
 };
 
 }  // namespace resilient::store

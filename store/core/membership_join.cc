@@ -28,6 +28,7 @@ Status Membership::Join(SessionId session, const Hello& hello, const JoinRequest
     effects.granted.push_back(session);
   }
   who.last_seen = moment.now;
+  Changed(who);
   if (const Status invalid = CheckRequest(who, request); !invalid.ok()) {
     effects.Tell(session, JoinRefusedEvent{invalid});
     return {};
@@ -72,22 +73,32 @@ Status Membership::CheckRequest(const Participant& who, const JoinRequest& reque
 // A survivor, or a join that was sent twice.
 void Membership::JoinAgain(World& world, Participant& who, Moment moment,
                            MembershipEffects& effects) {
-  world.join_timeout = std::max(world.join_timeout, who.request.join_timeout);
-  world.seat_wait = std::max(world.seat_wait, who.request.seat_wait);
+  Lengthen(world, who);
   Seat& seat = SeatOf(world, who);
   const bool fenced = world.phase == Phase::kForming || world.phase == Phase::kRefused;
   if (fenced && seat.state == SeatState::kMember) {
     seat.state = SeatState::kJoined;
     ++world.joined;
+    Changed(world, seat);
   }
   if (world.phase != Phase::kForming) return PushState(who, effects);
   BuildIfComplete(world, effects);
   RefuseIfDue(world, moment, effects);
 }
 
+void Membership::Lengthen(World& world, const Participant& who) {
+  if (who.request.join_timeout <= world.join_timeout && who.request.seat_wait <= world.seat_wait) {
+    return;
+  }
+  world.join_timeout = std::max(world.join_timeout, who.request.join_timeout);
+  world.seat_wait = std::max(world.seat_wait, who.request.seat_wait);
+  Changed(world);
+}
+
 void Membership::Place(Participant& who, Moment moment, MembershipEffects& effects) {
   who.state = State::kRefused;
   who.holder = 0;
+  Changed(who);
   if (!CheckAttempt(who, moment, effects)) return;
   for (auto& [round, world] : worlds_) {
     if (PlaceIn(world, who, moment, effects)) return;
@@ -159,6 +170,7 @@ void Membership::WaitForHolder(World& world, Participant& who, SessionId holder,
   who.state = State::kWaiting;
   who.holder = holder;
   who.wanted_size = world.size();
+  Changed(who);
   other->claimants.push_back(who.session);
   effects.log.push_back("job " + job_ + ": " + Name(ClaimantOf(who)) + " joins while " +
                         Name(ClaimantOf(*other)) + " holds a seat; asking whether it is alive");
@@ -215,17 +227,22 @@ void Membership::Settle(Moment moment, MembershipEffects& effects) {
 void Membership::TakeSeat(World& world, Participant& who, Moment moment,
                           MembershipEffects& effects) {
   Seat& seat = world.seats[static_cast<std::size_t>(who.request.rank)];
+  std::vector<std::string> incarnations = std::move(seat.incarnations);
+  if (world.incarnations.insert(who.hello.incarnation).second) {
+    incarnations.push_back(who.hello.incarnation);
+  }
   seat = Seat{};
   seat.state = SeatState::kJoined;
   seat.session = who.session;
+  seat.incarnations = std::move(incarnations);
+  Changed(world, seat);
   who.state = State::kSeated;
   who.round = world.round;
   who.out = Status();
+  Changed(who);
   ++world.live;
   ++world.joined;
-  world.incarnations.insert(who.hello.incarnation);
-  world.join_timeout = std::max(world.join_timeout, who.request.join_timeout);
-  world.seat_wait = std::max(world.seat_wait, who.request.seat_wait);
+  Lengthen(world, who);
   effects.log.push_back("job " + job_ + ": " + Name(ClaimantOf(who)) + " joined round " +
                         std::to_string(world.round) + " (" + std::to_string(world.joined) + " of " +
                         std::to_string(world.size()) + ")");
@@ -237,6 +254,7 @@ void Membership::Refuse(Participant& who, Status why, MembershipEffects& effects
   who.state = State::kRefused;
   who.holder = 0;
   who.out = std::move(why);
+  Changed(who);
   effects.Tell(who.session, JoinRefusedEvent{who.out});
   effects.log.push_back("job " + job_ + ": join of " + Name(ClaimantOf(who)) +
                         " refused: " + who.out.message());
@@ -254,6 +272,8 @@ World& Membership::NewWorld(const Participant& who, Moment moment, MembershipEff
   World& world = worlds_[++rounds_];
   world.round = rounds_;
   world.generation = ++generation_;
+  ChangedJob();
+  Changed(world);
   world.launcher_attempt = who.hello.launcher_attempt;
   world.seats.resize(static_cast<std::size_t>(who.request.world_size));
   world.first_join = moment.now;

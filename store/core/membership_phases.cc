@@ -23,6 +23,8 @@ void Membership::BuildIfComplete(World& world, MembershipEffects& effects) {
   if (world.phase != Phase::kForming || world.joined < world.seats.size()) return;
   world.phase = Phase::kBuilding;
   world.viewed = true;
+  Changed(world);
+  ChangedView(world);
   world.ready = 0;
   world.joined = 0;
   world.view = View{};
@@ -35,6 +37,7 @@ void Membership::BuildIfComplete(World& world, MembershipEffects& effects) {
   for (Seat& seat : world.seats) {
     seat.state = SeatState::kMember;
     seat.ready = false;
+    Changed(world, seat);
     const Participant* who = Find(seat.session);
     RESILIENT_CHECK(who != nullptr);
     world.view.members.push_back({who->request.rank, who->hello.incarnation,
@@ -52,6 +55,8 @@ void Membership::FenceWorld(World& world, const Status& cause, Moment moment,
   world.phase = Phase::kForming;
   world.first_cause = cause;
   world.ready = 0;
+  ChangedJob();
+  Changed(world);
   effects.ended.push_back({world.round, cause, false});
   effects.log.push_back("job " + job_ + ": generation " + std::to_string(ended) +
                         " fenced: " + cause.ToString());
@@ -78,6 +83,7 @@ void Membership::RefuseIfDue(World& world, Moment moment, MembershipEffects& eff
 void Membership::RefuseWorld(World& world, Moment moment, MembershipEffects& effects) {
   if (world.viewed) {
     world.phase = Phase::kRefused;
+    Changed(world);
     effects.ended.push_back({world.round, world.first_cause, false});
     effects.log.push_back(
         "job " + job_ + ": round " + std::to_string(world.round) +
@@ -110,6 +116,7 @@ void Membership::EndIfDeserted(std::uint64_t round, const Status& why, Membershi
 void Membership::EndWorld(std::uint64_t round, const Status& why, MembershipEffects& effects) {
   effects.ended.push_back({round, why, true});
   effects.log.push_back("job " + job_ + ": round " + std::to_string(round) + " has ended");
+  Gone(worlds_.at(round));
   worlds_.erase(round);
 }
 

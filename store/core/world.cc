@@ -74,4 +74,25 @@ std::string World::WhoIsMissing() const {
   return text + notes;
 }
 
+Status World::FinishRestore(Instant now) {
+  std::size_t open = 0;
+  for (Seat& seat : seats) {
+    live += seat.Live() ? 1 : 0;
+    joined += seat.state == SeatState::kJoined ? 1 : 0;
+    open += seat.Open() ? 1 : 0;
+    ready += seat.ready && phase == Phase::kBuilding ? 1 : 0;
+    incarnations.insert(seat.incarnations.begin(), seat.incarnations.end());
+    seat.vacant_since = now;
+  }
+  first_join = now;
+  const bool whole = phase == Phase::kBuilding || phase == Phase::kRunning;
+  if (live == 0 || (whole && (open > 0 || joined > 0 || !viewed)) ||
+      (viewed && view.members.size() != seats.size()) || (whole && view.generation != generation)) {
+    return Status(StatusCode::kInternal, "round " + std::to_string(round) + " in phase " +
+                                             std::string(PhaseName(phase)) +
+                                             " lacks seats or its view");
+  }
+  return {};
+}
+
 }  // namespace resilient::store

@@ -23,42 +23,56 @@ std::string_view SeatStateName(SeatState state);
 
 // One place of a world: who holds it, or how it became vacant. Thread: value type.
 struct Seat {
+  // Kept in a row of its own, from its first holder on.
   SeatState state = SeatState::kEmpty;
   SessionId session = 0;  // The holder; for lost and left the last one.
   bool ready = false;     // In BUILDING: its communicators are built.
   // Left and not to be replaced: it ended well, or nobody supervises it.
   bool gone_for_good = false;
+  std::string note;                       // Of a seat that lost its holder before the first view.
+  std::vector<std::string> incarnations;  // Of all its holders.
+
+  // Not kept.
   Instant vacant_since{};
-  std::string note;  // Of a seat that lost its holder before the first view.
 
   bool Live() const { return state == SeatState::kJoined || state == SeatState::kMember; }
+  // Whether there is anything to keep.
+  bool Used() const { return state != SeatState::kEmpty || !note.empty() || !incarnations.empty(); }
   bool Open() const { return state == SeatState::kEmpty || state == SeatState::kLost; }
 };
 
 // One init round of one life. Owner: Membership, which moves it; thread: caller-synchronised.
 struct World {
+  // Kept.
   std::uint64_t round = 0;
   std::uint64_t generation = 0;
   std::uint64_t launcher_attempt = 0;
   Phase phase = Phase::kForming;
-  bool viewed = false;  // A view was built once; from then on losses fence.
-  std::vector<Seat> seats;
+  bool viewed = false;      // A view was built once; from then on losses fence.
+  Duration join_timeout{};  // The longest that a member asked for.
+  Duration seat_wait{};     // Likewise.
+  Status first_cause;       // Of the last fence or the refusal.
+  std::vector<Seat> seats;  // Each in a row of its own.
+  View view;                // Likewise; of the present generation from BUILDING on.
+
+  // Follows from what is kept.
   std::size_t live = 0;                // Seats joined or member.
   std::size_t joined = 0;              // Seats joined.
   std::size_t ready = 0;               // In BUILDING.
   std::set<std::string> incarnations;  // Of every process that ever held a seat.
+
+  // Not kept.
   Instant first_join{};
-  Duration join_timeout{};       // The longest that a member asked for.
-  Duration seat_wait{};          // Likewise.
-  Status first_cause;            // Of the last fence or the refusal.
   std::optional<Instant> armed;  // The timer that is set for RefusalDue.
-  View view;                     // Of the present generation from BUILDING on.
 
   int size() const { return static_cast<int>(seats.size()); }
   // When a FORMING world is to be refused; nullopt: not while things stay as they are.
   std::optional<Instant> RefusalDue() const;
   // "3 of 4 joined; missing ranks 2; nothing was ever heard from them".
   std::string WhoIsMissing() const;
+  // Fills in what follows from what is kept; `now` stands for instants that are not kept.
+  // kInternal: what is kept does not belong together.
+  Status FinishRestore(Instant now);
 };
 
 }  // namespace resilient::store

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <resilient/clock.h>
+#include <resilient/rendezvous.h>
+#include <resilient/status.h>
+
+#include "store/core/keyspace.h"
+#include "store/core/messages.h"
+
+namespace resilient::store {
+
+enum class ParticipantState : std::uint8_t {
+  kWaiting,  // For the holder of its seat to answer or to end.
+  kSeated,
+  kRefused,  // Alive, without a seat.
+  kLeft,
+  kLost,
+};
+
+// A member's word that the links to another broke; looked into by a ping.
+struct Accusation {
+  std::uint64_t generation = 0;
+  int reporter = -1;
+  std::string text;
+};
+
+// A session from its first join on. Owner: Membership. Thread: caller-synchronised.
+struct Participant {
+  // Kept with the session.
+  SessionId session = 0;
+  Hello hello;
+
+  // Kept in a row of its own.
+  JoinRequest request;
+  ParticipantState state = ParticipantState::kRefused;
+  std::uint64_t round = 0;               // Of its seat; of the last one for left and lost.
+  Status out;                            // Why refused or lost.
+  std::optional<Accusation> accusation;  // Its links broke.
+  SessionId holder = 0;                  // In kWaiting: who must answer or end.
+  int wanted_size = 0;                   // In kWaiting: of the holder's world.
+
+  // Not kept: found out anew by a server that starts.
+  bool connected = true;  // Its control connection is up.
+  Instant last_seen{};
+  std::optional<Instant> closed_at;
+  bool exited = false;               // Its process is gone; a report may still come.
+  std::vector<SessionId> claimants;  // Wait for this one's seat.
+  int answers_due = 0;               // Frames until it counts as alive.
+
+  bool Active() const {
+    return state == ParticipantState::kWaiting || state == ParticipantState::kSeated ||
+           state == ParticipantState::kRefused;
+  }
+};
+
+}  // namespace resilient::store
