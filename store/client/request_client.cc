@@ -16,11 +16,10 @@ namespace {
 constexpr Duration kCancelPatience = std::chrono::seconds(1);
 constexpr std::size_t kKeysShown = 8;
 constexpr std::size_t kKeyBytesShown = 64;
-// What protobuf and the frame add to the keys and values of a request, at most.
-constexpr std::size_t kBytesPerField = 16;
-constexpr std::size_t kRequestOverhead = 1u << 10;
 
-std::string ShowKeys(std::span<const std::string> keys) {
+}  // namespace
+
+std::string RequestClient::Ask::ShowKeys() const {
   std::string text;
   for (std::size_t i = 0; i < std::min(keys.size(), kKeysShown); ++i) {
     if (i > 0) text += ", ";
@@ -33,14 +32,6 @@ std::string ShowKeys(std::span<const std::string> keys) {
   if (keys.size() > kKeysShown) text += StrCat(" and ", keys.size() - kKeysShown, " more");
   return text;
 }
-
-std::size_t BytesOf(std::span<const std::string> keys) {
-  std::size_t bytes = 0;
-  for (const std::string& key : keys) bytes += key.size() + kBytesPerField;
-  return bytes;
-}
-
-}  // namespace
 
 RequestClient::RequestClient(const ConnectOptions& options, std::vector<HostPort> addresses,
                              InterruptCheck interrupt, const Clock& clock)
@@ -83,78 +74,6 @@ Status RequestClient::Open(Deadline deadline) {
   }
 }
 
-Status RequestClient::Set(const std::string& key, std::string value, const Call& call) {
-  Ask ask{"set", {&key, 1}, true};
-  std::size_t payload = value.size();
-  return Perform(ask, SetOp{key, std::move(value)}, payload, call).status();
-}
-
-Result<std::string> RequestClient::Get(const std::string& key, bool wait, const Call& call) {
-  Ask ask{"get", {&key, 1}, false};
-  Result<Reply> reply = Perform(ask, GetOp{key, wait}, 0, call);
-  if (!reply.ok()) return reply.status();
-  return std::move(reply->value);
-}
-
-Result<std::int64_t> RequestClient::Add(const std::string& key, std::int64_t amount,
-                                        const Call& call) {
-  Ask ask{"add", {&key, 1}, true};
-  Result<Reply> reply = Perform(ask, AddOp{key, amount}, 0, call);
-  if (!reply.ok()) return reply.status();
-  return reply->number;
-}
-
-Result<std::string> RequestClient::CompareSet(const std::string& key, std::string expected,
-                                              std::string desired, const Call& call) {
-  Ask ask{"compare_set", {&key, 1}, true};
-  std::size_t payload = std::max(expected.size(), desired.size());
-  // Each is within the limit of a value; both together must fit in a frame as well.
-  if (payload <= kValueBytesMax &&
-      expected.size() + desired.size() + BytesOf(ask.keys) + kRequestOverhead > kMaxFrameBody) {
-    return Status(StatusCode::kTooLarge,
-                  StrCat("compare_set of ", ShowKeys(ask.keys), ": expected and desired value of ",
-                         expected.size() + desired.size(), " bytes together exceed a message of ",
-                         kMaxFrameBody, " bytes"));
-  }
-  CompareSetOp op{key, std::move(expected), std::move(desired)};
-  Result<Reply> reply = Perform(ask, std::move(op), payload, call);
-  if (!reply.ok()) return reply.status();
-  return std::move(reply->value);
-}
-
-Result<bool> RequestClient::Check(const std::vector<std::string>& keys, const Call& call) {
-  Ask ask{"check", keys, false};
-  Result<Reply> reply = Perform(ask, CheckOp{keys}, 0, call);
-  if (!reply.ok()) return reply.status();
-  return reply->flag;
-}
-
-Status RequestClient::Wait(const std::vector<std::string>& keys, const Call& call) {
-  Ask ask{"wait", keys, false};
-  return Perform(ask, WaitOp{keys}, 0, call).status();
-}
-
-Result<bool> RequestClient::Delete(const std::string& key, const Call& call) {
-  Ask ask{"delete", {&key, 1}, true};
-  Result<Reply> reply = Perform(ask, DeleteOp{key}, 0, call);
-  if (!reply.ok()) return reply.status();
-  return reply->flag;
-}
-
-Result<std::int64_t> RequestClient::NumKeys(const Call& call) {
-  Ask ask{"num_keys", {}, false};
-  Result<Reply> reply = Perform(ask, NumKeysOp{}, 0, call);
-  if (!reply.ok()) return reply.status();
-  return reply->number;
-}
-
-Result<std::string> RequestClient::StatusJson(const Call& call) {
-  Ask ask{"status", {}, false};
-  Result<Reply> reply = Perform(ask, StatusOp{}, 0, call);
-  if (!reply.ok()) return reply.status();
-  return std::move(reply->status_json);
-}
-
 std::string RequestClient::server_id() const {
   if (mark_.InChild()) return {};
   Lock lock(mutex_);
@@ -175,9 +94,9 @@ void RequestClient::Close() {
   }
 }
 
-Result<Reply> RequestClient::Perform(const Ask& ask, Op op, std::size_t payload, const Call& call) {
+Result<Reply> RequestClient::Perform(const Ask& ask, Op op, const Call& call) {
   if (mark_.InChild()) return ForkedError(ask.name);
-  RESILIENT_RETURN_IF_ERROR(CheckSizes(ask, payload));
+  RESILIENT_RETURN_IF_ERROR(CheckSizes(ask));
   Waiter waiter(ask);
   Lock lock(mutex_);
   if (!dead_.ok()) return dead_;
@@ -187,9 +106,9 @@ Result<Reply> RequestClient::Perform(const Ask& ask, Op op, std::size_t payload,
   waiters_[waiter.seq] = &waiter;
   if (link_.open()) {
     waiter.sent = true;
-    SendNow(*request);
+    SendNow(std::move(*request));  // It may be large, and the core keeps its own.
   }
-  request->op = Op();  // It may be large, and the core keeps its own.
+  request->op = Op();
   Status outcome = Await(lock, waiter, call);
   waiters_.erase(waiter.seq);
   core_.Forget(waiter.seq);
@@ -220,8 +139,9 @@ Status RequestClient::Await(Lock& lock, Waiter& waiter, const Call& call) {
       lock.unlock();
       Status stop = Interrupted(call);
       lock.lock();
-      if (!stop.ok() && !waiter.done) {
-        if (link_.open()) SendNow(Request{.op = CancelOp{waiter.seq}});
+      // An answer that came meanwhile counts, unless a signal's exception must not be swallowed.
+      if (!stop.ok() && (!waiter.done || stop.code() == StatusCode::kInterrupted)) {
+        if (!waiter.done && link_.open()) SendNow(Request{.op = CancelOp{waiter.seq}});
         return stop;
       }
       next_check = clock_.Now() + Millis(kInterruptPollMs);
@@ -280,10 +200,9 @@ void RequestClient::HandOver() {
   }
 }
 
-void RequestClient::SendNow(const Request& request) {
-  Request numbered = request;
-  numbered.first_unacked = core_.first_unacked();
-  if (!link_.Send(numbered) && led_) wake_.Wake();
+void RequestClient::SendNow(Request request) {
+  request.first_unacked = core_.first_unacked();
+  if (!link_.Send(request) && led_) wake_.Wake();
 }
 
 void RequestClient::Dispatch(ServerMessage& message) {
@@ -312,7 +231,7 @@ void RequestClient::OnOpened() {
   const bool forgotten = !server_id_.empty() && !welcome.session_known;
   server_id_ = welcome.server;
   RenumberReads();
-  for (const Request& request : core_.Unanswered()) {
+  for (Request& request : core_.Unanswered()) {
     auto entry = waiters_.find(request.seq);
     if (entry == waiters_.end()) continue;
     Waiter& waiter = *entry->second;
@@ -324,8 +243,8 @@ void RequestClient::OnOpened() {
       continue;
     }
     waiter.sent = true;
-    SendNow(request);
-    if (waiter.cancelled) SendNow(Request{.op = CancelOp{request.seq}});
+    SendNow(std::move(request));
+    if (waiter.cancelled) SendNow(Request{.op = CancelOp{waiter.seq}});
   }
 }
 
@@ -376,29 +295,6 @@ Status RequestClient::Interrupted(const Call& call) const {
   return call.stop ? call.stop() : Status();
 }
 
-Status RequestClient::CheckSizes(const Ask& ask, std::size_t payload) const {
-  for (const std::string& key : ask.keys) {
-    if (key.size() > kKeyBytesMax) {
-      return Status(StatusCode::kTooLarge,
-                    StrCat(ask.name, ": a key of ", key.size(), " bytes (", ShowKeys({&key, 1}),
-                           ") exceeds the limit of ", kKeyBytesMax, " bytes"));
-    }
-  }
-  if (payload > kValueBytesMax) {
-    return Status(StatusCode::kTooLarge,
-                  StrCat(ask.name, " of ", ShowKeys(ask.keys), ": a value of ", payload,
-                         " bytes exceeds the limit of ", kValueBytesMax, " bytes"));
-  }
-  if (ask.keys.size() > kKeysPerRequestMax ||
-      BytesOf(ask.keys) + kRequestOverhead > kMaxFrameBody) {
-    return Status(StatusCode::kTooLarge,
-                  StrCat(ask.name, ": ", ask.keys.size(), " keys of ", BytesOf(ask.keys),
-                         " bytes exceed one request (", kKeysPerRequestMax, " keys, ",
-                         kMaxFrameBody, " bytes); split them"));
-  }
-  return Status();
-}
-
 Status RequestClient::ForkedError(std::string_view name) const {
   return Status(StatusCode::kForked,
                 StrCat("store ", name, " in process ", ::getpid(), ", a child forked from process ",
@@ -412,24 +308,30 @@ std::string RequestClient::Where() const {
 }
 
 Status RequestClient::TimeoutError(const Waiter& waiter, Duration waited) const {
-  return Status(StatusCode::kTimeout, StrCat(waiter.ask.name, " timeout after ", waited / Millis(1),
-                                             " ms, keys: ", ShowKeys(waiter.ask.keys), Where()));
+  std::string text = StrCat(waiter.ask.name, " timeout after ", waited / Millis(1),
+                            " ms, keys: ", waiter.ask.ShowKeys(), Where());
+  // The store knows who is late.
+  const Status& told = waiter.reply.status;
+  if (waiter.ask.meeting && !told.message().empty()) text += StrCat(": ", told.message());
+  return Status(StatusCode::kTimeout, std::move(text), told.detail());
 }
 
 Status RequestClient::UnknownOutcome(const Waiter& waiter, std::string_view why) const {
   return Status(StatusCode::kOutcomeUnknown,
-                StrCat(waiter.ask.name, " of key ", ShowKeys(waiter.ask.keys),
+                StrCat(waiter.ask.name, " of key ", waiter.ask.ShowKeys(),
                        " may or may not have been applied: ", why, Where()));
 }
 
+// A mutation that was sent may have been applied; all else has not been.
 Status RequestClient::LostError(const Waiter& waiter, Duration waited, Instant now) const {
+  const bool unknown = waiter.ask.mutation && waiter.sent;
   std::string_view effect = "";
-  if (waiter.ask.mutation)
-    effect = waiter.sent ? "; it may have been applied" : "; it was not sent";
+  if (unknown) effect = "; it may or may not have been applied";
+  if (waiter.ask.mutation && !waiter.sent) effect = "; it was not sent";
   return Status(
-      StatusCode::kStoreLost,
+      unknown ? StatusCode::kOutcomeUnknown : StatusCode::kStoreLost,
       StrCat(waiter.ask.name, " timeout after ", waited / Millis(1),
-             " ms, keys: ", ShowKeys(waiter.ask.keys), Where(), ": no connection to the store for ",
+             " ms, keys: ", waiter.ask.ShowKeys(), Where(), ": no connection to the store for ",
              SecondsOf(now - outage_.since()), " s (", link_.trouble().message(), ")", effect));
 }
 

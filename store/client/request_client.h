@@ -44,16 +44,37 @@ class RequestClient final : public Client {
   Status Wait(const std::vector<std::string>& keys, const Call& call) override;
   Result<bool> Delete(const std::string& key, const Call& call) override;
   Result<std::int64_t> NumKeys(const Call& call) override;
+  Result<std::int64_t> Append(const std::string& key, std::string value, const Call& call) override;
+  Result<std::vector<std::string>> MultiGet(const std::vector<std::string>& keys, bool wait,
+                                            const Call& call) override;
+  Status MultiSet(const std::vector<std::string>& keys, std::vector<std::string> values,
+                  const Call& call) override;
+  Result<std::vector<std::string>> ListKeys(const std::string& prefix, const Call& call) override;
+  Result<std::int64_t> QueuePush(const std::string& key, std::string value,
+                                 const Call& call) override;
+  Result<std::string> QueuePop(const std::string& key, bool wait, const Call& call) override;
+  Result<std::int64_t> QueueLength(const std::string& key, const Call& call) override;
+  Status Barrier(const std::string& key, std::int64_t size, const Call& call) override;
+  Result<std::vector<std::string>> Exchange(const std::string& key, std::int64_t rank,
+                                            std::int64_t size, std::string value,
+                                            const Call& call) override;
   Result<std::string> StatusJson(const Call& call) override;
   std::string server_id() const override;
   void Close() override;
 
  private:
-  // What a call is, for its texts and for what an unknown outcome means.
+  // What a call is, for its texts, its limits, and for what an unknown outcome means.
   struct Ask {
     std::string_view name;
     std::span<const std::string> keys;
     bool mutation = false;
+    bool meeting = false;  // Others have to come: the store can say who has not.
+    std::size_t values = 0;
+    std::size_t value_bytes = 0;  // Of all values.
+    std::size_t largest = 0;      // Bytes of the largest one.
+
+    Ask& With(const std::string& value);
+    std::string ShowKeys() const;
   };
   struct Waiter {
     explicit Waiter(const Ask& what) : ask(what) {}
@@ -68,12 +89,12 @@ class RequestClient final : public Client {
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  Result<Reply> Perform(const Ask& ask, Op op, std::size_t payload, const Call& call);
+  Result<Reply> Perform(const Ask& ask, Op op, const Call& call);
   Status Await(Lock& lock, Waiter& waiter, const Call& call);
   Status OnDeadline(Waiter& waiter, Instant begun, Instant now);
   void Lead(Lock& lock, Instant until);
   void HandOver();
-  void SendNow(const Request& request);
+  void SendNow(Request request);
   void Dispatch(ServerMessage& message);
   void OnOpened();
   void RenumberReads();
@@ -81,7 +102,8 @@ class RequestClient final : public Client {
   void FailAll(const Status& why);
   Status Interrupted(const Call& call) const;
 
-  Status CheckSizes(const Ask& ask, std::size_t payload) const;
+  static Status CheckSizes(const Ask& ask);
+  static Status CheckCount(const Ask& ask, std::size_t got, std::size_t wanted);
   Status ForkedError(std::string_view name) const;
   std::string Where() const;
   Status TimeoutError(const Waiter& waiter, Duration waited) const;

@@ -29,6 +29,10 @@ BASES = {
     "STORE_LOST": dist.DistStoreError,
     "TIMEOUT": dist.DistStoreError,
     "OUTCOME_UNKNOWN": dist.DistStoreError,
+    "NOT_FOUND": dist.DistStoreError,
+    "WRONG_TYPE": dist.DistStoreError,
+    "TOO_LARGE": dist.DistStoreError,
+    "QUEUE_EMPTY": dist.QueueEmptyError,
     "REFUSED": dist.DistNetworkError,
     "UNREACHABLE": dist.DistNetworkError,
     "RESOLVE": dist.DistNetworkError,
@@ -68,9 +72,9 @@ def test_unknown_values_are_none():
 
 
 def test_a_code_without_a_class_of_its_own():
-    error = _errors.make("TOO_LARGE", "x", {})
+    error = _errors.make("RESOURCE_EXHAUSTED", "x", {})
     assert type(error) is torch_resilient.ResilientError
-    assert error.code == "TOO_LARGE"
+    assert error.code == "RESOURCE_EXHAUSTED"
 
 
 def test_the_prefix_comes_once():

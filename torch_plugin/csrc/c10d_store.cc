@@ -17,6 +17,12 @@ std::vector<std::uint8_t> ToBytes(const std::string& text) {
   return std::vector<std::uint8_t>(text.begin(), text.end());
 }
 
+void Taken(Host& host, const Status& status) { Check(host, status); }
+template <typename T>
+T Taken(Host& host, Result<T> result) {
+  return ValueOrThrow(host, std::move(result));
+}
+
 // How long the control connection may lag behind the request connection with news of a fence.
 constexpr Duration kFenceNewsGrace = std::chrono::seconds(1);
 
@@ -46,7 +52,7 @@ Result<c10::intrusive_ptr<ResilientStore>> ResilientStore::Standalone(
       [&] { client.emplace(store::Connect(options, interrupt, clock, DeadlineOf(timeout))); });
   if (!client->ok()) return client->status();
   return c10::make_intrusive<ResilientStore>(std::move(*client).value(), nullptr, std::move(host),
-                                             timeout);
+                                             timeout, options);
 }
 
 Result<c10::intrusive_ptr<ResilientStore>> ResilientStore::OfSession(
@@ -65,12 +71,16 @@ ResilientStore::ResilientStore(std::shared_ptr<store::Client> client,
       context_(std::move(context)),
       client_(std::move(client)),
       host_(std::move(host)),
+      options_(std::move(options)),
       scope_(context_ ? context_->round() : 0) {}
 
 ResilientStore::~ResilientStore() = default;
 
 c10::intrusive_ptr<c10d::Store> ResilientStore::clone() {
-  return c10::make_intrusive<ResilientStore>(client_, context_, host_, timeout_);
+  if (context_ != nullptr) {
+    return c10::make_intrusive<ResilientStore>(client_, context_, host_, timeout_);
+  }
+  return ValueOrThrow(*host_, Standalone(options_, timeout_, host_));
 }
 
 void ResilientStore::Close() {
@@ -84,7 +94,7 @@ store::Client::Call ResilientStore::MakeCall(std::chrono::milliseconds timeout, 
   call.scope = scope_;
   if (context_ == nullptr) return call;
   switch (waits) {
-    case Waits::kForKeys:
+    case Waits::kForOthers:
       call.stop = [context = context_] { return context->session().failure(); };
       break;
     case Waits::kNo:
@@ -103,20 +113,6 @@ auto ResilientStore::Run(Body body) const {
   return std::move(*result);
 }
 
-void ResilientStore::set(const std::string& key, const std::vector<std::uint8_t>& value) {
-  Check(*host_,
-        Run([&] { return client_->Set(key, ToString(value), MakeCall(timeout_, Waits::kNo)); }));
-}
-
-std::vector<std::uint8_t> ResilientStore::compareSet(const std::string& key,
-                                                     const std::vector<std::uint8_t>& expected,
-                                                     const std::vector<std::uint8_t>& desired) {
-  return ToBytes(ValueOrThrow(*host_, Run([&] {
-    return client_->CompareSet(key, ToString(expected), ToString(desired),
-                               MakeCall(timeout_, Waits::kNo));
-  })));
-}
-
 // The server ends a wait with the cause of a fence on this connection, and tells the session on
 // another: the error is raised once the session knows, so that what is sticky is so from the first.
 Status ResilientStore::Settled(Status status) const {
@@ -126,46 +122,113 @@ Status ResilientStore::Settled(Status status) const {
   return known.ok() ? status : known;
 }
 
-void ResilientStore::CheckSession() const {
+template <typename T>
+Result<T> ResilientStore::Settled(Result<T> result) const {
+  if (result.ok()) return result;
+  return Settled(result.status());
+}
+
+template <typename Body>
+auto ResilientStore::Ask(Body body) const {
+  return Taken(*host_, Run([&] { return body(MakeCall(timeout_, Waits::kNo)); }));
+}
+
+template <typename Body>
+auto ResilientStore::Await(std::chrono::milliseconds timeout, Body body) const {
   if (context_ != nullptr) Check(*host_, context_->session().failure());
+  return Taken(*host_, Run([&] { return Settled(body(MakeCall(timeout, Waits::kForOthers))); }));
+}
+
+void ResilientStore::set(const std::string& key, const std::vector<std::uint8_t>& value) {
+  Ask([&](const auto& call) { return client_->Set(key, ToString(value), call); });
+}
+
+std::vector<std::uint8_t> ResilientStore::compareSet(const std::string& key,
+                                                     const std::vector<std::uint8_t>& expected,
+                                                     const std::vector<std::uint8_t>& desired) {
+  return ToBytes(Ask([&](const auto& call) {
+    return client_->CompareSet(key, ToString(expected), ToString(desired), call);
+  }));
 }
 
 std::vector<std::uint8_t> ResilientStore::get(const std::string& key) {
-  CheckSession();
-  return ToBytes(ValueOrThrow(*host_, Run([&]() -> Result<std::string> {
-    auto value = client_->Get(key, /*wait=*/true, MakeCall(timeout_, Waits::kForKeys));
-    if (!value.ok()) return Settled(value.status());
-    return value;
-  })));
+  return ToBytes(
+      Await(timeout_, [&](const auto& call) { return client_->Get(key, /*wait=*/true, call); }));
 }
 
 std::int64_t ResilientStore::add(const std::string& key, std::int64_t amount) {
-  return ValueOrThrow(
-      *host_, Run([&] { return client_->Add(key, amount, MakeCall(timeout_, Waits::kNo)); }));
+  return Ask([&](const auto& call) { return client_->Add(key, amount, call); });
 }
 
 bool ResilientStore::deleteKey(const std::string& key) {
-  return ValueOrThrow(*host_,
-                      Run([&] { return client_->Delete(key, MakeCall(timeout_, Waits::kNo)); }));
+  return Ask([&](const auto& call) { return client_->Delete(key, call); });
 }
 
 bool ResilientStore::check(const std::vector<std::string>& keys) {
-  return ValueOrThrow(*host_,
-                      Run([&] { return client_->Check(keys, MakeCall(timeout_, Waits::kNo)); }));
+  return Ask([&](const auto& call) { return client_->Check(keys, call); });
 }
 
 std::int64_t ResilientStore::getNumKeys() {
-  return ValueOrThrow(*host_,
-                      Run([&] { return client_->NumKeys(MakeCall(timeout_, Waits::kNo)); }));
+  return Ask([&](const auto& call) { return client_->NumKeys(call); });
 }
 
 void ResilientStore::wait(const std::vector<std::string>& keys) { wait(keys, timeout_); }
 
 void ResilientStore::wait(const std::vector<std::string>& keys,
                           const std::chrono::milliseconds& timeout) {
-  CheckSession();
-  Check(*host_,
-        Run([&] { return Settled(client_->Wait(keys, MakeCall(timeout, Waits::kForKeys))); }));
+  Await(timeout, [&](const auto& call) { return client_->Wait(keys, call); });
+}
+
+void ResilientStore::append(const std::string& key, const std::vector<std::uint8_t>& value) {
+  Ask([&](const auto& call) { return client_->Append(key, ToString(value), call); });
+}
+
+std::vector<std::vector<std::uint8_t>> ResilientStore::multiGet(
+    const std::vector<std::string>& keys) {
+  const std::vector<std::string> texts = Await(
+      timeout_, [&](const auto& call) { return client_->MultiGet(keys, /*wait=*/true, call); });
+  std::vector<std::vector<std::uint8_t>> values;
+  values.reserve(texts.size());
+  for (const std::string& text : texts) values.push_back(ToBytes(text));
+  return values;
+}
+
+void ResilientStore::multiSet(const std::vector<std::string>& keys,
+                              const std::vector<std::vector<std::uint8_t>>& values) {
+  std::vector<std::string> texts;
+  texts.reserve(values.size());
+  for (const auto& value : values) texts.push_back(ToString(value));
+  Ask([&](const auto& call) { return client_->MultiSet(keys, std::move(texts), call); });
+}
+
+void ResilientStore::queuePush(const std::string& key, const std::vector<std::uint8_t>& value) {
+  Ask([&](const auto& call) { return client_->QueuePush(key, ToString(value), call); });
+}
+
+std::vector<std::uint8_t> ResilientStore::queuePop(const std::string& key, bool block) {
+  const auto pop = [&](const auto& call) { return client_->QueuePop(key, block, call); };
+  return ToBytes(block ? Await(timeout_, pop) : Ask(pop));
+}
+
+std::int64_t ResilientStore::queueLen(const std::string& key) {
+  return Ask([&](const auto& call) { return client_->QueueLength(key, call); });
+}
+
+std::vector<std::string> ResilientStore::listKeys() {
+  return Ask([&](const auto& call) { return client_->ListKeys("", call); });
+}
+
+void ResilientStore::barrier(const std::string& key, std::int64_t world_size,
+                             const std::chrono::milliseconds& timeout) {
+  Await(timeout, [&](const auto& call) { return client_->Barrier(key, world_size, call); });
+}
+
+std::vector<std::string> ResilientStore::Exchange(const std::string& key, std::int64_t rank,
+                                                  std::int64_t size, std::string value,
+                                                  const std::chrono::milliseconds& timeout) {
+  return Await(timeout, [&](const auto& call) {
+    return client_->Exchange(key, rank, size, std::move(value), call);
+  });
 }
 
 }  // namespace resilient::plugin

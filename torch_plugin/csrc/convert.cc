@@ -17,6 +17,8 @@ ErrorKind KindOf(StatusCode code) {
     case StatusCode::kWrongType:
     case StatusCode::kTooLarge:
       return ErrorKind::kStore;
+    case StatusCode::kQueueEmpty:
+      return ErrorKind::kQueueEmpty;
     case StatusCode::kRefused:
     case StatusCode::kUnreachable:
     case StatusCode::kResolve:
@@ -57,6 +59,8 @@ void ThrowNative(const Status& status) {
   switch (KindOf(status.code())) {
     case ErrorKind::kStore:
       throw StoreError(where, status);
+    case ErrorKind::kQueueEmpty:
+      throw QueueEmptyError(where, status);
     case ErrorKind::kNetwork:
       throw NetworkError(where, status);
     case ErrorKind::kBackend:

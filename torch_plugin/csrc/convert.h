@@ -13,12 +13,12 @@
 namespace resilient::plugin {
 
 // Which of torch's exception classes a failure is.
-enum class ErrorKind : std::uint8_t { kBackend, kStore, kNetwork };
+enum class ErrorKind : std::uint8_t { kBackend, kStore, kQueueEmpty, kNetwork };
 
 // The one table from codes to kinds (docs/semantics.md section 5).
 ErrorKind KindOf(StatusCode code);
 
-// Raises BackendError, StoreError or NetworkError of <resilient/torch.h>.
+// Raises BackendError, StoreError, QueueEmptyError or NetworkError of <resilient/torch.h>.
 [[noreturn]] void ThrowNative(const Status& status);
 
 inline void Check(Host& host, const Status& status) {

@@ -34,6 +34,7 @@ _HOMES = {
     "JoinTimeoutError": "_errors",
     "StoreLostError": "_errors",
     "StoreTimeoutError": "_errors",
+    "QueueEmptyError": "_errors",
     "ConnectError": "_errors",
 }
 

@@ -83,7 +83,8 @@ def _store_class():
         """A c10d Store on a server of ours: `Store("host:port")`, like TCPStore.
 
         Its keys belong to the job, not to one init. `job`: the name of the job on a shared server;
-        default the address.
+        default the address. `timeout` (seconds or timedelta) bounds each call that waits, strictly.
+        Threads may share it: one that waits does not hold up another.
         """
 
         def __init__(self, address, timeout=_STORE_TIMEOUT, job=""):
@@ -92,6 +93,10 @@ def _store_class():
             if not isinstance(timeout, timedelta):
                 timeout = timedelta(seconds=timeout)
             super().__init__(self.addresses, self.job, timeout)
+
+        def clone(self):
+            """A store for the same keys with a connection and session of its own."""
+            return Store(",".join(self.addresses), timeout=self.timeout, job=self.job)
 
         def __repr__(self):
             return f"torch_resilient.Store({','.join(self.addresses)!r}, job={self.job!r})"

@@ -84,7 +84,7 @@ class ConfigError(ResilientError, dist.DistBackendError, ValueError):
 
 
 class StoreError(ResilientError, dist.DistStoreError):
-    """Base of the store's errors."""
+    """Base of the store's errors; itself for an answer that is a refusal, as a wrong type."""
 
 
 class JoinTimeoutError(StoreError):
@@ -103,6 +103,12 @@ class StoreTimeoutError(StoreError):
     """The timeout of one call passed, or its outcome is not known."""
 
     default_code = "TIMEOUT"
+
+
+class QueueEmptyError(StoreError, dist.QueueEmptyError):
+    """A queue without an item, asked not to wait."""
+
+    default_code = "QUEUE_EMPTY"
 
 
 class ConnectError(ResilientError, dist.DistNetworkError):
@@ -132,6 +138,10 @@ CLASSES = {
     "STORE_LOST": StoreLostError,
     "TIMEOUT": StoreTimeoutError,
     "OUTCOME_UNKNOWN": StoreTimeoutError,
+    "NOT_FOUND": StoreError,
+    "WRONG_TYPE": StoreError,
+    "TOO_LARGE": StoreError,
+    "QUEUE_EMPTY": QueueEmptyError,
     "REFUSED": ConnectError,
     "UNREACHABLE": ConnectError,
     "RESOLVE": ConnectError,

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,7 @@
 namespace resilient::store {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 class RequestClientTest : public ::testing::Test {
@@ -77,6 +79,15 @@ class RequestClientTest : public ::testing::Test {
   std::future<Status> StartWait(Client& client, std::vector<std::string> keys, Client::Call call) {
     return std::async(std::launch::async,
                       [&client, keys, call] { return client.Wait(keys, call); });
+  }
+
+  std::future<Result<std::string>> StartPop(Client& client, std::string key, Client::Call call) {
+    return std::async(std::launch::async,
+                      [&client, key, call] { return client.QueuePop(key, true, call); });
+  }
+  std::future<Status> StartBarrier(Client& client, std::string key, Client::Call call) {
+    return std::async(std::launch::async,
+                      [&client, key, call] { return client.Barrier(key, 4, call); });
   }
 
   SystemClock clock_;
@@ -204,7 +215,7 @@ TEST_F(RequestClientTest, Operations_EachKind_CarryTheirFieldsAndAnswers) {
   EXPECT_EQ(swap->first_unacked, 2u);
   line_->SendReply(ValueReply(swap, "w"));
   std::optional<Request> check = line_->Read();
-  EXPECT_THAT(std::get<CheckOp>(check->op).keys, ::testing::ElementsAre("k", "l"));
+  EXPECT_THAT(std::get<CheckOp>(check->op).keys, ElementsAre("k", "l"));
   Reply yes = ReplyTo(check);
   yes.flag = true;
   line_->SendReply(yes);
@@ -218,6 +229,113 @@ TEST_F(RequestClientTest, Operations_EachKind_CarryTheirFieldsAndAnswers) {
   EXPECT_FALSE(std::get<GetOp>(get->op).wait);
   line_->SendReply(ReplyTo(get, Status(StatusCode::kNotFound, "no such key")));
   work.get();
+}
+
+TEST_F(RequestClientTest, Operations_OnManyKeys_CarryTheirFieldsAndAnswers) {
+  auto client = Connected();
+  const Client::Call call = Patient();
+  auto work = std::async(std::launch::async, [&] {
+    EXPECT_EQ(*client->Append("k", "v", call), 7);
+    EXPECT_THAT(*client->MultiGet({"a", "b"}, true, call), ElementsAre("1", ""));
+    EXPECT_TRUE(client->MultiSet({"a", "b"}, {"x", "y"}, call).ok());
+  });
+  std::optional<Request> append = line_->Read();
+  EXPECT_EQ(std::get<AppendOp>(append->op).key, "k");
+  EXPECT_EQ(std::get<AppendOp>(append->op).value, "v");
+  line_->SendReply(NumberReply(append, 7));
+  std::optional<Request> get = line_->Read();
+  EXPECT_THAT(std::get<MultiGetOp>(get->op).keys, ElementsAre("a", "b"));
+  EXPECT_TRUE(std::get<MultiGetOp>(get->op).wait);
+  line_->SendReply(ValuesReply(get, {"1", ""}));
+  std::optional<Request> set = line_->Read();
+  EXPECT_THAT(std::get<MultiSetOp>(set->op).keys, ElementsAre("a", "b"));
+  EXPECT_THAT(std::get<MultiSetOp>(set->op).values, ElementsAre("x", "y"));
+  line_->SendReply(ReplyTo(set));
+  work.get();
+}
+
+TEST_F(RequestClientTest, Operations_OnQueuesAndMeetings_CarryTheirFieldsAndAnswers) {
+  auto client = Connected();
+  const Client::Call call = Patient();
+  auto work = std::async(std::launch::async, [&] {
+    EXPECT_EQ(*client->QueuePush("q", "v", call), 3);
+    EXPECT_EQ(*client->QueueLength("q", call), 3);
+    EXPECT_EQ(*client->QueuePop("q", true, call), "v");
+    EXPECT_EQ(client->QueuePop("q", false, call).status().code(), StatusCode::kQueueEmpty);
+    EXPECT_TRUE(client->Barrier("init", 4, call).ok());
+    EXPECT_THAT(*client->Exchange("card", 1, 2, "mine", call), ElementsAre("theirs", "mine"));
+  });
+  std::optional<Request> push = line_->Read();
+  EXPECT_EQ(std::get<QueuePushOp>(push->op).value, "v");
+  line_->SendReply(NumberReply(push, 3));
+  line_->SendReply(NumberReply(line_->ReadOp<QueueLengthOp>(), 3));
+  std::optional<Request> pop = line_->Read();
+  EXPECT_TRUE(std::get<QueuePopOp>(pop->op).wait);
+  line_->SendReply(ValueReply(pop, "v"));
+  pop = line_->Read();
+  EXPECT_FALSE(std::get<QueuePopOp>(pop->op).wait);
+  line_->SendReply(ReplyTo(pop, Status(StatusCode::kQueueEmpty, "queue q is empty")));
+  std::optional<Request> barrier = line_->Read();
+  EXPECT_EQ(std::get<BarrierOp>(barrier->op).key, "init");
+  EXPECT_EQ(std::get<BarrierOp>(barrier->op).size, 4);
+  line_->SendReply(ReplyTo(barrier));
+  std::optional<Request> exchange = line_->Read();
+  EXPECT_EQ(std::get<ExchangeOp>(exchange->op).rank, 1);
+  EXPECT_EQ(std::get<ExchangeOp>(exchange->op).size, 2);
+  EXPECT_EQ(std::get<ExchangeOp>(exchange->op).value, "mine");
+  line_->SendReply(ValuesReply(exchange, {"theirs", "mine"}));
+  work.get();
+}
+
+TEST_F(RequestClientTest, ListKeys_SeveralPages_AreOneAnswer) {
+  auto client = Connected();
+  auto listing = std::async(std::launch::async, [&] { return client->ListKeys("a/", Patient()); });
+  for (const auto& [after, page, more] :
+       {std::tuple("", std::vector<std::string>{"a/1", "a/2"}, true),
+        std::tuple("a/2", std::vector<std::string>{"a/3"}, true),
+        std::tuple("a/3", std::vector<std::string>{}, false)}) {
+    std::optional<Request> request = line_->Read();
+    EXPECT_EQ(std::get<ListKeysOp>(request->op).prefix, "a/");
+    EXPECT_EQ(std::get<ListKeysOp>(request->op).after, after);
+    Reply reply = ValuesReply(request, page);
+    reply.flag = more;
+    line_->SendReply(reply);
+  }
+  EXPECT_THAT(*listing.get(), ElementsAre("a/1", "a/2", "a/3"));
+}
+
+TEST_F(RequestClientTest, ListKeys_PagesThatDoNotLeadOn_EndWithAnError) {
+  auto client = Connected();
+  auto listing = std::async(std::launch::async, [&] { return client->ListKeys("", Patient()); });
+  for (int i = 0; i < 2; ++i) {
+    Reply reply = ValuesReply(line_->ReadOp<ListKeysOp>(), {"a", "b"});
+    reply.flag = true;
+    line_->SendReply(reply);
+  }
+  EXPECT_EQ(listing.get().status().code(), StatusCode::kProtocol);
+}
+
+TEST_F(RequestClientTest, WrongNumberOfValues_IsAnError) {
+  auto client = Connected();
+  auto getting = std::async(std::launch::async, [&] {
+    return client->MultiGet({"a", "b"}, false, Patient());
+  });
+  line_->SendReply(ValuesReply(line_->Read(), {"1"}));
+  Status status = getting.get().status();
+  EXPECT_EQ(status.code(), StatusCode::kProtocol);
+  EXPECT_THAT(status.message(), HasSubstr("1 values instead of 2"));
+}
+
+TEST_F(RequestClientTest, InvalidArguments_AreRefusedBeforeTheyAreSent) {
+  auto client = Connected();
+  const Client::Call call = Patient();
+  EXPECT_EQ(client->Barrier("b", 0, call).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(client->Exchange("e", 2, 2, "", call).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(client->Exchange("e", -1, 2, "", call).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(client->MultiSet({"a", "b"}, {"1"}, call).code(), StatusCode::kInvalidArgument);
+  auto adding = StartAdd(*client, "n", call);
+  line_->SendReply(NumberReply(line_->ReadOp<AddOp>(), 1));
+  EXPECT_EQ(*adding.get(), 1);
 }
 
 TEST_F(RequestClientTest, LostConnection_SendsExactlyTheUnansweredAgainInOrder) {
@@ -260,6 +378,26 @@ TEST_F(RequestClientTest, LostConnection_WaitIsAskedAnewUnderANewNumber) {
   line_->SendReply(ValueReply(again, "v"));
   EXPECT_EQ(*adding.get(), 1);
   EXPECT_EQ(*getting.get(), "v");
+}
+
+// An arrival, a popped item: done twice it would be a second one, so the number stays.
+TEST_F(RequestClientTest, LostConnection_WaitsWithAnEffectKeepTheirNumber) {
+  auto client = Connected();
+  auto popping = StartPop(*client, "q", Patient());
+  std::optional<Request> pop = line_->Read();
+  auto meeting = StartBarrier(*client, "init", Patient());
+  std::optional<Request> barrier = line_->Read();
+  Break(KnownWelcome());
+  std::optional<Request> pop_again = line_->Read();
+  std::optional<Request> barrier_again = line_->Read();
+  ASSERT_TRUE(pop_again && std::holds_alternative<QueuePopOp>(pop_again->op));
+  ASSERT_TRUE(barrier_again && std::holds_alternative<BarrierOp>(barrier_again->op));
+  EXPECT_EQ(pop_again->seq, pop->seq);
+  EXPECT_EQ(barrier_again->seq, barrier->seq);
+  line_->SendReply(ReplyTo(barrier));
+  line_->SendReply(ValueReply(pop, "item"));
+  EXPECT_TRUE(meeting.get().ok());
+  EXPECT_EQ(*popping.get(), "item");
 }
 
 TEST_F(RequestClientTest, LostConnection_IsOneLineOfLogWithItsDuration) {
@@ -324,6 +462,69 @@ TEST_F(RequestClientTest, Deadline_NoAnswerAtAll_WaitTimesOutAndMutationIsUnknow
   EXPECT_EQ(unknown.code(), StatusCode::kOutcomeUnknown);
   EXPECT_THAT(unknown.message(), HasSubstr("counter"));
   EXPECT_THAT(unknown.message(), HasSubstr("timeout"));
+}
+
+TEST_F(RequestClientTest, Deadline_ItemWasPopped_IsReturned) {
+  auto client = Connected();
+  auto popping = StartPop(*client, "q", Within(Millis(50)));
+  std::optional<Request> pop = line_->Read();
+  EXPECT_EQ(std::get<CancelOp>(line_->ReadOp<CancelOp>()->op).seq, pop->seq);
+  line_->SendReply(ValueReply(pop, "just in time"));
+  EXPECT_EQ(*popping.get(), "just in time");
+}
+
+TEST_F(RequestClientTest, Deadline_NothingToPop_IsATimeout) {
+  auto client = Connected();
+  auto popping = StartPop(*client, "q", Within(Millis(50)));
+  std::optional<Request> pop = line_->Read();
+  line_->ReadOp<CancelOp>();
+  line_->SendReply(ReplyTo(pop, Status(StatusCode::kCancelled, "given up")));
+  Status status = popping.get().status();
+  EXPECT_EQ(status.code(), StatusCode::kTimeout);
+  EXPECT_THAT(status.message(), HasSubstr("queue_pop timeout after "));
+  EXPECT_THAT(status.message(), HasSubstr(" ms, keys: q (store "));
+}
+
+TEST_F(RequestClientTest, Deadline_PopWithoutAnswer_HasAnUnknownOutcome) {
+  auto client = Connected();
+  auto popping = StartPop(*client, "q", Within(Millis(20)));
+  EXPECT_EQ(popping.get().status().code(), StatusCode::kOutcomeUnknown);
+}
+
+TEST_F(RequestClientTest, Deadline_OthersAreLate_SaysWhatTheStoreKnows) {
+  auto client = Connected();
+  auto meeting = StartBarrier(*client, "init/3", Within(Millis(50)));
+  std::optional<Request> barrier = line_->Read();
+  line_->ReadOp<CancelOp>();
+  line_->SendReply(
+      ReplyTo(barrier, Status(StatusCode::kCancelled, "barrier init/3: 3 of 4 arrived")));
+  Status status = meeting.get();
+  EXPECT_EQ(status.code(), StatusCode::kTimeout);
+  EXPECT_THAT(status.message(), HasSubstr("barrier timeout after "));
+  EXPECT_THAT(status.message(), HasSubstr("job train): barrier init/3: 3 of 4 arrived"));
+}
+
+TEST_F(RequestClientTest, Deadline_BarrierWasReleasedMeanwhile_IsPassed) {
+  auto client = Connected();
+  auto meeting = StartBarrier(*client, "init/3", Within(Millis(50)));
+  std::optional<Request> barrier = line_->Read();
+  line_->ReadOp<CancelOp>();
+  line_->SendReply(ReplyTo(barrier));
+  EXPECT_TRUE(meeting.get().ok());
+}
+
+TEST_F(RequestClientTest, Deadline_DisconnectedMutation_SaysWhetherItMayHaveBeenApplied) {
+  auto client = Connected();
+  auto sent = StartAdd(*client, "n", Within(Millis(300)));
+  line_->Read();
+  server_.StopListening();
+  line_.reset();
+  Status unknown = sent.get().status();
+  EXPECT_EQ(unknown.code(), StatusCode::kOutcomeUnknown);
+  EXPECT_THAT(unknown.message(), HasSubstr("may or may not have been applied"));
+  Status unsent = client->Add("n", 1, Within(Millis(50))).status();
+  EXPECT_EQ(unsent.code(), StatusCode::kStoreLost);
+  EXPECT_THAT(unsent.message(), HasSubstr("it was not sent"));
 }
 
 TEST_F(RequestClientTest, Deadline_WhileDisconnected_IsStoreLost) {
@@ -496,6 +697,14 @@ TEST_F(RequestClientTest, TooLarge_IsRefusedBeforeItIsSent) {
   EXPECT_EQ(client->Wait(many, call).code(), StatusCode::kTooLarge);
   std::vector<std::string> wide(kMaxFrameBody / kKeyBytesMax, std::string(kKeyBytesMax, 'k'));
   EXPECT_EQ(client->Check(wide, call).status().code(), StatusCode::kTooLarge);
+  EXPECT_EQ(client->Append("k", large, call).status().code(), StatusCode::kTooLarge);
+  EXPECT_EQ(client->QueuePush("q", large, call).status().code(), StatusCode::kTooLarge);
+  EXPECT_EQ(client->Exchange("e", 0, 1, large, call).status().code(), StatusCode::kTooLarge);
+  Status together = client->MultiSet({"k", "l"}, {half, half}, call);
+  EXPECT_EQ(together.code(), StatusCode::kTooLarge);
+  EXPECT_THAT(together.message(), HasSubstr("limit of 16777216 bytes for one request"));
+  EXPECT_EQ(client->MultiGet(wide, true, call).status().code(), StatusCode::kTooLarge);
+  EXPECT_EQ(client->MultiGet(many, true, call).status().code(), StatusCode::kTooLarge);
   // The connection is as it was, and values at the limit pass.
   auto setting = std::async(std::launch::async, [&] { return client->Set("k", half, call); });
   std::optional<Request> set = line_->Read();

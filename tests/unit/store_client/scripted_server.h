@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <resilient/clock.h>
@@ -167,6 +168,12 @@ inline Reply NumberReply(const std::optional<Request>& request, std::int64_t num
 inline Reply ValueReply(const std::optional<Request>& request, std::string value) {
   Reply reply = ReplyTo(request);
   reply.value = std::move(value);
+  return reply;
+}
+
+inline Reply ValuesReply(const std::optional<Request>& request, std::vector<std::string> values) {
+  Reply reply = ReplyTo(request);
+  reply.values = std::move(values);
   return reply;
 }
 

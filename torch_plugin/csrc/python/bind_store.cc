@@ -1,5 +1,7 @@
 #include <chrono>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +31,30 @@ void RegisterStore(py::module_& m, const std::shared_ptr<PythonHost>& host) {
            py::arg("addresses"), py::arg("job"), py::arg("timeout"))
       .def_property_readonly("session", [](const ResilientStore& self) { return self.context(); })
       .def_property_readonly("server_id", &ResilientStore::server_id)
+      // c10d has it from torch 2.12 on.
+      .def(
+          "barrier",
+          [](ResilientStore& self, const std::string& key, std::int64_t world_size,
+             std::optional<std::chrono::milliseconds> timeout) {
+            self.barrier(key, world_size, timeout.value_or(self.getTimeout()));
+          },
+          py::arg("key"), py::arg("world_size"), py::arg("timeout") = py::none(),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "exchange",
+          [](ResilientStore& self, const std::string& key, std::int64_t rank, std::int64_t size,
+             const py::bytes& value, std::optional<std::chrono::milliseconds> timeout) {
+            std::string text = value;
+            std::vector<std::string> values;
+            {
+              const py::gil_scoped_release unlocked;
+              values = self.Exchange(key, rank, size, std::move(text),
+                                     timeout.value_or(self.getTimeout()));
+            }
+            return std::vector<py::bytes>(values.begin(), values.end());
+          },
+          py::arg("key"), py::arg("rank"), py::arg("size"), py::arg("value"),
+          py::arg("timeout") = py::none())
       .def("close", &ResilientStore::Close, py::call_guard<py::gil_scoped_release>());
 }
 

@@ -35,6 +35,17 @@ class StoreError : public c10::DistStoreError {
   Status status_;
 };
 
+// A queue without an item, asked not to wait.
+class QueueEmptyError : public c10::DistQueueEmptyError {
+ public:
+  QueueEmptyError(c10::SourceLocation where, Status status)
+      : DistQueueEmptyError(where, status.ToString()), status_(std::move(status)) {}
+  const Status& status() const { return status_; }
+
+ private:
+  Status status_;
+};
+
 class NetworkError : public c10::DistNetworkError {
  public:
   NetworkError(c10::SourceLocation where, Status status)
