@@ -1,27 +1,17 @@
 #include "store/core/server_core.h"
 
 #include <algorithm>
-#include <map>
-#include <unordered_map>
 #include <utility>
 
 #include "runtime/base/check.h"
-#include "runtime/base/random.h"
 #include "runtime/net/frame.h"
 #include "store/core/json.h"
-#include "store/core/key_ops.h"
-#include "store/core/keyspace.h"
-#include "store/core/lease_table.h"
-#include "store/core/membership.h"
-#include "store/core/session_table.h"
+#include "store/core/server_impl.h"
 
 namespace resilient::store {
 namespace {
 
-constexpr Duration kLeaseTtlFloor = std::chrono::seconds(1);
 constexpr int kHeartbeatsPerLease = 5;
-// Ticks may come late by this much before the lateness counts as a pause of the server.
-constexpr Duration kLateTick = 4 * kTickInterval;
 
 // Whether a repeat must not take effect again. Reads are simply done again.
 bool IsMutation(const Op& op) {
@@ -42,89 +32,12 @@ bool Watchable(const ProcessIdentity& process) {
 
 }  // namespace
 
-// Everything of one job name.
-struct Job {
-  Job(const std::string& name, const MembershipLimits& limits, std::uint64_t first_generation,
-      std::uint64_t seed)
-      : membership(name, limits, first_generation, seed) {}
-  Keyspace keys;
-  Membership membership;
-  std::size_t sessions = 0;
-};
-
-// A request being answered. Thread: value type on the stack of OnRequest.
-struct Exchange {
-  Session& session;
-  Role role;
-  const Request& request;
-  Moment moment;
-  KeyOutcome key{};             // Its reply is the answer to any request.
-  bool silent = false;          // There is no answer.
-  MembershipEffects members{};  // Carried out after the answer is sent.
-};
-
-class ServerCore::Impl {
- public:
-  Impl(CoreOptions options, Instant now)
-      : options_(std::move(options)),
-        clock_(now, kLateTick),
-        leases_(std::max(options_.lease_ttl, kLeaseTtlFloor)),
-        sessions_(options_.session_memory),
-        random_(options_.seed) {}
-
-  void OnConnect(ConnectionId connection) { sessions_.Connect(connection); }
-  void OnRequest(ConnectionId connection, const Request& request, Moment moment, Effects& effects);
-  void OnDisconnect(ConnectionId connection, Moment moment, Effects& effects);
-  void OnProcessExit(std::uint64_t watch, Moment moment, Effects& effects);
-  void OnTick(Instant now, bool input_drained, Effects& effects);
-  std::string StatusJson(Moment moment) const;
-
-  Moment At(Instant now) const { return {clock_.At(now), Wall(now)}; }
-  const LeaseTable& leases() const { return leases_; }
-  const SessionTable& sessions() const { return sessions_; }
-
- private:
-  double Wall(Instant now) const {
-    return options_.wall_offset_s + std::chrono::duration<double>(now.time_since_epoch()).count();
-  }
-
-  void OnHello(ConnectionId connection, const Request& request, const Hello& hello, Moment moment,
-               Effects& effects);
-  Status CheckHello(const Hello& hello);
-  // Answers with `why` and ends the connection.
-  void Reject(ConnectionId connection, std::uint64_t seq, Status why, Moment moment,
-              Effects& effects);
-  void Answer(Exchange& exchange, Effects& effects);
-  // False: this is a repeat, and has been answered.
-  bool IsFirst(Exchange& exchange, Effects& effects);
-
-  Status Execute(Exchange& exchange, Effects& effects);
-  void Cancel(Exchange& exchange, std::uint64_t seq, Effects& effects);
-  Status Leave(Exchange& exchange, Job& job, Effects& effects);
-  Status ExitReport(Exchange& exchange, const ExitReportOp& report, Effects& effects);
-
-  void Apply(Job& job, MembershipEffects& members, Moment moment, Effects& effects);
-  void AnswerWaits(std::vector<EndedWait>& ended, Effects& effects);
-  void ForgetIdle(Instant now);
-  Job* FindJob(const std::string& name);
-  Result<Job*> MakeJob(const std::string& name);
-
-  const CoreOptions options_;
-  AwakeClock clock_;
-  LeaseTable leases_;
-  SessionTable sessions_;
-  Random random_;
-  std::map<std::string, Job> jobs_;
-  // A job that is forgotten and comes back goes on above its old generations.
-  std::uint64_t generation_floor_ = 0;
-};
-
 // ---- Connections ----
 
 Status ServerCore::Impl::CheckHello(const Hello& hello) {
-  if (!hello.expected_server.empty() && hello.expected_server != options_.server_id) {
+  if (!hello.expected_server.empty() && hello.expected_server != server_id_) {
     return Status(StatusCode::kJob,
-                  "this address is served by store " + options_.server_id + ", not by " +
+                  "this address is served by store " + server_id_ + ", not by " +
                       hello.expected_server +
                       " which the job was told about: another job has taken the port, or the "
                       "address is of an earlier run");
@@ -145,7 +58,7 @@ void ServerCore::Impl::OnHello(ConnectionId connection, const Request& request, 
   if (!opened) return Reject(connection, request.seq, opened.status(), moment, effects);
   Reply reply;
   reply.seq = request.seq;
-  reply.welcome.server = options_.server_id;
+  reply.welcome.server = server_id_;
   reply.welcome.version = kProtocolVersionMax;
   const auto ttl = std::chrono::duration_cast<Millis>(leases_.ttl());
   reply.welcome.lease_ttl_ms = static_cast<std::uint64_t>(ttl.count());
@@ -390,6 +303,7 @@ void ServerCore::Impl::Apply(Job& job, MembershipEffects& members, Moment moment
     if (!session || session->control.connection == 0) continue;
     effects.send.push_back({session->control.connection, std::move(push.event)});
   }
+  job.membership.Keep();
   effects.stop_listening = effects.stop_listening || members.stop_listening;
   std::move(members.log.begin(), members.log.end(), std::back_inserter(effects.log));
 }
@@ -429,15 +343,16 @@ void ServerCore::Impl::OnTick(Instant now, bool input_drained, Effects& effects)
 
 void ServerCore::Impl::ForgetIdle(Instant now) {
   for (const SessionId id : sessions_.Idle(now)) {
-    if (leases_.Has(id)) continue;
-    const std::string name = sessions_.Find(id)->hello.job;
+    const auto job = jobs_.find(sessions_.Find(id)->hello.job);
+    RESILIENT_CHECK(job != jobs_.end());
+    if (leases_.Has(id) || job->second.membership.Needs(id)) continue;
     sessions_.Forget(id);
-    const auto job = jobs_.find(name);
-    if (job == jobs_.end()) continue;
     job->second.membership.Forget(id);
+    job->second.membership.Keep();
     --job->second.sessions;
     if (job->second.sessions > 0 || job->second.keys.keys() > 0) continue;
     generation_floor_ = std::max(generation_floor_, job->second.membership.generation());
+    job->second.membership.RemoveRows();
     jobs_.erase(job);
   }
 }
@@ -457,11 +372,15 @@ Result<Job*> ServerCore::Impl::MakeJob(const std::string& name) {
   }
   const MembershipLimits limits{options_.lone_close_grace, options_.ping_grace,
                                 options_.exit_report_grace};
-  return &jobs_.try_emplace(name, name, limits, generation_floor_, random_.Next()).first->second;
+  Job& job = jobs_.try_emplace(name, name, limits, generation_floor_, random_.Next(), &journal_)
+                 .first->second;
+  job.membership.Keep();
+  return &job;
 }
 
 std::string ServerCore::Impl::StatusJson(Moment moment) const {
-  std::string out = "{\"server\":" + JsonString(options_.server_id) +
+  std::string out = "{\"server\":" + JsonString(server_id_) +
+                    ",\"epoch\":" + std::to_string(epoch_) +
                     ",\"lease_ttl_s\":" + Seconds(leases_.ttl()) +
                     ",\"live_members\":" + std::to_string(leases_.size()) +
                     ",\"connections\":" + std::to_string(sessions_.connections()) +
@@ -489,19 +408,35 @@ void ServerCore::OnConnect(ConnectionId connection, Instant) { impl_->OnConnect(
 void ServerCore::OnRequest(ConnectionId connection, const Request& request, Instant now,
                            Effects& effects) {
   impl_->OnRequest(connection, request, impl_->At(now), effects);
+  impl_->Finish(effects);
 }
 
 void ServerCore::OnDisconnect(ConnectionId connection, Instant now, Effects& effects) {
   impl_->OnDisconnect(connection, impl_->At(now), effects);
+  impl_->Finish(effects);
 }
 
 void ServerCore::OnProcessExit(std::uint64_t watch, Instant now, Effects& effects) {
   impl_->OnProcessExit(watch, impl_->At(now), effects);
+  impl_->Finish(effects);
 }
 
 void ServerCore::OnTick(Instant now, bool input_drained, Effects& effects) {
   impl_->OnTick(now, input_drained, effects);
+  impl_->Finish(effects);
 }
+
+Status ServerCore::Restore(std::string_view row, std::string_view value) {
+  return impl_->Restore(row, value);
+}
+
+Status ServerCore::FinishRestore(Instant now, Effects& effects) {
+  Status done = impl_->FinishRestore(now, effects);
+  impl_->Finish(effects);
+  return done;
+}
+
+std::map<std::string, std::string> ServerCore::DumpRows() const { return impl_->DumpRows(); }
 
 std::size_t ServerCore::LiveMembers() const { return impl_->leases().size(); }
 std::size_t ServerCore::Connections() const { return impl_->sessions().connections(); }

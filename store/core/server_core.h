@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -89,6 +90,8 @@ class ServerCore {
   std::size_t Connections() const;
   // Everything a person wants to know, as JSON: jobs, lives, rounds, generations, members, leases.
   std::string StatusJson(Instant now) const;
+  // For tests: the rows that a new store would need. What all steps wrote comes to the same.
+  std::map<std::string, std::string> DumpRows() const;
 
  private:
   class Impl;

@@ -1,0 +1,122 @@
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/random.h"
+#include "store/core/key_ops.h"
+#include "store/core/keyspace.h"
+#include "store/core/lease_table.h"
+#include "store/core/membership.h"
+#include "store/core/server_core.h"
+#include "store/core/session_table.h"
+#include "store/core/storage.h"
+
+// The inside of ServerCore, for server_core.cc (requests and what follows from them) and
+// server_rows.cc (what is kept).
+namespace resilient::store {
+
+inline constexpr Duration kLeaseTtlFloor = std::chrono::seconds(1);
+// Ticks may come late by this much before the lateness counts as a pause of the server.
+inline constexpr Duration kLateTick = 4 * kTickInterval;
+
+// Everything of one job name.
+struct Job {
+  Job(const std::string& name, const MembershipLimits& limits, std::uint64_t first_generation,
+      std::uint64_t seed, Journal* journal)
+      : membership(name, limits, first_generation, seed, journal) {}
+  Keyspace keys;
+  Membership membership;
+  std::size_t sessions = 0;
+};
+
+// A request being answered. Thread: value type on the stack of OnRequest.
+struct Exchange {
+  Session& session;
+  Role role;
+  const Request& request;
+  Moment moment;
+  KeyOutcome key{};             // Its reply is the answer to any request.
+  bool silent = false;          // There is no answer.
+  MembershipEffects members{};  // Carried out after the answer is sent.
+};
+
+// Owner: ServerCore. Thread: caller-synchronised. Pure.
+class ServerCore::Impl {
+ public:
+  Impl(CoreOptions options, Instant now)
+      : options_(std::move(options)),
+        clock_(now, kLateTick),
+        leases_(std::max(options_.lease_ttl, kLeaseTtlFloor)),
+        journal_(options_.durable),
+        sessions_(options_.session_memory, kSessionsMax, &journal_),
+        random_(options_.seed),
+        server_id_(options_.server_id) {}
+
+  Status Restore(std::string_view row, std::string_view value);
+  Status FinishRestore(Instant now, Effects& effects);
+  Rows DumpRows() const;
+  // The end of each step: what it changed is to be written.
+  void Finish(Effects& effects);
+
+  void OnConnect(ConnectionId connection) { sessions_.Connect(connection); }
+  void OnRequest(ConnectionId connection, const Request& request, Moment moment, Effects& effects);
+  void OnDisconnect(ConnectionId connection, Moment moment, Effects& effects);
+  void OnProcessExit(std::uint64_t watch, Moment moment, Effects& effects);
+  void OnTick(Instant now, bool input_drained, Effects& effects);
+  std::string StatusJson(Moment moment) const;
+
+  Moment At(Instant now) const { return {clock_.At(now), Wall(now)}; }
+  const LeaseTable& leases() const { return leases_; }
+  const SessionTable& sessions() const { return sessions_; }
+
+ private:
+  double Wall(Instant now) const {
+    return options_.wall_offset_s + std::chrono::duration<double>(now.time_since_epoch()).count();
+  }
+
+  void OnHello(ConnectionId connection, const Request& request, const Hello& hello, Moment moment,
+               Effects& effects);
+  Status CheckHello(const Hello& hello);
+  // Answers with `why` and ends the connection.
+  void Reject(ConnectionId connection, std::uint64_t seq, Status why, Moment moment,
+              Effects& effects);
+  void Answer(Exchange& exchange, Effects& effects);
+  // False: this is a repeat, and has been answered.
+  bool IsFirst(Exchange& exchange, Effects& effects);
+
+  Status Execute(Exchange& exchange, Effects& effects);
+  void Cancel(Exchange& exchange, std::uint64_t seq, Effects& effects);
+  Status Leave(Exchange& exchange, Job& job, Effects& effects);
+  Status ExitReport(Exchange& exchange, const ExitReportOp& report, Effects& effects);
+
+  Status RestoreRow(const RowName& name, std::string_view value);
+  Status RestoreStore(std::string_view value);
+  std::string StoreRowValue() const;
+
+  void Apply(Job& job, MembershipEffects& members, Moment moment, Effects& effects);
+  void AnswerWaits(std::vector<EndedWait>& ended, Effects& effects);
+  void ForgetIdle(Instant now);
+  Job* FindJob(const std::string& name);
+  Result<Job*> MakeJob(const std::string& name);
+
+  const CoreOptions options_;
+  AwakeClock clock_;
+  LeaseTable leases_;
+  Journal journal_;
+  SessionTable sessions_;
+  Random random_;
+  std::string server_id_;
+  std::uint64_t epoch_ = 0;
+  SessionId restored_last_session_ = 0;
+  std::string store_row_;  // As it was written last.
+  std::map<std::string, Job> jobs_;
+  // A job that is forgotten and comes back goes on above its old generations.
+  std::uint64_t generation_floor_ = 0;
+};
+
+}  // namespace resilient::store
