@@ -43,7 +43,7 @@ build: packages-build $(VENV)/.ready
 demo: build
 	@$(PYTHON) docs/examples/demo.py
 
-test: build
+test: packages-model build
 	@$(CTEST) --test-dir build -LE fuzz
 	@$(PYTEST) tests -m "not slow and not soak"
 

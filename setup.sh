@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Installs what a target of the Makefile needs: Debian packages, then a Python environment.
-#   setup.sh packages [build|lint|fuzz ...]   Debian packages of these sets; root or sudo, otherwise exit 2
+#   setup.sh packages [build|lint|fuzz|model ...]   Debian packages of these sets; root or sudo, otherwise exit 2
 #   setup.sh venv DIR TORCH_VERSION           Python environment with that torch from PyPI
 set -euo pipefail
 cd "$(dirname "$0")"
 
-build_packages="g++ make cmake ninja-build pkg-config ccache libuv1-dev libprotobuf-dev protobuf-compiler
+build_packages="g++ make cmake ninja-build pkg-config ccache libuv1-dev libsqlite3-dev libprotobuf-dev protobuf-compiler
   libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev python3-venv python3-dev"
 lint_packages="clang-14 clang-tidy-14 clang-format-14"
+model_packages="spin"
 fuzz_packages="clang-14 libclang-rt-14-dev llvm-14"
 
 packages() {
