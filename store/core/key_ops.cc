@@ -1,11 +1,20 @@
 #include "store/core/key_ops.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 
 namespace resilient::store {
 namespace {
+
+Status CheckKey(const std::string& key) {
+  if (key.size() <= kKeyBytesMax) return {};
+  return Status(StatusCode::kTooLarge, "a key of " + std::to_string(key.size()) +
+                                           " bytes is larger than the store takes (" +
+                                           std::to_string(kKeyBytesMax) + " bytes)");
+}
 
 Status CheckKeys(const std::vector<std::string>& keys) {
   if (keys.size() > kKeysPerRequestMax) {
@@ -13,78 +22,150 @@ Status CheckKeys(const std::vector<std::string>& keys) {
                                              " keys; at most " +
                                              std::to_string(kKeysPerRequestMax) + " are taken");
   }
-  for (const std::string& key : keys) {
-    if (key.size() > kKeyBytesMax) {
-      return Status(StatusCode::kTooLarge, "a key of " + std::to_string(key.size()) +
-                                               " bytes is larger than the store takes (" +
-                                               std::to_string(kKeyBytesMax) + " bytes)");
-    }
-  }
+  for (const std::string& key : keys) RESILIENT_RETURN_IF_ERROR(CheckKey(key));
   return {};
 }
+
+Status CheckValue(const std::string& value) {
+  if (value.size() <= kValueBytesMax) return {};
+  return Status(StatusCode::kTooLarge, "a value of " + std::to_string(value.size()) +
+                                           " bytes is larger than the store takes (" +
+                                           std::to_string(kValueBytesMax) + " bytes)");
+}
+
+// One overload per operation.
+struct Executor {
+  Keyspace& keys;
+  const WaitId id;
+  const std::uint64_t scope;
+  KeyOutcome& outcome;
+
+  Status operator()(const SetOp& op) const {
+    return keys.Set(scope, op.key, op.value, outcome.ended);
+  }
+  Status operator()(const MultiSetOp& op) const {
+    RESILIENT_RETURN_IF_ERROR(CheckKeys(op.keys));
+    return keys.MultiSet(scope, op.keys, op.values, outcome.ended);
+  }
+  Status operator()(const GetOp& op) const {
+    RESILIENT_RETURN_IF_ERROR(CheckKey(op.key));
+    if (const std::string* value = keys.Find(scope, op.key)) {
+      outcome.reply.value = *value;
+      return {};
+    }
+    if (!op.wait) return Status(StatusCode::kNotFound, "there is no key '" + op.key + "'");
+    outcome.waits = true;
+    return keys.AddWait(id, scope, {op.key}, Keyspace::WaitFor::kValue);
+  }
+  Status operator()(const MultiGetOp& op) const {
+    RESILIENT_RETURN_IF_ERROR(CheckKeys(op.keys));
+    Result<std::vector<std::string>> values = keys.MultiGet(scope, op.keys);
+    if (values) {
+      outcome.reply.values = std::move(*values);
+      return {};
+    }
+    if (!op.wait || values.status().code() != StatusCode::kNotFound) return values.status();
+    outcome.waits = true;
+    return keys.AddWait(id, scope, op.keys, Keyspace::WaitFor::kValues);
+  }
+  Status operator()(const AddOp& op) const {
+    return Number(keys.Add(scope, op.key, op.amount, outcome.ended));
+  }
+  Status operator()(const AppendOp& op) const {
+    return Number(keys.Append(scope, op.key, op.value, outcome.ended));
+  }
+  Status operator()(const CompareSetOp& op) const {
+    Result<Keyspace::Swapped> swapped =
+        keys.CompareSet(scope, op.key, op.expected, op.desired, outcome.ended);
+    if (!swapped) return swapped.status();
+    outcome.reply.value = std::move(swapped->value);
+    outcome.reply.flag = swapped->swapped;
+    return {};
+  }
+  Status operator()(const CheckOp& op) const {
+    RESILIENT_RETURN_IF_ERROR(CheckKeys(op.keys));
+    outcome.reply.flag = keys.HasAll(scope, op.keys);
+    return {};
+  }
+  Status operator()(const WaitOp& op) const {
+    RESILIENT_RETURN_IF_ERROR(CheckKeys(op.keys));
+    if (keys.HasAll(scope, op.keys)) return {};
+    outcome.waits = true;
+    return keys.AddWait(id, scope, op.keys, Keyspace::WaitFor::kKeys);
+  }
+  Status operator()(const DeleteOp& op) const {
+    outcome.reply.flag = keys.Delete(scope, op.key);
+    return {};
+  }
+  Status operator()(const NumKeysOp&) const {
+    return Number(Result<std::size_t>(keys.NumKeys(scope)));
+  }
+  Status operator()(const ListKeysOp& op) const {
+    Keyspace::Page page = keys.ListKeys(scope, op.prefix, op.after);
+    outcome.reply.values = std::move(page.keys);
+    outcome.reply.flag = page.more;
+    return {};
+  }
+  Status operator()(const QueuePushOp& op) const {
+    return Number(keys.Push(scope, op.key, op.value, outcome.ended));
+  }
+  Status operator()(const QueuePopOp& op) const {
+    RESILIENT_RETURN_IF_ERROR(CheckKey(op.key));
+    if (std::optional<std::string> item = keys.Pop(scope, op.key)) {
+      outcome.reply.value = std::move(*item);
+      return {};
+    }
+    if (!op.wait) return Status(StatusCode::kQueueEmpty, "queue '" + op.key + "' has no items");
+    outcome.waits = true;
+    return keys.AddPop(id, scope, op.key);
+  }
+  Status operator()(const QueueLengthOp& op) const {
+    return Number(Result<std::size_t>(keys.QueueLength(scope, op.key)));
+  }
+  Status operator()(const BarrierOp& op) const {
+    outcome.waits = true;
+    return keys.ArriveAtBarrier(id, scope, op, outcome.ended, outcome.rival);
+  }
+  Status operator()(const ExchangeOp& op) const {
+    RESILIENT_RETURN_IF_ERROR(CheckValue(op.value));
+    outcome.waits = true;
+    return keys.ArriveAtExchange(id, scope, op, outcome.ended, outcome.rival);
+  }
+  template <typename Other>
+  Status operator()(const Other&) const {
+    return Status(StatusCode::kInternal, "no operation on keys");
+  }
+
+  Status Number(const Result<std::int64_t>& number) const {
+    if (number) outcome.reply.number = *number;
+    return number.status();
+  }
+  Status Number(const Result<std::size_t>& number) const {
+    if (number) outcome.reply.number = static_cast<std::int64_t>(*number);
+    return number.status();
+  }
+};
 
 }  // namespace
 
 bool IsKeyOp(const Op& op) {
-  return std::holds_alternative<SetOp>(op) || std::holds_alternative<GetOp>(op) ||
-         std::holds_alternative<AddOp>(op) || std::holds_alternative<CompareSetOp>(op) ||
+  return IsKeyMutation(op) || std::holds_alternative<GetOp>(op) ||
          std::holds_alternative<CheckOp>(op) || std::holds_alternative<WaitOp>(op) ||
-         std::holds_alternative<DeleteOp>(op) || std::holds_alternative<NumKeysOp>(op);
+         std::holds_alternative<NumKeysOp>(op) || std::holds_alternative<MultiGetOp>(op) ||
+         std::holds_alternative<ListKeysOp>(op) || std::holds_alternative<QueueLengthOp>(op);
 }
 
 bool IsKeyMutation(const Op& op) {
   return std::holds_alternative<SetOp>(op) || std::holds_alternative<AddOp>(op) ||
-         std::holds_alternative<CompareSetOp>(op) || std::holds_alternative<DeleteOp>(op);
+         std::holds_alternative<CompareSetOp>(op) || std::holds_alternative<DeleteOp>(op) ||
+         std::holds_alternative<AppendOp>(op) || std::holds_alternative<MultiSetOp>(op) ||
+         std::holds_alternative<QueuePushOp>(op) || std::holds_alternative<QueuePopOp>(op) ||
+         std::holds_alternative<BarrierOp>(op) || std::holds_alternative<ExchangeOp>(op);
 }
 
 Status ExecuteKeyOp(Keyspace& keys, SessionId session, const Request& request,
                     KeyOutcome& outcome) {
-  Reply& reply = outcome.reply;
-  const std::uint64_t scope = request.scope;
-  const WaitId id{session, request.seq};
-  if (const auto* op = std::get_if<SetOp>(&request.op)) {
-    return keys.Set(scope, op->key, op->value, outcome.ended);
-  }
-  if (const auto* op = std::get_if<GetOp>(&request.op)) {
-    RESILIENT_RETURN_IF_ERROR(CheckKeys({op->key}));
-    if (const std::string* value = keys.Find(scope, op->key)) {
-      reply.value = *value;
-      return {};
-    }
-    if (!op->wait) return Status(StatusCode::kNotFound, "there is no key '" + op->key + "'");
-    outcome.waits = true;
-    return keys.AddWait(id, scope, {op->key}, true);
-  }
-  if (const auto* op = std::get_if<AddOp>(&request.op)) {
-    const Result<std::int64_t> sum = keys.Add(scope, op->key, op->amount, outcome.ended);
-    if (sum) reply.number = *sum;
-    return sum.status();
-  }
-  if (const auto* op = std::get_if<CompareSetOp>(&request.op)) {
-    Result<Keyspace::Swapped> swapped =
-        keys.CompareSet(scope, op->key, op->expected, op->desired, outcome.ended);
-    if (!swapped) return swapped.status();
-    reply.value = std::move(swapped->value);
-    reply.flag = swapped->swapped;
-    return {};
-  }
-  if (const auto* op = std::get_if<CheckOp>(&request.op)) {
-    RESILIENT_RETURN_IF_ERROR(CheckKeys(op->keys));
-    reply.flag = keys.HasAll(scope, op->keys);
-    return {};
-  }
-  if (const auto* op = std::get_if<WaitOp>(&request.op)) {
-    RESILIENT_RETURN_IF_ERROR(CheckKeys(op->keys));
-    if (keys.HasAll(scope, op->keys)) return {};
-    outcome.waits = true;
-    return keys.AddWait(id, scope, op->keys, false);
-  }
-  if (const auto* op = std::get_if<DeleteOp>(&request.op)) {
-    reply.flag = keys.Delete(scope, op->key);
-    return {};
-  }
-  reply.number = static_cast<std::int64_t>(keys.NumKeys(scope));
-  return {};
+  return std::visit(Executor{keys, {session, request.seq}, request.scope, outcome}, request.op);
 }
 
 }  // namespace resilient::store

@@ -11,15 +11,16 @@
 namespace resilient::store {
 
 bool IsKeyOp(const Op& op);
-// Whether a repeat must not take effect again, so that its result has to be remembered. Reads and
-// waits for keys are simply done again.
+// Whether a repeat must not take effect again, so that its result has to be remembered; of one
+// that waits, when the wait ends. Reads and waits for keys are simply done again.
 bool IsKeyMutation(const Op& op);
 
 // What comes of an operation besides its status. Thread: value type on the stack of a step.
 struct KeyOutcome {
   Reply reply{};
   bool waits = false;              // The answer comes later, as an EndedWait.
-  std::vector<EndedWait> ended{};  // Waits of others that it has ended.
+  std::vector<EndedWait> ended{};  // Waits that it has ended; its own may be among them.
+  SessionId rival = 0;             // Whom an error is about besides the caller; 0: nobody.
 };
 
 // The status is that of the answer; of no meaning when `outcome.waits`, unless it is an error: then

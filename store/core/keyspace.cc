@@ -1,12 +1,18 @@
 #include "store/core/keyspace.h"
 
 #include <charconv>
+#include <string_view>
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "store/core/storage.h"
 
+// The values and the queues; the waits are in keyspace_waits.cc.
 namespace resilient::store {
 namespace {
+
+// What an item takes besides its bytes, so that empty ones count as well.
+constexpr std::size_t kItemOverhead = sizeof(std::string);
 
 Status TooLarge(const char* what, std::size_t size, std::size_t most) {
   return Status(StatusCode::kTooLarge, std::string(what) + " of " + std::to_string(size) +
@@ -28,18 +34,17 @@ bool ParseDecimal(const std::string& text, std::int64_t* number) {
 
 }  // namespace
 
-Status Keyspace::CheckRoom(const Scope& scope, const std::string& key,
-                           std::size_t value_bytes) const {
-  const auto present = scope.values.find(key);
-  const bool is_new = present == scope.values.end();
-  if (is_new && keys_ >= limits_.keys) {
+// ---- Values ----
+
+Status Keyspace::CheckRoom(std::size_t new_keys, std::size_t bytes_freed,
+                           std::size_t bytes_needed) const {
+  if (new_keys > 0 && keys_ + new_keys > limits_.keys) {
     return Status(StatusCode::kResourceExhausted,
-                  "the job holds " + std::to_string(keys_) +
-                      " keys, the most that the store keeps for a job; delete keys no longer used");
+                  "the job holds " + std::to_string(keys_) + " keys, and the store keeps " +
+                      std::to_string(limits_.keys) +
+                      " at most for a job; delete keys no longer used");
   }
-  const std::size_t freed = is_new ? 0 : present->second.size();
-  const std::size_t needed = value_bytes + (is_new ? key.size() : 0);
-  if (needed > freed && bytes_ - freed + needed > limits_.bytes) {
+  if (bytes_needed > bytes_freed && bytes_ - bytes_freed + bytes_needed > limits_.bytes) {
     return Status(StatusCode::kResourceExhausted,
                   "the job's keys and values take " + std::to_string(bytes_) + " of " +
                       std::to_string(limits_.bytes) +
@@ -48,39 +53,58 @@ Status Keyspace::CheckRoom(const Scope& scope, const std::string& key,
   return {};
 }
 
-void Keyspace::Store(Scope& scope, const std::string& key, std::string value,
-                     std::vector<EndedWait>& ended) {
-  const auto [entry, is_new] = scope.values.try_emplace(key);
+Status Keyspace::CheckValueRoom(std::uint64_t scope, const std::string& key,
+                                std::size_t value_bytes) const {
+  const std::string* present = Find(scope, key);
+  return CheckRoom(present ? 0 : 1, present ? present->size() : 0,
+                   value_bytes + (present ? 0 : key.size()));
+}
+
+void Keyspace::Store(std::uint64_t scope, const std::string& key, std::string value) {
+  const auto [entry, is_new] = scopes_[scope].values.try_emplace(key);
   bytes_ += value.size() + (is_new ? key.size() : 0);
   bytes_ -= entry->second.size();
   keys_ += is_new ? 1 : 0;
+  if (Noting()) journal_->Put(KeyRow(job_, scope, key), value);
   entry->second = std::move(value);
-  const auto waiting = scope.waiting.find(key);
-  if (waiting == scope.waiting.end()) return;
-  const std::set<WaitId> woken = std::move(waiting->second);
-  scope.waiting.erase(waiting);
-  for (const WaitId id : woken) {
-    const auto session = waits_of_.find(id.session);
-    RESILIENT_CHECK(session != waits_of_.end());
-    Wait& wait = session->second.at(id.seq);
-    bytes_ -= key.size();
-    wait.missing.erase(key);
-    if (!wait.missing.empty()) continue;
-    ended.push_back({id, Status(), wait.get ? entry->second : std::string()});
-    session->second.erase(id.seq);
-    if (session->second.empty()) waits_of_.erase(session);
-    --waits_;
-  }
 }
 
 Status Keyspace::Set(std::uint64_t scope, const std::string& key, std::string value,
                      std::vector<EndedWait>& ended) {
   RESILIENT_RETURN_IF_ERROR(CheckSizes(key, value.size()));
-  Scope& keys = scopes_[scope];
-  Status room = CheckRoom(keys, key, value.size());
-  if (room.ok()) Store(keys, key, std::move(value), ended);
-  EraseScopeIfEmpty(scope);
-  return room;
+  RESILIENT_RETURN_IF_ERROR(CheckValueRoom(scope, key, value.size()));
+  Store(scope, key, std::move(value));
+  Wake(scope, key, false, ended);
+  return {};
+}
+
+Status Keyspace::MultiSet(std::uint64_t scope, const std::vector<std::string>& keys,
+                          const std::vector<std::string>& values,
+                          std::vector<EndedWait>& ended) {
+  if (keys.size() != values.size()) {
+    return Status(StatusCode::kInvalidArgument,
+                  "a multi_set of " + std::to_string(keys.size()) + " keys came with " +
+                      std::to_string(values.size()) + " values; each key needs one");
+  }
+  std::map<std::string_view, const std::string*> wanted;  // The last value of each key.
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    RESILIENT_RETURN_IF_ERROR(CheckSizes(keys[i], values[i].size()));
+    wanted[keys[i]] = &values[i];
+  }
+  std::size_t new_keys = 0;
+  std::size_t freed = 0;
+  std::size_t needed = 0;
+  for (const auto& [key, value] : wanted) {
+    const std::string* present = Find(scope, std::string(key));
+    new_keys += present ? 0 : 1;
+    freed += present ? present->size() : 0;
+    needed += value->size() + (present ? 0 : key.size());
+  }
+  RESILIENT_RETURN_IF_ERROR(CheckRoom(new_keys, freed, needed));
+  // Nobody may wake up to the old value of another key.
+  for (const auto& [key, value] : wanted) Store(scope, std::string(key), *value);
+  for (const auto& [key, value] : wanted) Wake(scope, std::string(key), false, ended);
+  return {};
 }
 
 Result<std::int64_t> Keyspace::Add(std::uint64_t scope, const std::string& key, std::int64_t amount,
@@ -88,9 +112,9 @@ Result<std::int64_t> Keyspace::Add(std::uint64_t scope, const std::string& key, 
   RESILIENT_RETURN_IF_ERROR(CheckSizes(key, 0));
   std::int64_t number = 0;
   if (const std::string* present = Find(scope, key); present && !ParseDecimal(*present, &number)) {
-    return Status(StatusCode::kWrongType, "add() needs a decimal number, but the value of key '" +
-                                              key + "' (" + std::to_string(present->size()) +
-                                              " bytes) is none; use another key");
+    return Status(StatusCode::kWrongType,
+                  "add() needs a decimal number at key '" + key + "', which holds " +
+                      std::to_string(present->size()) + " other bytes");
   }
   if (__builtin_add_overflow(number, amount, &number)) {
     return Status(StatusCode::kInvalidArgument,
@@ -98,6 +122,15 @@ Result<std::int64_t> Keyspace::Add(std::uint64_t scope, const std::string& key, 
   }
   RESILIENT_RETURN_IF_ERROR(Set(scope, key, std::to_string(number), ended));
   return number;
+}
+
+Result<std::size_t> Keyspace::Append(std::uint64_t scope, const std::string& key,
+                                     const std::string& value, std::vector<EndedWait>& ended) {
+  const std::string* present = Find(scope, key);
+  const std::size_t size = (present ? present->size() : 0) + value.size();
+  RESILIENT_RETURN_IF_ERROR(CheckSizes(key, size));
+  RESILIENT_RETURN_IF_ERROR(Set(scope, key, present ? *present + value : value, ended));
+  return size;
 }
 
 Result<Keyspace::Swapped> Keyspace::CompareSet(std::uint64_t scope, const std::string& key,
@@ -115,130 +148,175 @@ Result<Keyspace::Swapped> Keyspace::CompareSet(std::uint64_t scope, const std::s
 }
 
 bool Keyspace::Delete(std::uint64_t scope, const std::string& key) {
-  const auto keys = scopes_.find(scope);
-  if (keys == scopes_.end()) return false;
-  const auto entry = keys->second.values.find(key);
-  if (entry == keys->second.values.end()) return false;
-  bytes_ -= key.size() + entry->second.size();
-  --keys_;
-  keys->second.values.erase(entry);
+  const auto found = scopes_.find(scope);
+  if (found == scopes_.end()) return false;
+  bool existed = false;
+  if (const auto entry = found->second.values.find(key); entry != found->second.values.end()) {
+    bytes_ -= key.size() + entry->second.size();
+    --keys_;
+    found->second.values.erase(entry);
+    if (Noting()) journal_->Remove(KeyRow(job_, scope, key));
+    existed = true;
+  }
+  if (const auto queue = found->second.queues.find(key); queue != found->second.queues.end()) {
+    existed = existed || !queue->second.items.empty();
+    RemoveItems(scope, key, queue->second);
+    if (queue->second.waiting.empty()) found->second.queues.erase(queue);
+  }
   EraseScopeIfEmpty(scope);
-  return true;
+  return existed;
+}
+
+const Keyspace::Scope* Keyspace::FindScope(std::uint64_t scope) const {
+  const auto found = scopes_.find(scope);
+  return found == scopes_.end() ? nullptr : &found->second;
 }
 
 const std::string* Keyspace::Find(std::uint64_t scope, const std::string& key) const {
-  const auto keys = scopes_.find(scope);
-  if (keys == scopes_.end()) return nullptr;
-  const auto entry = keys->second.values.find(key);
-  return entry == keys->second.values.end() ? nullptr : &entry->second;
+  const Scope* found = FindScope(scope);
+  if (!found) return nullptr;
+  const auto entry = found->values.find(key);
+  return entry == found->values.end() ? nullptr : &entry->second;
+}
+
+Result<std::vector<std::string>> Keyspace::MultiGet(std::uint64_t scope,
+                                                    const std::vector<std::string>& keys) const {
+  std::vector<std::string> values;
+  values.reserve(keys.size());
+  std::size_t bytes = 0;
+  for (const std::string& key : keys) {
+    const std::string* value = Find(scope, key);
+    if (!value) return Status(StatusCode::kNotFound, "there is no key '" + key + "'");
+    bytes += value->size();
+    if (bytes > kReplyValuesBytesMax) {
+      return Status(StatusCode::kTooLarge,
+                    "the values of " + std::to_string(keys.size()) + " keys take more than the " +
+                        std::to_string(kReplyValuesBytesMax) +
+                        " bytes that one answer holds; ask for fewer keys at a time");
+    }
+    values.push_back(*value);
+  }
+  return values;
+}
+
+bool Keyspace::Exists(std::uint64_t scope, const std::string& key) const {
+  return Find(scope, key) || QueueLength(scope, key) > 0;
 }
 
 bool Keyspace::HasAll(std::uint64_t scope, const std::vector<std::string>& keys) const {
   for (const std::string& key : keys) {
-    if (!Find(scope, key)) return false;
+    if (!Exists(scope, key)) return false;
   }
   return true;
 }
 
 std::size_t Keyspace::NumKeys(std::uint64_t scope) const {
-  const auto keys = scopes_.find(scope);
-  return keys == scopes_.end() ? 0 : keys->second.values.size();
+  const Scope* found = FindScope(scope);
+  return found ? found->values.size() : 0;
 }
 
-Status Keyspace::AddWait(WaitId id, std::uint64_t scope, const std::vector<std::string>& keys,
-                         bool get) {
-  RemoveWait(id);
-  if (WaitsOf(id.session) >= kInFlightPerSessionMax) {
-    return Status(StatusCode::kResourceExhausted,
-                  "the session has " + std::to_string(kInFlightPerSessionMax) +
-                      " requests waiting, the most that the store keeps for one");
-  }
-  Wait wait;
-  wait.scope = scope;
-  wait.get = get;
+Keyspace::Page Keyspace::ListKeys(std::uint64_t scope, const std::string& prefix,
+                                  const std::string& after) const {
+  Page page;
+  const Scope* found = FindScope(scope);
+  if (!found) return page;
+  const auto& values = found->values;
+  auto entry = !after.empty() && after >= prefix ? values.upper_bound(after)
+                                                 : values.lower_bound(prefix);
   std::size_t bytes = 0;
-  for (const std::string& key : keys) {
-    if (!Find(scope, key) && wait.missing.insert(key).second) bytes += key.size();
+  for (; entry != values.end() && entry->first.starts_with(prefix); ++entry) {
+    if (page.keys.size() >= kKeysPerPage || bytes >= kPageBytesMax) {
+      page.more = true;
+      break;
+    }
+    page.keys.push_back(entry->first);
+    bytes += entry->first.size();
   }
-  RESILIENT_CHECK(!wait.missing.empty());
-  if (bytes_ + bytes > limits_.bytes) {
+  return page;
+}
+
+// ---- Queues ----
+
+const Keyspace::Queue* Keyspace::FindQueue(std::uint64_t scope, const std::string& key) const {
+  const Scope* found = FindScope(scope);
+  if (!found) return nullptr;
+  const auto queue = found->queues.find(key);
+  return queue == found->queues.end() ? nullptr : &queue->second;
+}
+
+std::size_t Keyspace::QueueLength(std::uint64_t scope, const std::string& key) const {
+  const Queue* queue = FindQueue(scope, key);
+  return queue ? queue->items.size() : 0;
+}
+
+Result<std::size_t> Keyspace::Push(std::uint64_t scope, const std::string& key, std::string item,
+                                   std::vector<EndedWait>& ended) {
+  RESILIENT_RETURN_IF_ERROR(CheckSizes(key, item.size()));
+  const Queue* present = FindQueue(scope, key);
+  if (present && !present->waiting.empty()) {
+    const WaitId id = present->waiting.begin()->second;
+    Detach(id);
+    ended.push_back({.wait = id, .value = std::move(item), .mutation = true});
+    return std::size_t{0};
+  }
+  const std::size_t length = present ? present->items.size() : 0;
+  if (length >= limits_.queue_items) {
     return Status(StatusCode::kResourceExhausted,
-                  "the job's keys, values and waits take " + std::to_string(bytes_) + " of " +
-                      std::to_string(limits_.bytes) + " bytes, and this would go beyond");
+                  "queue '" + key + "' holds " + std::to_string(length) +
+                      " items, the most that the store keeps; pop before pushing more");
   }
-  Scope& waited = scopes_[scope];
-  for (const std::string& key : wait.missing) waited.waiting[key].insert(id);
+  const std::size_t bytes = item.size() + kItemOverhead + (length == 0 ? key.size() : 0);
+  RESILIENT_RETURN_IF_ERROR(CheckRoom(length == 0 ? 1 : 0, 0, bytes));
+  Queue& queue = scopes_[scope].queues[key];
   bytes_ += bytes;
-  ++waits_;
-  waits_of_[id.session].emplace(id.seq, std::move(wait));
-  return {};
+  keys_ += length == 0 ? 1 : 0;
+  if (Noting()) journal_->Put(QueueRow(job_, scope, key, queue.first + length), item);
+  queue.items.push_back(std::move(item));
+  Wake(scope, key, true, ended);
+  return length + 1;
 }
 
-bool Keyspace::CancelWait(WaitId id) {
-  const std::size_t before = waits_;
-  RemoveWait(id);
-  return waits_ < before;
+std::optional<std::string> Keyspace::Pop(std::uint64_t scope, const std::string& key) {
+  if (QueueLength(scope, key) == 0) return std::nullopt;
+  Scope& found = scopes_.at(scope);
+  const auto queue = found.queues.find(key);
+  std::string item = std::move(queue->second.items.front());
+  queue->second.items.front().clear();
+  bytes_ -= item.size();
+  RemoveItem(scope, key, queue->second);
+  if (queue->second.items.empty()) found.queues.erase(queue);
+  EraseScopeIfEmpty(scope);
+  return item;
 }
 
-void Keyspace::RemoveWait(WaitId id) {
-  const auto session = waits_of_.find(id.session);
-  if (session == waits_of_.end()) return;
-  const auto found = session->second.find(id.seq);
-  if (found == session->second.end()) return;
-  const Wait wait = std::move(found->second);
-  session->second.erase(found);
-  if (session->second.empty()) waits_of_.erase(session);
-  --waits_;
-  Scope& scope = scopes_.at(wait.scope);
-  for (const std::string& key : wait.missing) {
-    bytes_ -= key.size();
-    const auto waiting = scope.waiting.find(key);
-    waiting->second.erase(id);
-    if (waiting->second.empty()) scope.waiting.erase(waiting);
-  }
-  EraseScopeIfEmpty(wait.scope);
+void Keyspace::RemoveItem(std::uint64_t scope, const std::string& key, Queue& queue) {
+  if (Noting()) journal_->Remove(QueueRow(job_, scope, key, queue.first));
+  bytes_ -= queue.items.front().size() + kItemOverhead;
+  queue.items.pop_front();
+  ++queue.first;
+  if (!queue.items.empty()) return;
+  bytes_ -= key.size();
+  --keys_;
 }
 
-void Keyspace::DropWaits(SessionId session) {
-  while (true) {
-    const auto waits = waits_of_.find(session);
-    if (waits == waits_of_.end()) return;
-    RemoveWait({session, waits->second.begin()->first});
-  }
+void Keyspace::RemoveItems(std::uint64_t scope, const std::string& key, Queue& queue) {
+  while (!queue.items.empty()) RemoveItem(scope, key, queue);
 }
 
-void Keyspace::EndScopedWaits(SessionId session, const Status& why, std::vector<EndedWait>& ended) {
-  const auto waits = waits_of_.find(session);
-  if (waits == waits_of_.end()) return;
-  std::vector<WaitId> ids;
-  for (const auto& [seq, wait] : waits->second) {
-    if (wait.scope != 0) ids.push_back({session, seq});
-  }
-  for (const WaitId id : ids) {
-    RemoveWait(id);
-    ended.push_back({id, why, {}});
-  }
-}
-
-void Keyspace::EndWaits(std::uint64_t scope, const Status& why, std::vector<EndedWait>& ended) {
-  const auto found = scopes_.find(scope);
-  if (found == scopes_.end()) return;
-  std::set<WaitId> ids;
-  for (const auto& [key, waiting] : found->second.waiting) {
-    ids.insert(waiting.begin(), waiting.end());
-  }
-  for (const WaitId id : ids) {
-    RemoveWait(id);
-    ended.push_back({id, why, {}});
-  }
-}
+// ---- Scopes ----
 
 void Keyspace::DropKeys(std::uint64_t scope) {
   const auto found = scopes_.find(scope);
   if (found == scopes_.end()) return;
-  for (const auto& [key, value] : found->second.values) bytes_ -= key.size() + value.size();
+  for (const auto& [key, value] : found->second.values) {
+    bytes_ -= key.size() + value.size();
+    if (Noting()) journal_->Remove(KeyRow(job_, scope, key));
+  }
   keys_ -= found->second.values.size();
   found->second.values.clear();
+  for (auto& [key, queue] : found->second.queues) RemoveItems(scope, key, queue);
+  std::erase_if(found->second.queues,
+                [](const auto& queue) { return queue.second.waiting.empty(); });
   EraseScopeIfEmpty(scope);
 }
 
@@ -251,15 +329,51 @@ void Keyspace::DropAllKeys(const Status& why, std::vector<EndedWait>& ended) {
   }
 }
 
-std::size_t Keyspace::WaitsOf(SessionId session) const {
-  const auto waits = waits_of_.find(session);
-  return waits == waits_of_.end() ? 0 : waits->second.size();
-}
-
 void Keyspace::EraseScopeIfEmpty(std::uint64_t scope) {
   const auto found = scopes_.find(scope);
-  if (found != scopes_.end() && found->second.values.empty() && found->second.waiting.empty()) {
+  if (found == scopes_.end()) return;
+  const Scope& keys = found->second;
+  if (keys.values.empty() && keys.queues.empty() && keys.waiting.empty() &&
+      keys.barriers.empty() && keys.exchanges.empty()) {
     scopes_.erase(found);
+  }
+}
+
+// ---- What was kept ----
+
+Status Keyspace::Restore(const RowName& name, std::string_view value) {
+  bool fits = false;
+  if (name.kind == RowKind::kKey) {
+    bytes_ += name.key.size() + value.size();
+    ++keys_;
+    fits = scopes_[name.scope].values.try_emplace(name.key, value).second;
+  } else if (name.kind == RowKind::kQueueItem) {
+    fits = RestoreItem(scopes_[name.scope].queues[name.key], name, value);
+  }
+  if (fits) return {};
+  return Status(StatusCode::kInternal, "it does not fit the rows before it");
+}
+
+bool Keyspace::RestoreItem(Queue& queue, const RowName& name, std::string_view item) {
+  if (queue.items.empty()) {
+    queue.first = name.index;
+    bytes_ += name.key.size();
+    ++keys_;
+  }
+  if (name.index != queue.first + queue.items.size()) return false;
+  bytes_ += item.size() + kItemOverhead;
+  queue.items.emplace_back(item);
+  return true;
+}
+
+void Keyspace::AppendRows(std::map<std::string, std::string>& rows) const {
+  for (const auto& [scope, keys] : scopes_) {
+    for (const auto& [key, value] : keys.values) rows.emplace(KeyRow(job_, scope, key), value);
+    for (const auto& [key, queue] : keys.queues) {
+      for (std::size_t i = 0; i < queue.items.size(); ++i) {
+        rows.emplace(QueueRow(job_, scope, key, queue.first + i), queue.items[i]);
+      }
+    }
   }
 }
 

@@ -1,57 +1,78 @@
 #pragma once
 
-#include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
+#include <memory>
+#include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <resilient/status.h>
 
+#include "store/core/gathering.h"
+#include "store/core/journal.h"
 #include "store/core/messages.h"
 
 namespace resilient::store {
 
-// Handle of a session inside one server; never reused. 0: none.
-using SessionId = std::uint64_t;
-
-// A request that waits, by who asked and under which number.
-struct WaitId {
-  SessionId session = 0;
-  std::uint64_t seq = 0;
-  friend auto operator<=>(const WaitId&, const WaitId&) = default;
-};
+struct RowName;  // storage.h.
 
 // The answer to a wait that has ended.
 struct EndedWait {
   WaitId wait;
   Status status;
-  std::string value;  // Of a get.
+  std::string value{};                // Of a get, or the popped item.
+  std::vector<std::string> values{};  // Of a multi_get.
+  std::shared_ptr<const SharedValues> shared_values{};  // Of an exchange.
+  // The wait has taken effect, or was about to: its result must be remembered, as a repeat of the
+  // request would take effect again.
+  bool mutation = false;
 };
 
 // What a job may hold. Thread: value type.
 struct KeyspaceLimits {
-  std::size_t keys = kKeysPerJobMax;
-  std::size_t bytes = kBytesPerJobMax;  // Keys, values, and the keys that waits name.
+  std::size_t keys = kKeysPerJobMax;    // Values, and queues with items.
+  std::size_t bytes = kBytesPerJobMax;  // Keys, values, items, and what waits name and bring.
+  std::size_t queue_items = kQueueItemsMax;
 };
 
-// The keys of one job, by scope (0: the job's own; else a round), and the waits for them. Waits are
-// indexed by key and by session, so that a cancel or a lost connection costs only its own waits.
-// Owner: ServerCore. Thread: caller-synchronised. Pure.
+// The keys of one job, by scope (0: the job's own; else a round), and all that waits for them.
+//
+// A key may have a value and, apart from it, a queue of items: operations on values do not see
+// queues and the other way round, but Exists, HasAll, waits for keys, and Delete mean both. Barriers
+// and exchanges have names of their own besides; nothing is left of one that was released.
+//
+// There is one registry for all waits, by session and number, so that a cancel, a fence or a lost
+// connection ends them alike and costs only its own. In a durable store each change of a value or
+// item is noted; waits and arrivals are not, as clients repeat them. Owner: ServerCore. Thread:
+// caller-synchronised. Pure.
 class Keyspace {
  public:
-  explicit Keyspace(KeyspaceLimits limits = {}) : limits_(limits) {}
+  // `journal` outlives this, or is null; its rows are named by `job`.
+  explicit Keyspace(KeyspaceLimits limits = {}, std::string job = {}, Journal* journal = nullptr)
+      : limits_(limits), job_(std::move(job)), journal_(journal) {}
 
-  // Mutations append the waits that they end to `ended`. kTooLarge, kResourceExhausted.
+  // ---- Values. Mutations append the waits that they end to `ended`. kTooLarge, kResourceExhausted.
+
   Status Set(std::uint64_t scope, const std::string& key, std::string value,
              std::vector<EndedWait>& ended);
+  // All or none; of a key that is named twice the last value. kInvalidArgument: not one value for
+  // each key.
+  Status MultiSet(std::uint64_t scope, const std::vector<std::string>& keys,
+                  const std::vector<std::string>& values, std::vector<EndedWait>& ended);
   // The value afterwards, stored as decimal text. kWrongType: the present one is no decimal number;
   // kInvalidArgument: the sum does not fit 64 bits.
   Result<std::int64_t> Add(std::uint64_t scope, const std::string& key, std::int64_t amount,
                            std::vector<EndedWait>& ended);
+  // The size of the value afterwards; a missing one counts as empty.
+  Result<std::size_t> Append(std::uint64_t scope, const std::string& key, const std::string& value,
+                             std::vector<EndedWait>& ended);
   struct Swapped {
     std::string value;  // Afterwards; `expected` when the key is missing and expected is not empty.
     bool swapped = false;
@@ -59,31 +80,78 @@ class Keyspace {
   Result<Swapped> CompareSet(std::uint64_t scope, const std::string& key,
                              const std::string& expected, std::string desired,
                              std::vector<EndedWait>& ended);
-  // Whether the key existed.
+  // Removes the value and the items. Whether there was either.
   bool Delete(std::uint64_t scope, const std::string& key);
 
   // Null when missing; valid until the next mutation.
   const std::string* Find(std::uint64_t scope, const std::string& key) const;
+  // In the order of the keys. kNotFound: one has none, or waits may be the answer; kTooLarge: more
+  // than a reply holds.
+  Result<std::vector<std::string>> MultiGet(std::uint64_t scope,
+                                            const std::vector<std::string>& keys) const;
+  // A value or an item.
+  bool Exists(std::uint64_t scope, const std::string& key) const;
   bool HasAll(std::uint64_t scope, const std::vector<std::string>& keys) const;
-  std::size_t NumKeys(std::uint64_t scope) const;
+  std::size_t NumKeys(std::uint64_t scope) const;  // That have a value.
+  // Keys that have a value, begin with `prefix`, and come behind `after` (empty: from the start).
+  struct Page {
+    std::vector<std::string> keys;  // Sorted; at most kKeysPerPage and about kPageBytesMax.
+    bool more = false;
+  };
+  Page ListKeys(std::uint64_t scope, const std::string& prefix, const std::string& after) const;
 
-  // Registers a wait until each key has existed once; `get`: answered with the value of the only
-  // key. An existing wait of that id is replaced. kResourceExhausted above
-  // kInFlightPerSessionMax waits of the session or the bytes of the job. REQUIRES: a key is
-  // missing.
-  Status AddWait(WaitId id, std::uint64_t scope, const std::vector<std::string>& keys, bool get);
-  // False when there is no such wait.
-  bool CancelWait(WaitId id);
+  // ---- Queues.
+
+  // The number of items afterwards. An item goes straight to the one who has waited longest.
+  Result<std::size_t> Push(std::uint64_t scope, const std::string& key, std::string item,
+                           std::vector<EndedWait>& ended);
+  // The oldest item; nullopt: none.
+  std::optional<std::string> Pop(std::uint64_t scope, const std::string& key);
+  std::size_t QueueLength(std::uint64_t scope, const std::string& key) const;
+
+  // ---- Waits. An existing wait of that id is replaced. kResourceExhausted above
+  // kInFlightPerSessionMax waits of the session or the bytes of the job.
+
+  enum class WaitFor : std::uint8_t {
+    kKeys,    // Until each key has existed once.
+    kValue,   // Likewise with a value: that of the only key is the answer.
+    kValues,  // Until all keys have values, which are the answer.
+  };
+  // REQUIRES: a key is missing.
+  Status AddWait(WaitId id, std::uint64_t scope, const std::vector<std::string>& keys,
+                 WaitFor what);
+  // Until an item is there, in the order of the waits. REQUIRES: the queue has none.
+  Status AddPop(WaitId id, std::uint64_t scope, const std::string& key);
+  // Until `size` have arrived: then all of them end, this one among them. kInvalidArgument: the
+  // size is not that of those who are here, whose session is then told in `rival`.
+  Status ArriveAtBarrier(WaitId id, std::uint64_t scope, const BarrierOp& op,
+                         std::vector<EndedWait>& ended, SessionId& rival);
+  // Likewise; they end with the values of all ranks. kInvalidArgument also when another is here
+  // for the rank; kTooLarge: the values do not fit a reply.
+  Status ArriveAtExchange(WaitId id, std::uint64_t scope, const ExchangeOp& op,
+                          std::vector<EndedWait>& ended, SessionId& rival);
+
+  // Ends a wait without an answer. nullopt: there is none of that id; else whom it waited for,
+  // empty for keys and items.
+  std::optional<std::string> CancelWait(WaitId id);
   // Forgets the waits of a session without an answer: its connection is gone.
   void DropWaits(SessionId session);
   // Ends the waits of a session in scopes other than 0.
   void EndScopedWaits(SessionId session, const Status& why, std::vector<EndedWait>& ended);
   // Ends all waits in a scope; its keys stay.
   void EndWaits(std::uint64_t scope, const Status& why, std::vector<EndedWait>& ended);
-  // Removes the keys of a scope. REQUIRES: EndWaits before, or the waits go on.
+  // Removes the values and items of a scope. REQUIRES: EndWaits before, or the waits go on.
   void DropKeys(std::uint64_t scope);
-  // Removes all keys; ends the waits of all scopes but 0, where waiting goes on.
+  // Removes all; ends the waits of all scopes but 0, where waiting goes on.
   void DropAllKeys(const Status& why, std::vector<EndedWait>& ended);
+
+  // ---- What was kept.
+
+  // A row of a value or an item, before anything else; the items of a queue come in their order.
+  // kInternal: it does not fit what is there.
+  Status Restore(const RowName& name, std::string_view value);
+  // The rows that a durable store has of all this, by name.
+  void AppendRows(std::map<std::string, std::string>& rows) const;
 
   std::size_t keys() const { return keys_; }
   std::size_t bytes() const { return bytes_; }
@@ -91,25 +159,59 @@ class Keyspace {
   std::size_t WaitsOf(SessionId session) const;
 
  private:
+  enum class Kind : std::uint8_t { kKeys, kValue, kValues, kPop, kBarrier, kExchange };
   struct Wait {
+    Kind kind = Kind::kKeys;
     std::uint64_t scope = 0;
-    bool get = false;
-    std::set<std::string> missing;
+    std::vector<std::string> keys;   // Of kValues all, else the only one, or none of kKeys.
+    std::set<std::string> missing;   // Of kKeys, kValue and kValues.
+    std::uint64_t ticket = 0;        // Of kPop.
+    std::size_t bytes = 0;           // That it counts for.
+  };
+  // Items are numbered without gaps; nobody waits while there are any.
+  struct Queue {
+    std::deque<std::string> items;
+    std::uint64_t first = 0;                    // The number of the oldest item.
+    std::map<std::uint64_t, WaitId> waiting;    // By ticket.
   };
   struct Scope {
-    std::unordered_map<std::string, std::string> values;
-    std::unordered_map<std::string, std::set<WaitId>> waiting;
+    std::map<std::string, std::string> values;
+    std::unordered_map<std::string, Queue> queues;
+    std::unordered_map<std::string, std::set<WaitId>> waiting;  // For keys to come.
+    std::map<std::string, Gathering> barriers;
+    std::map<std::string, Gathering> exchanges;
   };
 
-  Status CheckRoom(const Scope& scope, const std::string& key, std::size_t value_bytes) const;
-  void Store(Scope& scope, const std::string& key, std::string value,
-             std::vector<EndedWait>& ended);
-  void RemoveWait(WaitId id);
+  Status CheckRoom(std::size_t new_keys, std::size_t bytes_freed, std::size_t bytes_needed) const;
+  Status CheckValueRoom(std::uint64_t scope, const std::string& key, std::size_t value_bytes) const;
+  const Scope* FindScope(std::uint64_t scope) const;
+  const Queue* FindQueue(std::uint64_t scope, const std::string& key) const;
+  bool RestoreItem(Queue& queue, const RowName& name, std::string_view item);
+  void Store(std::uint64_t scope, const std::string& key, std::string value);
+  void RemoveItem(std::uint64_t scope, const std::string& key, Queue& queue);
+  void RemoveItems(std::uint64_t scope, const std::string& key, Queue& queue);
+  // Tells those who wait for `key` that it has a value, or an item.
+  void Wake(std::uint64_t scope, const std::string& key, bool item, std::vector<EndedWait>& ended);
+
+  Status CheckWait(WaitId id, std::size_t bytes) const;
+  Wait& Register(WaitId id, Kind kind, std::uint64_t scope, std::size_t bytes);
+  // The wait taken out of all there is.
+  std::optional<Wait> Detach(WaitId id);
+  void End(WaitId id, const Status& why, std::vector<EndedWait>& ended);
+  // Nothing is missing any more; a multi_get may find that something is missing again.
+  void Finish(WaitId id, Wait& wait, std::vector<EndedWait>& ended);
+  Status CheckExchange(std::uint64_t scope, const ExchangeOp& op, SessionId& rival) const;
+  static std::map<std::string, Gathering>& Gatherings(Scope& scope, Kind kind);
+  static bool IsMutation(Kind kind);
   void EraseScopeIfEmpty(std::uint64_t scope);
+  bool Noting() const { return journal_ && journal_->on(); }
 
   const KeyspaceLimits limits_;
+  const std::string job_;
+  Journal* const journal_;
   std::map<std::uint64_t, Scope> scopes_;
   std::unordered_map<SessionId, std::map<std::uint64_t, Wait>> waits_of_;
+  std::uint64_t last_ticket_ = 0;
   std::size_t keys_ = 0;
   std::size_t bytes_ = 0;
   std::size_t waits_ = 0;

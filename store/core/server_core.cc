@@ -26,6 +26,11 @@ bool IsMembershipOp(const Op& op) {
          std::holds_alternative<ReportOp>(op);
 }
 
+std::string Describe(const Session& session) {
+  const ProcessIdentity& process = session.hello.process;
+  return "pid " + std::to_string(process.pid) + " on host " + process.host;
+}
+
 bool Watchable(const ProcessIdentity& process) {
   return process.pid > 0 && process.start_time > 0 && !process.boot_id.empty();
 }
@@ -154,7 +159,8 @@ bool ServerCore::Impl::IsFirst(Exchange& exchange, Effects& effects) {
     effects.send.push_back({connection, *first});
     return false;
   }
-  if (!results.Forgotten(request.seq)) return true;
+  // What was read is simply read again.
+  if (!results.Forgotten(request.seq) || !IsMutation(request.op)) return true;
   exchange.key.reply.status =
       Status(StatusCode::kOutcomeUnknown, "request " + std::to_string(request.seq) +
                                               " was answered before, and the store no longer "
@@ -165,10 +171,13 @@ bool ServerCore::Impl::IsFirst(Exchange& exchange, Effects& effects) {
 
 void ServerCore::Impl::Answer(Exchange& exchange, Effects& effects) {
   if (exchange.silent) return;
-  if (exchange.key.waits && exchange.key.reply.status.ok()) return;
   Line& line = exchange.session.line(exchange.role);
-  const bool keep = exchange.role != Role::kAdmin &&
-                    (IsMutation(exchange.request.op) || !exchange.key.reply.status.ok());
+  const bool mutation = exchange.role != Role::kAdmin && IsMutation(exchange.request.op);
+  if (exchange.key.waits && exchange.key.reply.status.ok()) {
+    if (mutation) line.results.Open(exchange.request.seq);
+    return;
+  }
+  const bool keep = mutation || (exchange.role != Role::kAdmin && !exchange.key.reply.status.ok());
   if (keep) line.results.Remember(exchange.key.reply);
   effects.send.push_back({line.connection, std::move(exchange.key.reply)});
 }
@@ -203,7 +212,11 @@ Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {
       RESILIENT_RETURN_IF_ERROR(
           job.membership.CheckAccess(session, request.scope, request.generation));
     }
-    return ExecuteKeyOp(job.keys, session, request, exchange.key);
+    Status done = ExecuteKeyOp(job.keys, session, request, exchange.key);
+    const Session* rival = exchange.key.rival == 0 ? nullptr : sessions_.Find(exchange.key.rival);
+    if (!rival) return done;
+    return Status(done.code(), done.message() + " (" + Describe(*rival) + " waits, " +
+                                   Describe(exchange.session) + " came)");
   }
   Membership& membership = job.membership;
   if (const auto* op = std::get_if<HeartbeatOp>(&request.op)) {
@@ -233,17 +246,21 @@ void ServerCore::Impl::Cancel(Exchange& exchange, std::uint64_t seq, Effects& ef
   Session& session = exchange.session;
   Line& line = session.line(exchange.role);
   Job* job = FindJob(session.hello.job);
-  const bool waited = job && job->keys.CancelWait({session.id, seq});
+  const std::optional<std::string> late =
+      job ? job->keys.CancelWait({session.id, seq}) : std::nullopt;
   if (const Reply* known = line.results.Find(seq)) {
     effects.send.push_back({line.connection, *known});
     return;
   }
   // Acknowledged or given up: nobody waits for the answer.
-  if (!waited && line.results.Forgotten(seq)) return;
+  if (!late && line.results.Forgotten(seq)) return;
   Reply reply;
   reply.seq = seq;
   reply.status = Status(StatusCode::kCancelled,
-                        "request " + std::to_string(seq) + " was given up before it took effect");
+                        late && !late->empty()
+                            ? *late
+                            : "request " + std::to_string(seq) +
+                                  " was given up before it took effect");
   if (exchange.role != Role::kAdmin) line.results.Remember(reply);
   effects.send.push_back({line.connection, std::move(reply)});
 }
@@ -316,7 +333,9 @@ void ServerCore::Impl::AnswerWaits(std::vector<EndedWait>& ended, Effects& effec
     reply.seq = end.wait.seq;
     reply.status = std::move(end.status);
     reply.value = std::move(end.value);
-    if (!reply.status.ok() && session->hello.role != Role::kAdmin) {
+    reply.values = std::move(end.values);
+    reply.shared_values = std::move(end.shared_values);
+    if ((end.mutation || !reply.status.ok()) && session->hello.role != Role::kAdmin) {
       session->request.results.Remember(reply);
     }
     effects.send.push_back({session->request.connection, std::move(reply)});

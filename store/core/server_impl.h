@@ -28,7 +28,7 @@ inline constexpr Duration kLateTick = 4 * kTickInterval;
 struct Job {
   Job(const std::string& name, const MembershipLimits& limits, std::uint64_t first_generation,
       std::uint64_t seed, Journal* journal)
-      : membership(name, limits, first_generation, seed, journal) {}
+      : keys({}, name, journal), membership(name, limits, first_generation, seed, journal) {}
   Keyspace keys;
   Membership membership;
   std::size_t sessions = 0;

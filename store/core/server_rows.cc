@@ -22,20 +22,6 @@ void Fields(Archive& archive, StoreState& store) {
   archive(store.format, store.server_id, store.epoch, store.last_session, store.generation_floor);
 }
 
-template <typename Keys>
-Status RestoreKeys(Keys& keys, const RowName& name, std::string_view value) {
-  if constexpr (requires { keys.Restore(name, value); }) {
-    return keys.Restore(name, value);
-  } else {
-    return Status(StatusCode::kInternal, "keys are not kept");
-  }
-}
-
-template <typename Keys>
-void AppendKeys(const Keys& keys, Rows& rows) {
-  if constexpr (requires { keys.AppendRows(rows); }) keys.AppendRows(rows);
-}
-
 }  // namespace
 
 std::string ServerCore::Impl::StoreRowValue() const {
@@ -59,7 +45,7 @@ Rows ServerCore::Impl::DumpRows() const {
   sessions_.AppendRows(rows);
   for (const auto& [name, job] : jobs_) {
     job.membership.AppendRows(rows);
-    AppendKeys(job.keys, rows);
+    job.keys.AppendRows(rows);
   }
   return rows;
 }
@@ -106,7 +92,7 @@ Status ServerCore::Impl::RestoreRow(const RowName& name, std::string_view value)
   const bool of_membership =
       name.kind == RowKind::kWorld || name.kind == RowKind::kSeat || name.kind == RowKind::kView;
   return of_membership ? job->membership.Restore(name, value, nullptr)
-                       : RestoreKeys(job->keys, name, value);
+                       : job->keys.Restore(name, value);
 }
 
 Status ServerCore::Impl::RestoreStore(std::string_view value) {

@@ -1,0 +1,313 @@
+#include <iterator>
+#include <utility>
+
+#include "runtime/base/check.h"
+#include "store/core/codec.h"
+#include "store/core/keyspace.h"
+
+// What waits in a keyspace: for keys, for items, and for each other.
+namespace resilient::store {
+namespace {
+
+Status CheckKey(const std::string& key) {
+  if (key.size() <= kKeyBytesMax) return {};
+  return Status(StatusCode::kTooLarge, "a key of " + std::to_string(key.size()) +
+                                           " bytes is larger than the store takes (" +
+                                           std::to_string(kKeyBytesMax) + " bytes)");
+}
+
+// Those who are here keep waiting: only the newcomer is told.
+Status OtherSize(const std::string& name, std::int64_t here, std::int64_t came) {
+  return Status(StatusCode::kInvalidArgument,
+                name + ": the callers disagree on how many they are: " + std::to_string(here) +
+                    " by those who wait, " + std::to_string(came) + " by the one who came last");
+}
+
+}  // namespace
+
+bool Keyspace::IsMutation(Kind kind) {
+  return kind == Kind::kPop || kind == Kind::kBarrier || kind == Kind::kExchange;
+}
+
+std::map<std::string, Gathering>& Keyspace::Gatherings(Scope& scope, Kind kind) {
+  RESILIENT_CHECK(kind == Kind::kBarrier || kind == Kind::kExchange);
+  return kind == Kind::kBarrier ? scope.barriers : scope.exchanges;
+}
+
+// ---- The registry ----
+
+Status Keyspace::CheckWait(WaitId id, std::size_t bytes) const {
+  if (WaitsOf(id.session) >= kInFlightPerSessionMax) {
+    return Status(StatusCode::kResourceExhausted,
+                  "the session has " + std::to_string(kInFlightPerSessionMax) +
+                      " requests waiting, the most that the store keeps for one");
+  }
+  if (bytes_ + bytes > limits_.bytes) {
+    return Status(StatusCode::kResourceExhausted,
+                  "the job's keys, values and waits take " + std::to_string(bytes_) + " of " +
+                      std::to_string(limits_.bytes) + " bytes, and this would go beyond");
+  }
+  return {};
+}
+
+Keyspace::Wait& Keyspace::Register(WaitId id, Kind kind, std::uint64_t scope, std::size_t bytes) {
+  Wait& wait = waits_of_[id.session][id.seq];
+  wait.kind = kind;
+  wait.scope = scope;
+  wait.bytes = bytes;
+  bytes_ += bytes;
+  ++waits_;
+  return wait;
+}
+
+std::optional<Keyspace::Wait> Keyspace::Detach(WaitId id) {
+  const auto session = waits_of_.find(id.session);
+  if (session == waits_of_.end()) return std::nullopt;
+  auto node = session->second.extract(id.seq);
+  if (node.empty()) return std::nullopt;
+  if (session->second.empty()) waits_of_.erase(session);
+  Wait wait = std::move(node.mapped());
+  --waits_;
+  bytes_ -= wait.bytes;
+  Scope& scope = scopes_.at(wait.scope);
+  for (const std::string& key : wait.missing) {
+    const auto waiting = scope.waiting.find(key);
+    waiting->second.erase(id);
+    if (waiting->second.empty()) scope.waiting.erase(waiting);
+  }
+  if (wait.kind == Kind::kPop) {
+    const auto queue = scope.queues.find(wait.keys.front());
+    queue->second.waiting.erase(wait.ticket);
+    if (queue->second.waiting.empty()) scope.queues.erase(queue);
+  } else if (wait.kind == Kind::kBarrier || wait.kind == Kind::kExchange) {
+    auto& gatherings = Gatherings(scope, wait.kind);
+    const auto gathering = gatherings.find(wait.keys.front());
+    gathering->second.Withdraw(id);
+    if (gathering->second.empty()) gatherings.erase(gathering);
+  }
+  EraseScopeIfEmpty(wait.scope);
+  return wait;
+}
+
+void Keyspace::End(WaitId id, const Status& why, std::vector<EndedWait>& ended) {
+  const std::optional<Wait> wait = Detach(id);
+  if (wait) ended.push_back({.wait = id, .status = why, .mutation = IsMutation(wait->kind)});
+}
+
+std::optional<std::string> Keyspace::CancelWait(WaitId id) {
+  const auto session = waits_of_.find(id.session);
+  if (session == waits_of_.end()) return std::nullopt;
+  const auto wait = session->second.find(id.seq);
+  if (wait == session->second.end()) return std::nullopt;
+  std::string late;
+  const Kind kind = wait->second.kind;
+  if (kind == Kind::kBarrier || kind == Kind::kExchange) {
+    const std::string& key = wait->second.keys.front();
+    const Gathering& gathering = Gatherings(scopes_.at(wait->second.scope), kind).at(key);
+    late = (kind == Kind::kBarrier ? "barrier " : "exchange ") + key + ": " + gathering.Late();
+  }
+  Detach(id);
+  return late;
+}
+
+void Keyspace::DropWaits(SessionId session) {
+  while (true) {
+    const auto waits = waits_of_.find(session);
+    if (waits == waits_of_.end()) return;
+    Detach({session, waits->second.begin()->first});
+  }
+}
+
+void Keyspace::EndScopedWaits(SessionId session, const Status& why, std::vector<EndedWait>& ended) {
+  const auto waits = waits_of_.find(session);
+  if (waits == waits_of_.end()) return;
+  std::vector<WaitId> ids;
+  for (const auto& [seq, wait] : waits->second) {
+    if (wait.scope != 0) ids.push_back({session, seq});
+  }
+  for (const WaitId id : ids) End(id, why, ended);
+}
+
+void Keyspace::EndWaits(std::uint64_t scope, const Status& why, std::vector<EndedWait>& ended) {
+  const Scope* found = FindScope(scope);
+  if (!found) return;
+  std::set<WaitId> ids;
+  for (const auto& [key, waiting] : found->waiting) ids.insert(waiting.begin(), waiting.end());
+  for (const auto& [key, queue] : found->queues) {
+    for (const auto& [ticket, id] : queue.waiting) ids.insert(id);
+  }
+  for (const auto* gatherings : {&found->barriers, &found->exchanges}) {
+    for (const auto& [key, gathering] : *gatherings) {
+      for (const WaitId id : gathering.Ids()) ids.insert(id);
+    }
+  }
+  for (const WaitId id : ids) End(id, why, ended);
+}
+
+std::size_t Keyspace::WaitsOf(SessionId session) const {
+  const auto waits = waits_of_.find(session);
+  return waits == waits_of_.end() ? 0 : waits->second.size();
+}
+
+// ---- For keys ----
+
+Status Keyspace::AddWait(WaitId id, std::uint64_t scope, const std::vector<std::string>& keys,
+                         WaitFor what) {
+  Detach(id);
+  std::set<std::string> missing;
+  std::size_t bytes = 0;
+  for (const std::string& key : keys) {
+    if (what == WaitFor::kValues) bytes += key.size();
+    const bool there = what == WaitFor::kKeys ? Exists(scope, key) : Find(scope, key) != nullptr;
+    if (!there && missing.insert(key).second) bytes += key.size();
+  }
+  RESILIENT_CHECK(!missing.empty());
+  RESILIENT_RETURN_IF_ERROR(CheckWait(id, bytes));
+  const Kind kind = what == WaitFor::kKeys    ? Kind::kKeys
+                    : what == WaitFor::kValue ? Kind::kValue
+                                              : Kind::kValues;
+  Wait& wait = Register(id, kind, scope, bytes);
+  if (kind != Kind::kKeys) wait.keys = keys;
+  Scope& waited = scopes_[scope];
+  for (const std::string& key : missing) waited.waiting[key].insert(id);
+  wait.missing = std::move(missing);
+  return {};
+}
+
+void Keyspace::Wake(std::uint64_t scope, const std::string& key, bool item,
+                    std::vector<EndedWait>& ended) {
+  Scope& keys = scopes_.at(scope);
+  const auto waiting = keys.waiting.find(key);
+  if (waiting == keys.waiting.end()) return;
+  std::vector<WaitId> woken;
+  for (const WaitId id : waiting->second) {
+    if (!item || waits_of_.at(id.session).at(id.seq).kind == Kind::kKeys) woken.push_back(id);
+  }
+  for (const WaitId id : woken) {
+    Wait& wait = waits_of_.at(id.session).at(id.seq);
+    wait.missing.erase(key);
+    waiting->second.erase(id);
+  }
+  if (waiting->second.empty()) keys.waiting.erase(waiting);
+  for (const WaitId id : woken) {
+    Wait& wait = waits_of_.at(id.session).at(id.seq);
+    if (wait.missing.empty()) Finish(id, wait, ended);
+  }
+}
+
+void Keyspace::Finish(WaitId id, Wait& wait, std::vector<EndedWait>& ended) {
+  EndedWait end{.wait = id};
+  if (wait.kind == Kind::kValue) {
+    end.value = *Find(wait.scope, wait.keys.front());
+  } else if (wait.kind == Kind::kValues) {
+    Result<std::vector<std::string>> values = MultiGet(wait.scope, wait.keys);
+    if (!values && values.status().code() == StatusCode::kNotFound) {
+      // One that was there when the wait began has been deleted: it is waited for as well.
+      Scope& scope = scopes_.at(wait.scope);
+      for (const std::string& key : wait.keys) {
+        if (Find(wait.scope, key)) continue;
+        wait.missing.insert(key);
+        scope.waiting[key].insert(id);
+      }
+      return;
+    }
+    end.status = values.status();
+    if (values) end.values = std::move(*values);
+  }
+  Detach(id);
+  ended.push_back(std::move(end));
+}
+
+// ---- For items ----
+
+Status Keyspace::AddPop(WaitId id, std::uint64_t scope, const std::string& key) {
+  Detach(id);
+  RESILIENT_RETURN_IF_ERROR(CheckKey(key));
+  RESILIENT_RETURN_IF_ERROR(CheckWait(id, key.size()));
+  Queue& queue = scopes_[scope].queues[key];
+  RESILIENT_CHECK(queue.items.empty());
+  Wait& wait = Register(id, Kind::kPop, scope, key.size());
+  wait.keys = {key};
+  wait.ticket = ++last_ticket_;
+  queue.waiting.emplace(wait.ticket, id);
+  return {};
+}
+
+// ---- For each other ----
+
+Status Keyspace::ArriveAtBarrier(WaitId id, std::uint64_t scope, const BarrierOp& op,
+                                 std::vector<EndedWait>& ended, SessionId& rival) {
+  Detach(id);
+  RESILIENT_RETURN_IF_ERROR(CheckKey(op.key));
+  if (op.size < 1) {
+    return Status(StatusCode::kInvalidArgument,
+                  "barrier " + op.key + " is of " + std::to_string(op.size) + " callers");
+  }
+  if (const Scope* found = FindScope(scope)) {
+    const auto present = found->barriers.find(op.key);
+    if (present != found->barriers.end() && present->second.size() != op.size) {
+      rival = present->second.Ids().front().session;
+      return OtherSize("barrier " + op.key, present->second.size(), op.size);
+    }
+  }
+  RESILIENT_RETURN_IF_ERROR(CheckWait(id, op.key.size()));
+  Gathering& gathering = scopes_[scope].barriers.try_emplace(op.key, op.size).first->second;
+  Register(id, Kind::kBarrier, scope, op.key.size()).keys = {op.key};
+  gathering.Arrive(id);
+  if (!gathering.complete()) return {};
+  for (const WaitId arrived : gathering.Ids()) End(arrived, Status(), ended);
+  return {};
+}
+
+Status Keyspace::ArriveAtExchange(WaitId id, std::uint64_t scope, const ExchangeOp& op,
+                                  std::vector<EndedWait>& ended, SessionId& rival) {
+  Detach(id);
+  RESILIENT_RETURN_IF_ERROR(CheckExchange(scope, op, rival));
+  const std::size_t bytes = op.key.size() + op.value.size();
+  RESILIENT_RETURN_IF_ERROR(CheckWait(id, bytes));
+  Gathering& gathering = scopes_[scope].exchanges.try_emplace(op.key, op.size).first->second;
+  Register(id, Kind::kExchange, scope, bytes).keys = {op.key};
+  gathering.Arrive(id, op.rank, op.value);
+  if (!gathering.complete()) return {};
+  const std::vector<WaitId> ids = gathering.Ids();
+  const std::shared_ptr<const SharedValues> values = Share(gathering.TakeValues());
+  for (const WaitId arrived : ids) {
+    End(arrived, Status(), ended);
+    ended.back().shared_values = values;
+  }
+  return {};
+}
+
+Status Keyspace::CheckExchange(std::uint64_t scope, const ExchangeOp& op, SessionId& rival) const {
+  RESILIENT_RETURN_IF_ERROR(CheckKey(op.key));
+  const std::string name = "exchange " + op.key;
+  if (op.size < 1 || op.size > kWorldSizeMax || op.rank < 0 || op.rank >= op.size) {
+    return Status(StatusCode::kInvalidArgument,
+                  name + ": there is no rank " + std::to_string(op.rank) + " of " +
+                      std::to_string(op.size) + "; a size is from 1 to " +
+                      std::to_string(kWorldSizeMax) + ", ranks count from 0");
+  }
+  std::size_t bytes = op.value.size();
+  if (const Scope* found = FindScope(scope); found && found->exchanges.contains(op.key)) {
+    const Gathering& present = found->exchanges.at(op.key);
+    if (present.size() != op.size) {
+      rival = present.Ids().front().session;
+      return OtherSize(name, present.size(), op.size);
+    }
+    if (const WaitId* holder = present.Holder(op.rank)) {
+      rival = holder->session;
+      return Status(StatusCode::kInvalidArgument,
+                    name + ": another caller waits as rank " + std::to_string(op.rank));
+    }
+    bytes += present.value_bytes();
+  }
+  if (bytes > kReplyValuesBytesMax) {
+    return Status(StatusCode::kTooLarge,
+                  name + ": the values of all ranks so far take " + std::to_string(bytes) +
+                      " bytes, and one answer holds " + std::to_string(kReplyValuesBytesMax) +
+                      "; exchange less at a time");
+  }
+  return {};
+}
+
+}  // namespace resilient::store
