@@ -17,6 +17,7 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;  // Unreachable store, missing key, refused report.
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitPortTaken = 3;
+inline constexpr int kExitStorage = 4;  // The data directory cannot be used or written.
 
 // What all commands share. Owner: main. Lifetime: outlives the parse.
 struct CliContext {

@@ -67,6 +67,10 @@ class Connection {
   bool greeted() const { return greeted_; }
   Role role() const { return role_; }
 
+  // The Welcome has gone out: from now on messages without order may overtake others.
+  void SetWelcomed() { welcomed_ = true; }
+  bool welcomed() const { return welcomed_; }
+
   ConnectionId id() const { return id_; }
   Instant accepted() const { return accepted_; }
   bool ending() const { return ending_; }
@@ -90,6 +94,7 @@ class Connection {
   std::string name_;
   bool reading_ = false;
   bool greeted_ = false;
+  bool welcomed_ = false;
   Role role_ = Role::kRequest;
   bool ending_ = false;
   Instant ending_since_{};

@@ -36,6 +36,7 @@ namespace {
 int Main(int argc, char** argv) {
   // A peer that goes away is an error of a write, not the end of the program.
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // Likewise the limit of a file's size.
   const auto environment = ProcessEnvironment();
   const bool log_given =
       std::any_of(environment.begin(), environment.end(),

@@ -4,19 +4,30 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "runtime/base/log.h"
 #include "runtime/net/socket.h"
 #include "store/server/cli.h"
+#include "store/server/crash_points.h"
+#include "store/server/engine.h"
 #include "store/server/server.h"
 
 namespace resilient::store {
 namespace {
 
 constexpr Duration kLeaseTtlMin = std::chrono::seconds(1);
+constexpr char kInMemory[] = "mem";
+constexpr char kOnProcess[] = "process";
+constexpr char kOnMachine[] = "machine";
+constexpr char kServeFooter[] =
+    "Exit codes: 0 ended by a signal or by --linger; 1 failed; 2 bad usage; 3 the port is taken;\n"
+    "4 the data directory cannot be used (held by another server, not writable, damaged) or could\n"
+    "not be written (disk full, input/output error): nothing was acknowledged that is not kept.";
 
 struct ServeArguments {
   std::string listen = "127.0.0.1:0";
@@ -24,6 +35,9 @@ struct ServeArguments {
   std::string linger = "0";
   std::string address_file;
   std::string log_level;
+  std::string data;
+  std::string durability;
+  std::uint64_t crash_at = 0;
   bool print_address = false;
   bool parent_death = false;
 };
@@ -69,6 +83,38 @@ int ParseServe(const ServeArguments& arguments, const CliContext& context, Serve
   return kExitOk;
 }
 
+// The engine of a durable store, null for one in memory; or the exit code of an error that was
+// told.
+int OpenEngine(const ServeArguments& arguments, CrashPoints& crash_points,
+               std::unique_ptr<Engine>* engine) {
+  const std::string& durability = arguments.durability;
+  if (arguments.data.empty()) {
+    if (durability.empty() || durability == kInMemory) return kExitOk;
+    return Complain(StrCat("--durability ", durability, " needs --data DIR, where it is kept"),
+                    kExitUsage);
+  }
+  if (durability == kInMemory) {
+    return Complain(StrCat("--durability mem keeps nothing, but --data ", arguments.data,
+                           " names where to keep it; leave one of them out"),
+                    kExitUsage);
+  }
+  crash_points.Pass();
+  Result<std::unique_ptr<Engine>> opened = OpenSqliteEngine(
+      {arguments.data, durability == kOnMachine ? Durability::kMachine : Durability::kProcess,
+       &crash_points});
+  if (!opened.ok()) return Complain(opened.status().message(), kExitStorage);
+  crash_points.Pass();
+  *engine = std::move(*opened);
+  return kExitOk;
+}
+
+[[noreturn]] void EndUnkept(const Status& why) {
+  // At once: nothing may be acknowledged any more, and destructors could wait for the disk.
+  std::_Exit(Complain(StrCat(why.message(), " (the server ends; nothing was acknowledged that is "
+                                            "not kept)"),
+                      kExitStorage));
+}
+
 int TellAddress(const ServeArguments& arguments, const Server& server) {
   const std::string address = FormatHostPort(server.address());
   if (!arguments.address_file.empty()) {
@@ -92,8 +138,18 @@ int Serve(const ServeArguments& arguments, const CliContext& context, pid_t pare
     if (getppid() != parent) return Complain("the parent process has ended", kExitFailed);
   }
   SetLogTag("store");
+  CrashPoints crash_points(arguments.crash_at);
+  std::unique_ptr<Engine> engine;
+  if (const int code = OpenEngine(arguments, crash_points, &engine); code != kExitOk) return code;
+  const bool durable = engine != nullptr;
+  options.on_storage_failure = EndUnkept;
+  options.crash_points = &crash_points;
   UvLoop loop;
-  Server server(loop, context.clock, options);
+  Server server(loop, context.clock, options, std::move(engine));
+  if (durable) {
+    const Status restored = server.Restore();
+    if (!restored.ok()) return Complain(restored.message(), kExitStorage);
+  }
   const Status started = server.Start();
   if (started.code() == StatusCode::kRefused) return Complain(started.message(), kExitPortTaken);
   if (started.code() == StatusCode::kSetting) return Complain(started.message(), kExitUsage);
@@ -123,6 +179,15 @@ void AddServeCommand(CLI::App& app, CliContext& context) {
                    "left; 0: never")
       ->check(IsDuration())
       ->capture_default_str();
+  serve->add_option("--data", arguments->data,
+                    "Keep keys, sessions and members in this directory, which is made when it is "
+                    "missing; a server started with it again goes on where the last one ended");
+  serve
+      ->add_option("--durability", arguments->durability,
+                   "What an acknowledged change survives: mem: nothing; process (default with "
+                   "--data): the end of the server, kill -9 included; machine: power loss too, "
+                   "at one fsync for each group of changes")
+      ->check(CLI::IsMember({kInMemory, kOnProcess, kOnMachine}));
   serve->add_option("--address-file", arguments->address_file,
                     "Write \"host:port\\nserver-id\\n\" to this file once listening");
   serve->add_flag("--print-address", arguments->print_address,
@@ -135,6 +200,11 @@ void AddServeCommand(CLI::App& app, CliContext& context) {
       ->check([](const std::string& level) {
         return ApplyLogLevel(level) ? std::string() : StrCat("'", level, "' is not a log level");
       });
+  serve
+      ->add_option("--crash-at", arguments->crash_at,
+                   "End as by kill -9 at the N-th step on the way to the disk")
+      ->group("For tests");
+  serve->footer(kServeFooter);
   const pid_t parent = getppid();
   serve->callback([arguments, &context, parent] {
     if (arguments->log_level.empty()) {

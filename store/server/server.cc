@@ -9,6 +9,7 @@
 #include <utility>
 #include <variant>
 
+#include "runtime/base/check.h"
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
 #include "store/core/codec.h"
@@ -17,9 +18,6 @@ namespace resilient::store {
 namespace {
 
 constexpr int kListenBacklog = 4096;
-// Large answers are handed to the kernel as they come, so that the queue limit counts only what the
-// peer really leaves unread.
-constexpr std::size_t kFlushAtBytes = 256u << 10;
 // Loop turns that must pass before something is judged to have been silent: in the first one a
 // waiting connection is accepted, in the second its bytes are read.
 constexpr std::uint64_t kDrainTurns = 2;
@@ -45,8 +43,9 @@ std::size_t ConnectionLimit() {
 }
 
 CoreOptions MakeCoreOptions(const ServerOptions& options, const std::string& server_id,
-                            const Clock& clock) {
+                            bool durable, const Clock& clock) {
   CoreOptions core;
+  core.durable = durable;
   core.server_id = server_id;
   core.lease_ttl = options.lease_ttl;
   core.seed = RandomSeed();
@@ -82,12 +81,14 @@ bool IsWildcardHost(const std::string& host) {
   return wildcard;
 }
 
-Server::Server(UvLoop& loop, const Clock& clock, ServerOptions options)
+Server::Server(UvLoop& loop, const Clock& clock, ServerOptions options,
+               std::unique_ptr<Engine> engine)
     : loop_(loop),
       clock_(clock),
       options_(std::move(options)),
       server_id_(RandomHexId()),
       connections_max_(ConnectionLimit()),
+      engine_(std::move(engine)),
       processes_(loop, [this](std::uint64_t watch) { OnProcessExit(watch); }),
       tick_timer_(loop, [this] { OnTickDue(); }),
       turn_check_(loop, [this] { OnTurn(); }),
@@ -97,7 +98,13 @@ Server::Server(UvLoop& loop, const Clock& clock, ServerOptions options)
 
 Server::~Server() = default;
 
+void Server::MakeCore(Instant now) {
+  core_ = std::make_unique<ServerCore>(
+      MakeCoreOptions(options_, server_id_, engine_ != nullptr, clock_), now);
+}
+
 Status Server::Start() {
+  RESILIENT_CHECK(engine_ == nullptr);
   Result<FileDescriptor> bound = ListenTcp(options_.listen, kListenBacklog);
   if (!bound.ok()) return bound.status();
   Result<HostPort> local = LocalAddress(*bound);
@@ -108,7 +115,7 @@ Status Server::Start() {
   address_ = {options_.listen.host, local->port};
 
   const Instant now = clock_.Now();
-  core_ = std::make_unique<ServerCore>(MakeCoreOptions(options_, server_id_, clock_), now);
+  if (core_ == nullptr) MakeCore(now);
   last_tick_ = last_used_ = now;
   listener_ = std::make_unique<UvTcp>(
       loop_, UvStreamEvents{.on_connection = [this] { OnConnectionWaiting(); },
@@ -161,12 +168,12 @@ void Server::OnFrames(Connection& connection) {
 void Server::TakeFrames(Connection& connection) {
   int& taken = connection.TakenInTurn(turn_);
   while (taken < kRequestsPerTurn && !connection.closed() && connection.WantsInput() &&
-         connection.HasFrame()) {
+         connection.HasFrame() && !MustWait(connection)) {
     ++taken;
     Handle(connection, connection.TakeFrame());
   }
   if (!connection.closed() && connection.WantsInput() && connection.HasFrame()) {
-    deferred_.insert(connection.id());
+    (MustWait(connection) ? stalled_ : deferred_).insert(connection.id());
     UpdateIdle();
   }
   connection.UpdateReading();
@@ -180,7 +187,7 @@ void Server::Handle(Connection& connection, const Frame& frame) {
   if (const Hello* hello = std::get_if<Hello>(&request->op)) {
     NoteWelcome(connection, *hello, effects);
   }
-  Apply(effects);
+  Apply(std::move(effects));
 }
 
 void Server::HandleBadRequest(Connection& connection, const Frame& frame, const Status& why) {
@@ -241,6 +248,7 @@ void Server::Drop(Connection& connection) {
   before_hello_.erase(id);
   ending_.erase(id);
   deferred_.erase(id);
+  stalled_.erase(id);
   touched_.erase(id);
   graveyard_.push_back(std::move(found->second));
   connections_.erase(found);
@@ -249,87 +257,6 @@ void Server::Drop(Connection& connection) {
 Connection* Server::Find(ConnectionId id) {
   const auto found = connections_.find(id);
   return found == connections_.end() ? nullptr : found->second.get();
-}
-
-// ---- Effects ----
-
-void Server::Apply(Effects& effects) {
-  // Before the answer to the leave goes out: its receiver may want the port for another backend.
-  if (effects.stop_listening && listener_ != nullptr) {
-    RESILIENT_LOG(kInfo, "stopped listening on ", FormatHostPort(address_),
-                  ": the process that hosts this store has left");
-    listener_.reset();
-    connection_waiting_ = false;
-  }
-  for (const std::string& line : effects.log) RESILIENT_LOG(kInfo, line);
-  for (const Effects::Outgoing& outgoing : effects.send) SendTo(outgoing);
-  for (const std::uint64_t watch : effects.unwatch) {
-    processes_.Remove(watch);
-    std::erase_if(exits_, [watch](const PendingExit& exit) { return exit.watch == watch; });
-  }
-  if (!shutting_down_) {
-    for (const Effects::WatchProcess& watch : effects.watch) {
-      processes_.Add(watch.watch, watch.process);
-    }
-  }
-  for (const ConnectionId id : effects.close) {
-    Connection* connection = Find(id);
-    if (connection == nullptr || connection->ending()) continue;
-    before_hello_.erase(id);
-    ending_.insert(id);
-    connection->BeginEnd(clock_.Now());
-    if (connection->closed()) Drop(*connection);
-  }
-  if (effects.last_member_left && options_.linger > Duration::zero()) {
-    Shutdown("the last member has left");
-  }
-}
-
-void Server::SendTo(const Effects::Outgoing& outgoing) {
-  Connection* connection = Find(outgoing.connection);
-  if (connection == nullptr || connection->ending()) return;
-  connection->Send(EncodeServerMessage(outgoing.message));
-  touched_.insert(outgoing.connection);
-  if (connection->UnflushedBytes() < kFlushAtBytes || connection->Flush()) return;
-  const std::size_t queued = connection->QueuedBytes();
-  if (queued > kOutputHardLimit) {
-    Cut(*connection, StrCat("it does not read: ", queued >> 20, " MiB wait for it, the limit is ",
-                            kOutputHardLimit >> 20, " MiB"));
-  } else {
-    Drop(*connection);
-  }
-}
-
-void Server::FlushTouched() {
-  while (!touched_.empty()) {
-    const ConnectionId id = *touched_.begin();
-    touched_.erase(touched_.begin());
-    Connection* connection = Find(id);
-    if (connection == nullptr) continue;
-    if (!connection->Flush()) {
-      Drop(*connection);
-      continue;
-    }
-    // Room again without a word from libuv: everything fitted at once.
-    if (connection->WantsInput() && connection->HasFrame()) deferred_.insert(id);
-    connection->UpdateReading();
-  }
-  UpdateIdle();
-}
-
-void Server::Settle() {
-  FlushTouched();
-  while (!disconnected_.empty()) {
-    const ConnectionId id = disconnected_.back();
-    disconnected_.pop_back();
-    if (!shutting_down_) {
-      Effects effects;
-      core_->OnDisconnect(id, clock_.Now(), effects);
-      Apply(effects);
-    }
-    FlushTouched();
-  }
-  if (shutting_down_ && connections_.empty()) Finish();
 }
 
 // ---- Time ----
@@ -365,7 +292,7 @@ void Server::OnTurn() {
   for (const PendingExit& exit : ripe) {
     Effects effects;
     core_->OnProcessExit(exit.watch, clock_.Now(), effects);
-    Apply(effects);
+    Apply(std::move(effects));
   }
   if (tick_due_in_turn_ && turn_ >= *tick_due_in_turn_ + kDrainTurns) {
     tick_due_in_turn_.reset();
@@ -379,11 +306,21 @@ void Server::Tick() {
   const Instant now = clock_.Now();
   if (!shutting_down_) {
     Effects effects;
-    core_->OnTick(now, /*input_drained=*/true, effects);
-    Apply(effects);
+    // Nobody is silent whom we do not read.
+    const bool drained = std::none_of(stalled_.begin(), stalled_.end(), [this](ConnectionId id) {
+      return connections_.at(id)->role() == Role::kControl;
+    });
+    core_->OnTick(now, drained, effects);
+    Apply(std::move(effects));
   }
   EndOverdue(now);
   if (!shutting_down_) CheckLinger(now);
+  if (shutting_down_ && !held_.empty() && now - shutdown_since_ >= kFlushLimit) {
+    options_.on_storage_failure(
+        Status(StatusCode::kInternal,
+               StrCat("the disk did not take what was to be kept within ", ToSeconds(kFlushLimit),
+                      " s")));
+  }
   last_tick_ = now;
 }
 
@@ -392,6 +329,7 @@ void Server::EndOverdue(Instant now) {
   while (!before_hello_.empty()) {
     Connection& oldest = *connections_.at(*before_hello_.begin());
     if (now - oldest.accepted() < (full ? kHelloLimitWhenFull : kHelloLimit)) break;
+    if (MustWait(oldest)) break;  // It may have said it.
     if (MayComplain("silent")) {
       RESILIENT_LOG(kWarn, "closed the connection from ", oldest.name(),
                     ": it did not say Hello in ", ToSeconds(now - oldest.accepted()), " s");
@@ -436,18 +374,27 @@ void Server::Shutdown(std::string_view why) {
   processes_.Clear();
   exits_.clear();
   before_hello_.clear();
+  deferred_.clear();
+  stalled_.clear();
+  shutdown_since_ = clock_.Now();
+  // Otherwise when the disk has what the clients wait to be told.
+  if (held_.empty()) EndConnections();
+}
+
+void Server::EndConnections() {
+  if (std::exchange(ending_connections_, true)) return;
   const Instant now = clock_.Now();
   for (auto& [id, connection] : connections_) {
     connection->BeginEnd(now);
     ending_.insert(id);
   }
   // Those that were closed already, or close at once, go in the next turn.
-  deferred_.clear();
   tick_due_in_turn_ = turn_;
   UpdateIdle();
 }
 
 void Server::Finish() {
+  if (persister_ != nullptr) persister_->Stop();
   tick_timer_.Close();
   turn_check_.Close();
   idle_.Close();

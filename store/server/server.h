@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,6 +17,10 @@
 #include "runtime/net/socket.h"
 #include "store/core/server_core.h"
 #include "store/server/connection.h"
+#include "store/server/crash_points.h"
+#include "store/server/engine.h"
+#include "store/server/held_effects.h"
+#include "store/server/persister.h"
 #include "store/server/process_watch.h"
 #include "store/server/uv_handle.h"
 
@@ -29,6 +34,7 @@ inline constexpr Duration kHelloLimitWhenFull = std::chrono::seconds(1);
 inline constexpr Duration kEndingLimit = std::chrono::seconds(1);
 inline constexpr int kRequestsPerTurn = 64;  // Of one connection, before others have their turn.
 inline constexpr Duration kComplaintInterval = std::chrono::seconds(10);
+inline constexpr Duration kFlushLimit = std::chrono::seconds(10);  // Of a shutdown, for the disk.
 
 // Every spelling of "all addresses of this host": "*", "0.0.0.0", "0", "::", "::ffff:0.0.0.0".
 bool IsWildcardHost(const std::string& host);
@@ -39,17 +45,26 @@ struct ServerOptions {
   // Not zero: an auto-spawned server. It ends when the last member has said goodbye, or when for
   // this long there was neither a live member nor a connected client.
   Duration linger = Duration::zero();
+  // Of a durable store. Called on any thread when the disk refused: must not return, as nothing may
+  // be acknowledged any more.
+  std::function<void(const Status& why)> on_storage_failure;
+  CrashPoints* crash_points = nullptr;  // For tests; outlives the server.
 };
 
-// The server around ServerCore: sockets, timers, signals, process exits. It decides nothing about
-// keys and members. Owner: the serve command or a test. Thread: the one that runs the loop.
+// The server around ServerCore: sockets, timers, signals, process exits, and for a durable store
+// the disk: what a step of the core says goes out when the step's writes are kept, and not before
+// what earlier steps say. It decides nothing about keys and members. Owner: the serve command or a test. Thread: the one that runs the loop.
 // Lifetime: ends its handles by itself after Shutdown (or a signal, or the linger), so that
 // UvLoop::Run returns; destroyed after that, before the loop.
 class Server final : private Connection::Owner {
  public:
-  Server(UvLoop& loop, const Clock& clock, ServerOptions options);
+  // `engine`: null for a store in memory.
+  Server(UvLoop& loop, const Clock& clock, ServerOptions options,
+         std::unique_ptr<Engine> engine = nullptr);
   ~Server() override;
 
+  // Reads the data directory; for a durable store before Start. Blocks. As OpenSqliteEngine.
+  Status Restore();
   // Listens. kRefused when the port is taken, kSetting for a wildcard address.
   Status Start();
   // REQUIRES: Start was OK. As asked for, with the real port: a name stays a name, which other
@@ -73,12 +88,21 @@ class Server final : private Connection::Owner {
   void OnTickDue();
   void OnProcessExit(std::uint64_t watch);
 
+  void MakeCore(Instant now);
   void Accept();
   void TakeFrames(Connection& connection);
   void Handle(Connection& connection, const Frame& frame);
   void HandleBadRequest(Connection& connection, const Frame& frame, const Status& why);
   void NoteWelcome(Connection& connection, const Hello& hello, const Effects& effects);
-  void Apply(Effects& effects);
+  // Carries the effects out, at once or when what they tell of is kept.
+  void Apply(Effects effects);
+  void Perform(Effects& effects);
+  void SendUnordered(Effects& effects);
+  void OnKept(std::uint64_t ticket);
+  // Too much is under way to the disk for this connection to be read.
+  bool MustWait(const Connection& connection) const;
+  void WakeStalled();
+  void EndConnections();
   void SendTo(const Effects::Outgoing& outgoing);
   void Settle();
   void FlushTouched();
@@ -97,10 +121,15 @@ class Server final : private Connection::Owner {
   UvLoop& loop_;
   const Clock& clock_;
   const ServerOptions options_;
-  const std::string server_id_;
+  std::string server_id_;
   const std::size_t connections_max_;
   HostPort address_;
   std::unique_ptr<ServerCore> core_;
+
+  std::unique_ptr<Engine> engine_;        // Until the persister has it.
+  std::unique_ptr<Persister> persister_;  // Null for a store in memory.
+  HeldEffects held_;                      // Empty for a store in memory.
+  std::set<ConnectionId> stalled_;        // Frames wait for the disk.
 
   std::unique_ptr<UvTcp> listener_;  // Null when not listening.
   bool connection_waiting_ = false;  // The listener holds one that was not accepted yet.
@@ -122,6 +151,8 @@ class Server final : private Connection::Owner {
   Instant last_used_{};
   std::map<std::string, Instant, std::less<>> complained_;
   bool shutting_down_ = false;
+  bool ending_connections_ = false;  // The last part of it, when all is kept.
+  Instant shutdown_since_{};
 
   UvTimer tick_timer_;
   UvCheck turn_check_;

@@ -64,6 +64,12 @@ UvSignal::UvSignal(UvLoop& loop, int signal, std::function<void()> on_signal)
       get(), [](uv_signal_t* handle, int) { CallbackOf(handle)(); }, signal));
 }
 
+UvAsync::UvAsync(UvLoop& loop, std::function<void()> on_send) : UvHandle(std::move(on_send)) {
+  MustSucceed(uv_async_init(loop.get(), get(), [](uv_async_t* async) { CallbackOf(async)(); }));
+}
+
+void UvAsync::Send() { MustSucceed(uv_async_send(get())); }
+
 UvReadable::UvReadable(UvLoop& loop, FileDescriptor fd, std::function<void()> on_readable,
                        int* error)
     : UvHandle(std::move(on_readable)), fd_(std::move(fd)) {

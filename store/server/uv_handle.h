@@ -109,6 +109,13 @@ class UvSignal : public UvHandle<uv_signal_t, std::function<void()>> {
   UvSignal(UvLoop& loop, int signal, std::function<void()> on_signal);
 };
 
+// Runs its callback on the loop's thread soon after Send; several Sends may become one call.
+class UvAsync : public UvHandle<uv_async_t, std::function<void()>> {
+ public:
+  UvAsync(UvLoop& loop, std::function<void()> on_send);
+  void Send();  // From any thread. REQUIRES: not closed.
+};
+
 // Tells when a descriptor is readable; owns the descriptor and closes it after the handle stopped
 // watching it.
 class UvReadable : public UvHandle<uv_poll_t, std::function<void()>> {

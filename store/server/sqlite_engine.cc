@@ -1,0 +1,350 @@
+#include <fcntl.h>
+#include <sqlite3.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "runtime/base/check.h"
+#include "runtime/base/log.h"
+#include "store/server/data_directory.h"
+#include "store/server/engine.h"
+
+namespace resilient::store {
+namespace {
+
+constexpr char kFile[] = "store.db";
+constexpr int kApplicationId = 0x52534c54;  // "RSLT", in the file's header.
+constexpr int kFormat = 1;                  // Of the rows table; the file's user_version.
+// Of the write-ahead log, before it is carried over into the file: 4 MiB, as SQLite itself would.
+constexpr int kCheckpointPages = 1000;
+// What a large transaction leaves of the log behind is cut back to this.
+constexpr char kLogBytesPragma[] = "PRAGMA journal_size_limit=67108864";
+
+constexpr std::size_t kHeaderBytes = 100;  // Of an SQLite file.
+constexpr std::size_t kVersionOffset = 60;
+constexpr std::size_t kApplicationOffset = 68;
+constexpr std::string_view kMagic("SQLite format 3\0", 16);
+
+struct CloseStatement {
+  void operator()(sqlite3_stmt* statement) const { sqlite3_finalize(statement); }
+};
+using Statement = std::unique_ptr<sqlite3_stmt, CloseStatement>;
+
+std::uint32_t BigEndian(const char* bytes) {
+  std::uint32_t number = 0;
+  for (int i = 0; i < 4; ++i) number = number << 8 | static_cast<unsigned char>(bytes[i]);
+  return number;
+}
+
+std::optional<std::size_t> FileSize(const std::string& path) {
+  struct stat info {};
+  if (stat(path.c_str(), &info) != 0) return std::nullopt;
+  return static_cast<std::size_t>(info.st_size);
+}
+
+Status Damaged(const std::string& path, std::string_view how) {
+  return Status(StatusCode::kInternal,
+                StrCat("the store's file ", path, " is damaged: ", how,
+                       "; it is left as it is. Put a copy of it back, or move the directory away "
+                       "and start with an empty store"));
+}
+
+Status Foreign(const std::string& path) {
+  return Status(StatusCode::kSetting,
+                StrCat(path, " is a file of another program; --data names a directory of its own"));
+}
+
+Status Newer(const std::string& path, std::uint32_t format) {
+  return Status(StatusCode::kSetting,
+                StrCat(path, " was written by a newer version of resilient-store (format ", format,
+                       ", this one knows ", kFormat, "); start that version"));
+}
+
+// What the header says, before SQLite touches anything. (The header is always in the file itself,
+// never in the log alone, since a new store is carried over at once.)
+Status CheckHeader(const std::string& path) {
+  const std::optional<std::size_t> size = FileSize(path);
+  if (size.value_or(0) == 0) {
+    // SQLite would throw a log without its file away.
+    if (FileSize(path + "-wal").value_or(0) == 0) return Status::Ok();
+    return Damaged(path, StrCat("it is missing, but its log ", path, "-wal is there"));
+  }
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.valid()) return DataError(path, "open", errno);
+  std::array<char, kHeaderBytes> header{};
+  const ssize_t count = pread(file.get(), header.data(), header.size(), 0);
+  if (count < 0) return DataError(path, "read", errno);
+  if (static_cast<std::size_t>(count) < header.size() ||
+      std::string_view(header.data(), kMagic.size()) != kMagic) {
+    return Damaged(path, "it does not begin as such a file does");
+  }
+  const std::uint32_t application = BigEndian(&header[kApplicationOffset]);
+  if (application != 0 && application != kApplicationId) return Foreign(path);
+  const std::uint32_t format = BigEndian(&header[kVersionOffset]);
+  if (application == kApplicationId && format > kFormat) return Newer(path, format);
+  return Status::Ok();
+}
+
+class SqliteEngine final : public Engine {
+ public:
+  explicit SqliteEngine(const EngineOptions& options)
+      : path_(StrCat(options.directory, "/", kFile)),
+        durability_(options.durability),
+        crash_points_(options.crash_points != nullptr ? *options.crash_points : no_crash_points_) {}
+  ~SqliteEngine() override;
+
+  Status Open(FileDescriptor lock);
+
+  Status Load(
+      const std::function<void(std::string_view name, std::string_view value)>& row) override;
+  Status Commit(const std::vector<Write>& writes) override;
+  Status Tend() override;
+
+ private:
+  Status Check(bool* is_new);
+  Status Configure();
+  Status Create();
+  Status Prepare(const char* sql, Statement* statement);
+  // Runs to the end; `text` gets the first column of the first row.
+  Status Query(const char* sql, std::string* text);
+  Status Execute(const char* sql) { return Query(sql, nullptr); }
+  Status QueryNumber(const char* sql, std::uint32_t* number);
+  // A statement without rows, to be used again.
+  Status Run(const Statement& statement);
+  Status Apply(const Write& write);
+  Status Error(const std::string& doing) const;
+  // Leaves the log alone when the database is closed: nothing of the file changes.
+  void KeepLogAtClose(bool keep);
+
+  const std::string path_;
+  const Durability durability_;
+  CrashPoints no_crash_points_;
+  CrashPoints& crash_points_;
+  FileDescriptor lock_;
+  sqlite3* db_ = nullptr;
+  Statement begin_;
+  Statement put_;
+  Statement remove_;
+  Statement commit_;
+  int log_pages_ = 0;
+  bool failed_ = false;
+};
+
+SqliteEngine::~SqliteEngine() {
+  for (Statement* statement : {&begin_, &put_, &remove_, &commit_}) statement->reset();
+  if (db_ == nullptr) return;
+  if (failed_) KeepLogAtClose(true);
+  sqlite3_close(db_);
+}
+
+void SqliteEngine::KeepLogAtClose(bool keep) {
+  sqlite3_db_config(db_, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep ? 1 : 0, nullptr);
+}
+
+Status SqliteEngine::Error(const std::string& doing) const {
+  const int code = sqlite3_extended_errcode(db_);
+  const int system = sqlite3_system_errno(db_);
+  switch (code & 0xff) {
+    case SQLITE_FULL:
+      return DataError(path_, doing, ENOSPC);
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+      return Damaged(path_, sqlite3_errmsg(db_));
+    case SQLITE_READONLY:
+      return DataError(path_, doing, EROFS);
+    case SQLITE_BUSY:
+      return Status(StatusCode::kSetting,
+                    StrCat("another program has ", path_, " open; end it, then start the store"));
+    default:
+      break;
+  }
+  if (system != 0) return DataError(path_, doing, system);
+  return Status(StatusCode::kInternal, StrCat("cannot ", doing, " ", path_, ": ",
+                                              sqlite3_errmsg(db_), " (SQLite code ", code, ")"));
+}
+
+Status SqliteEngine::Prepare(const char* sql, Statement* statement) {
+  sqlite3_stmt* prepared = nullptr;
+  const int code =
+      sqlite3_prepare_v3(db_, sql, -1, SQLITE_PREPARE_PERSISTENT, &prepared, nullptr);
+  statement->reset(prepared);
+  return code == SQLITE_OK ? Status::Ok() : Error("use");
+}
+
+Status SqliteEngine::Query(const char* sql, std::string* text) {
+  Statement statement;
+  RESILIENT_RETURN_IF_ERROR(Prepare(sql, &statement));
+  int code = sqlite3_step(statement.get());
+  if (code == SQLITE_ROW && text != nullptr) {
+    const auto* column = sqlite3_column_text(statement.get(), 0);
+    *text = column != nullptr ? reinterpret_cast<const char*>(column) : "";
+  }
+  while (code == SQLITE_ROW) code = sqlite3_step(statement.get());
+  return code == SQLITE_DONE ? Status::Ok() : Error("open");
+}
+
+Status SqliteEngine::QueryNumber(const char* sql, std::uint32_t* number) {
+  std::string text;
+  RESILIENT_RETURN_IF_ERROR(Query(sql, &text));
+  *number = static_cast<std::uint32_t>(std::strtoll(text.c_str(), nullptr, 10));
+  return Status::Ok();
+}
+
+Status SqliteEngine::Open(FileDescriptor lock) {
+  lock_ = std::move(lock);
+  RESILIENT_RETURN_IF_ERROR(CheckHeader(path_));
+  const int code = sqlite3_open_v2(
+      path_.c_str(), &db_,
+      SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE,
+      nullptr);
+  if (code != SQLITE_OK) return Error("open");
+  KeepLogAtClose(true);
+  bool is_new = false;
+  RESILIENT_RETURN_IF_ERROR(Check(&is_new));
+  if (sqlite3_db_readonly(db_, "main") == 1) return DataError(path_, "write", EROFS);
+  RESILIENT_RETURN_IF_ERROR(Configure());
+  if (is_new) RESILIENT_RETURN_IF_ERROR(Create());
+  RESILIENT_RETURN_IF_ERROR(Prepare("BEGIN IMMEDIATE", &begin_));
+  RESILIENT_RETURN_IF_ERROR(Prepare("REPLACE INTO rows(name, value) VALUES(?1, ?2)", &put_));
+  RESILIENT_RETURN_IF_ERROR(Prepare("DELETE FROM rows WHERE name = ?1", &remove_));
+  RESILIENT_RETURN_IF_ERROR(Prepare("COMMIT", &commit_));
+  KeepLogAtClose(false);
+  return Status::Ok();
+}
+
+// Reads only; but the first read carries out what a crash has left to do.
+Status SqliteEngine::Check(bool* is_new) {
+  // One process alone: no shared memory beside the file, and no lock to be taken for each step.
+  RESILIENT_RETURN_IF_ERROR(Execute("PRAGMA locking_mode=EXCLUSIVE"));
+  std::uint32_t tables = 0;
+  std::uint32_t application = 0;
+  std::uint32_t format = 0;
+  RESILIENT_RETURN_IF_ERROR(QueryNumber("SELECT count(*) FROM sqlite_schema", &tables));
+  RESILIENT_RETURN_IF_ERROR(QueryNumber("PRAGMA application_id", &application));
+  RESILIENT_RETURN_IF_ERROR(QueryNumber("PRAGMA user_version", &format));
+  *is_new = application == 0 && tables == 0;
+  if (*is_new) return Status::Ok();
+  if (application != kApplicationId) return Foreign(path_);
+  if (format > kFormat) return Newer(path_, format);
+  std::string verdict;
+  RESILIENT_RETURN_IF_ERROR(Query("PRAGMA quick_check(1)", &verdict));
+  if (verdict != "ok") return Damaged(path_, verdict);
+  return Status::Ok();
+}
+
+Status SqliteEngine::Configure() {
+  // OFF: what was written is in the kernel's hands, where it survives this process.
+  RESILIENT_RETURN_IF_ERROR(Execute(durability_ == Durability::kMachine
+                                        ? "PRAGMA synchronous=FULL"
+                                        : "PRAGMA synchronous=OFF"));
+  std::string mode;
+  RESILIENT_RETURN_IF_ERROR(Query("PRAGMA journal_mode=WAL", &mode));
+  if (mode != "wal") {
+    return Status(StatusCode::kSetting,
+                  StrCat("the file system of ", path_, " cannot hold a store (journal mode ", mode,
+                         "); name a directory on another one"));
+  }
+  RESILIENT_RETURN_IF_ERROR(Execute("PRAGMA wal_autocheckpoint=0"));  // In Tend instead.
+  RESILIENT_RETURN_IF_ERROR(Execute(kLogBytesPragma));
+  sqlite3_wal_hook(
+      db_,
+      [](void* engine, sqlite3*, const char*, int pages) {
+        static_cast<SqliteEngine*>(engine)->log_pages_ = pages;
+        return SQLITE_OK;
+      },
+      this);
+  return Status::Ok();
+}
+
+Status SqliteEngine::Create() {
+  RESILIENT_RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
+  RESILIENT_RETURN_IF_ERROR(
+      Execute("CREATE TABLE rows(name BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID"));
+  RESILIENT_RETURN_IF_ERROR(Execute(StrCat("PRAGMA application_id=", kApplicationId).c_str()));
+  RESILIENT_RETURN_IF_ERROR(Execute(StrCat("PRAGMA user_version=", kFormat).c_str()));
+  RESILIENT_RETURN_IF_ERROR(Execute("COMMIT"));
+  return Execute("PRAGMA wal_checkpoint(TRUNCATE)");
+}
+
+Status SqliteEngine::Load(
+    const std::function<void(std::string_view name, std::string_view value)>& row) {
+  crash_points_.Pass();
+  Statement select;
+  RESILIENT_RETURN_IF_ERROR(Prepare("SELECT name, value FROM rows ORDER BY name", &select));
+  const auto column = [&select](int index) {
+    // Null for no bytes.
+    const auto* bytes = static_cast<const char*>(sqlite3_column_blob(select.get(), index));
+    const auto size = static_cast<std::size_t>(sqlite3_column_bytes(select.get(), index));
+    return bytes == nullptr ? std::string_view() : std::string_view(bytes, size);
+  };
+  int code = sqlite3_step(select.get());
+  for (; code == SQLITE_ROW; code = sqlite3_step(select.get())) row(column(0), column(1));
+  if (code != SQLITE_DONE) return Error("read");
+  crash_points_.Pass();
+  return Status::Ok();
+}
+
+Status SqliteEngine::Run(const Statement& statement) {
+  const int code = sqlite3_step(statement.get());
+  const Status outcome = code == SQLITE_DONE ? Status::Ok() : Error("write");
+  sqlite3_reset(statement.get());
+  return outcome;
+}
+
+Status SqliteEngine::Apply(const Write& write) {
+  const Statement& statement = write.value ? put_ : remove_;
+  // The bytes stay where they are until the statement has run.
+  const auto bind = [&statement](int index, const std::string& bytes) {
+    return sqlite3_bind_blob64(statement.get(), index, bytes.data(), bytes.size(), SQLITE_STATIC);
+  };
+  if (bind(1, write.row) != SQLITE_OK) return Error("write");
+  if (write.value && bind(2, *write.value) != SQLITE_OK) return Error("write");
+  return Run(statement);
+}
+
+Status SqliteEngine::Commit(const std::vector<Write>& writes) {
+  RESILIENT_CHECK(!failed_);
+  crash_points_.Pass();
+  Status outcome = Run(begin_);
+  for (const Write& write : writes) {
+    if (!outcome.ok()) break;
+    crash_points_.Pass();
+    outcome = Apply(write);
+  }
+  crash_points_.Pass();
+  if (outcome.ok()) outcome = Run(commit_);
+  failed_ = !outcome.ok();
+  crash_points_.Pass();
+  return outcome;
+}
+
+Status SqliteEngine::Tend() {
+  RESILIENT_CHECK(!failed_);
+  if (log_pages_ < kCheckpointPages) return Status::Ok();
+  crash_points_.Pass();
+  const int code =
+      sqlite3_wal_checkpoint_v2(db_, nullptr, SQLITE_CHECKPOINT_PASSIVE, nullptr, nullptr);
+  failed_ = code != SQLITE_OK;
+  if (failed_) return Error("write");
+  log_pages_ = 0;
+  crash_points_.Pass();
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> OpenSqliteEngine(const EngineOptions& options) {
+  RESILIENT_RETURN_IF_ERROR(MakeDataDirectory(options.directory));
+  Result<FileDescriptor> lock = LockDataDirectory(options.directory);
+  if (!lock.ok()) return lock.status();
+  auto engine = std::make_unique<SqliteEngine>(options);
+  RESILIENT_RETURN_IF_ERROR(engine->Open(std::move(*lock)));
+  return std::unique_ptr<Engine>(std::move(engine));
+}
+
+}  // namespace resilient::store
