@@ -3,6 +3,7 @@ with real servers, threads, lost connections and a server that stands still."""
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-import rank_server
 import store_support
 import torch.distributed as dist
 from fault_proxy import FaultProxy
@@ -77,15 +77,15 @@ def strict(milliseconds):
     assert "timeout" in str(caught.value)
 
 
-def await_status(store_of_job, text):
-    """Until the server's status has the text."""
+def await_waits(kv, count):
+    """Until so many requests wait at the server for others."""
     deadline = time.monotonic() + 20
-    command = [_server.binary(), "status", "--store", store_of_job.addresses[0], "--json"]
+    command = [_server.binary(), "status", "--store", kv.addresses[0], "--json", "--job", kv.job]
     while True:
-        said = subprocess.run([*command, "--job", store_of_job.job], capture_output=True, text=True)
-        if text in said.stdout:
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        if json.loads(said)["jobs"][0]["waits"] == count:
             return
-        assert time.monotonic() < deadline, f"{text} is not in {said.stdout} {said.stderr}"
+        assert time.monotonic() < deadline, f"there are not {count} waits in {said}"
 
 
 # ---- one store
@@ -271,7 +271,7 @@ def test_items_go_to_the_callers_in_their_order(connect, threads):
     pops = []
     for i in range(4):
         pops.append(threads.submit(connect().queue_pop, "q"))
-        await_status(kv, f'"waits":{i + 1}')
+        await_waits(kv, i + 1)
     for i in range(4):
         kv.queue_push("q", str(i))
     assert [pop.result(20) for pop in pops] == [b"0", b"1", b"2", b"3"]
@@ -284,7 +284,7 @@ def test_barrier_releases_all_and_is_free_again(connect, threads):
     stores = [connect() for _ in range(4)]
     for _ in range(3):
         meetings = [threads.submit(each.barrier, "b", 4) for each in stores[:3]]
-        await_status(stores[3], '"waits":3')
+        await_waits(stores[3], 3)
         assert not any(meeting.done() for meeting in meetings)
         stores[3].barrier("b", 4)
         for meeting in meetings:
@@ -301,14 +301,14 @@ def test_barrier_of_threads_on_one_store(connect, threads):
 def test_barrier_timeout_says_how_many_are_late(connect, threads):
     one, other = connect(), connect()
     waiting = threads.submit(other.barrier, "init/3", 3)
-    await_status(one, '"waits":1')
+    await_waits(one, 1)
     with strict(100) as caught:
         one.barrier("init/3", 3, ms(100))
     assert "init/3" in str(caught.value)
     assert "2 of 3 arrived" in str(caught.value)
     # An arrival that was given up does not count.
     last = [threads.submit(connect().barrier, "init/3", 3)]
-    await_status(one, '"waits":2')
+    await_waits(one, 2)
     assert not waiting.done()
     one.barrier("init/3", 3)
     for each in [waiting, *last]:
@@ -388,7 +388,7 @@ def test_too_large_is_refused(connect):
     assert not kv.check(["a"])
 
 
-# ---- threads, clones, forks
+# ---- threads and clones
 
 
 def test_a_waiting_thread_holds_up_no_other(connect, threads):
@@ -437,45 +437,6 @@ def test_clone_is_of_the_same_class(connect):
     assert (copy.addresses, copy.job, copy.session) == (kv.addresses, kv.job, None)
     copy.close()
     assert kv.add("n", 1) == 1
-
-
-def in_a_child(address, job):
-    kv = torch_resilient.Store(address, timeout=20, job=job)
-    assert kv.add("n", 1) == 1
-    child = os.fork()
-    if child == 0:
-        code = 1
-        with contextlib.suppress(BaseException):
-            try:
-                kv.add("n", 1)
-            except torch_resilient.ConfigError as error:
-                assert error.code == "FORKED"
-                code = 0 if kv.clone().add("n", 1) == 2 else 2
-        os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    return kv.add("n", 1)
-
-
-def test_clone_in_a_forked_child(world):
-    job = new_job()
-    assert world.run(in_a_child, 1, world.store_address, job) == [3]
-
-
-def interrupted_pop(address, job):
-    kv = torch_resilient.Store(address, timeout=60, job=job)
-    rank_server.tell("waiting")
-    try:
-        kv.queue_pop("q")
-    except KeyboardInterrupt:
-        kv.queue_push("q", "item")
-        return kv.queue_pop("q")
-
-
-def test_ctrl_c_ends_a_wait(world):
-    rank = world.start_rank(interrupted_pop, 0, 1, world.store_address, new_job())
-    assert rank.told() == "waiting"
-    rank.signal(signal.SIGINT)
-    assert rank.value(20) == b"item"
 
 
 # ---- lost connections and a server that stands still
@@ -531,13 +492,13 @@ def test_waits_survive_a_cut_connection(connect, cutting, threads):
         "barrier": threads.submit(kv.barrier, "b", 2),
         "exchange": threads.submit(kv.exchange, "e", 0, 2, b"mine"),
     }
-    await_status(direct, '"waits":4')
+    await_waits(direct, 4)
     # Far more answers than a store keeps for a session: the waits are the oldest requests by far.
     for _ in range(700):
         kv.add("n", 1)
     cutting.cut()
     assert kv.add("n", 1) == 701
-    await_status(direct, '"waits":4')
+    await_waits(direct, 4)
     direct.set("late", "now")
     direct.queue_push("q", "item")
     direct.barrier("b", 2)
@@ -595,58 +556,3 @@ def test_a_dead_server(connect, own_server):
     kv.set_timeout(ms(100))
     with pytest.raises(torch_resilient.StoreLostError, match="it was not sent"):
         kv.queue_push("q", "item")
-
-
-# ---- the store of a session
-
-
-def use_session_store(size):
-    dist.init_process_group("resilient")
-    kv = dist.distributed_c10d._get_default_store()
-    rank = dist.get_rank()
-    kv.multi_set([f"a{rank}", f"b{rank}"], [str(rank)] * 2)
-    kv.append("order", str(rank))
-    kv.queue_push("q", str(rank))
-    assert sorted(kv.multi_get([f"b{r}" for r in range(size)])) == [b"0", b"1", b"2"]
-    items = kv.queue_pop("q")
-    kv.clone().set(f"done{rank}", items)
-    values = kv.multi_get([f"done{r}" for r in range(size)])
-    assert sorted(values) == [b"0", b"1", b"2"]
-    assert "order" in kv.list_keys()
-    under = kv
-    while isinstance(under, dist.PrefixStore):
-        under = under.underlying_store
-    under.barrier("b", size)
-    assert under.exchange("e", rank, size, bytes([rank])) == [b"\0", b"\1", b"\2"]
-    dist.destroy_process_group()
-    return size
-
-
-def test_store_of_a_session(world):
-    assert world.run(use_session_store, 3, 3) == [3, 3, 3]
-
-
-def wait_for_the_dead(call):
-    dist.init_process_group("resilient")
-    kv = dist.distributed_c10d._get_default_store()
-    while isinstance(kv, dist.PrefixStore):
-        kv = kv.underlying_store
-    rank_server.tell("waiting")
-    if dist.get_rank() == 1:
-        rank_server.hear()
-    getattr(kv, call[0])(*call[1:])
-
-
-@pytest.mark.parametrize(
-    "call",
-    [("queue_pop", "q"), ("barrier", "b", 2), ("multi_get", ["k"]), ("exchange", "e", 0, 2, b"")],
-    ids=lambda call: call[0],
-)
-def test_waits_of_a_session_end_with_a_fence(world, call):
-    survivor, victim = world.start(wait_for_the_dead, 2, call)
-    assert survivor.told() == "waiting" and victim.told() == "waiting"
-    victim.signal(signal.SIGKILL)
-    error = survivor.error(20)
-    assert isinstance(error, torch_resilient.RankLostError)
-    assert error.rank == 1
-    victim.wait()
