@@ -374,8 +374,9 @@ void Membership::OnTimer(Timer timer, Moment moment, MembershipEffects& effects)
            effects);
       break;
     case TimerKind::kPing:
-      // With a connection that is still open the lease decides.
-      if (who->accusation && who->answers_due > 0 && !who->connected) {
+      // With a connection that is still open the lease decides, and so it does for one that has not
+      // called yet since this server started.
+      if (who->accusation && who->answers_due > 0 && who->closed_at) {
         Lose(
             *who,
             LossOf(*who,

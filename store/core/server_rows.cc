@@ -83,8 +83,6 @@ Status ServerCore::Impl::RestoreRow(const RowName& name, std::string_view value)
     case RowKind::kView:
     case RowKind::kKey:
     case RowKind::kQueueItem:
-    case RowKind::kArrival:
-    case RowKind::kExchanged:
       break;
   }
   Job* job = FindJob(name.job);

@@ -94,12 +94,8 @@ bool Take(Taker& taker, RowName& name) {
     case RowKind::kKey:
       return taker.Name(name.job).Number(name.scope).Name(name.key).Done();
     case RowKind::kQueueItem:
-    case RowKind::kExchanged:
       taker.Name(name.job).Number(name.scope).Name(name.key).Number(name.index);
       return taker.Done();
-    case RowKind::kArrival:
-      taker.Name(name.job).Number(name.scope).Name(name.key);
-      return taker.Number(name.session).Number(name.seq).Done();
   }
   return false;
 }
@@ -159,24 +155,9 @@ std::string QueueRow(std::string_view job, std::uint64_t scope, std::string_view
   return row;
 }
 
-std::string ArrivalRow(std::string_view job, std::uint64_t scope, std::string_view key,
-                       WaitId who) {
-  std::string row = ItemRow(RowKind::kArrival, job, scope, key);
-  AppendNumber(row, who.session);
-  AppendNumber(row, who.seq);
-  return row;
-}
-
-std::string ExchangedRow(std::string_view job, std::uint64_t scope, std::string_view key,
-                         std::uint64_t rank) {
-  std::string row = ItemRow(RowKind::kExchanged, job, scope, key);
-  AppendNumber(row, rank);
-  return row;
-}
-
 std::optional<RowName> ParseRowName(std::string_view row) {
   if (row.empty() || row.front() < static_cast<char>(RowKind::kStore) ||
-      row.front() > static_cast<char>(RowKind::kExchanged)) {
+      row.front() > static_cast<char>(RowKind::kQueueItem)) {
     return std::nullopt;
   }
   RowName name;

@@ -26,8 +26,6 @@ enum class RowKind : char {
   kParticipant = 'H',  // By session; of the session's job.
   kKey = 'I',          // By job, scope, key.
   kQueueItem = 'J',    // By job, scope, key, index: in the order of the queue.
-  kArrival = 'K',      // By job, scope, key, session, seq: who has come to a barrier.
-  kExchanged = 'L',    // By job, scope, key, index: the value of a rank in an exchange.
 };
 
 std::string StoreRow();
@@ -38,13 +36,10 @@ std::string WorldRow(std::string_view job, std::uint64_t round);
 std::string SeatRow(std::string_view job, std::uint64_t round, std::uint64_t rank);
 std::string ViewRow(std::string_view job, std::uint64_t round);
 std::string ParticipantRow(SessionId session);
-// The value of each of these is the bytes themselves, or what Keyspace makes of it.
+// The value of these two is the bytes themselves.
 std::string KeyRow(std::string_view job, std::uint64_t scope, std::string_view key);
 std::string QueueRow(std::string_view job, std::uint64_t scope, std::string_view key,
                      std::uint64_t index);
-std::string ArrivalRow(std::string_view job, std::uint64_t scope, std::string_view key, WaitId who);
-std::string ExchangedRow(std::string_view job, std::uint64_t scope, std::string_view key,
-                         std::uint64_t rank);
 
 // A row's name taken apart; what its kind does not have is empty.
 struct RowName {

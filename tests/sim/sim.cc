@@ -1,4 +1,4 @@
-#include "tests/sim/sim.h"
+#include "tests/sim/sim_parts.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -9,78 +9,16 @@
 namespace resilient::store::sim {
 namespace {
 
-constexpr Duration kTtl = std::chrono::seconds(2);
 constexpr Duration kBeat = kTtl / 5;
-constexpr Duration kLateTick = 4 * kTickInterval;  // What a pause of the server counts at most.
 constexpr Duration kLong = std::chrono::minutes(10);
-constexpr int kOpenAddsMax = 4;
-
-CoreOptions CoreOptionsOf(std::uint64_t seed) {
-  CoreOptions options;
-  options.server_id = "sim";
-  options.lease_ttl = kTtl;
-  options.seed = seed;
-  return options;
-}
-
-double SecondsOf(Instant when) {
-  return std::chrono::duration<double>(when.time_since_epoch()).count() - 3600;
-}
+constexpr int kOpenOpsMax = 4;
 
 }  // namespace
-
-struct Sim::Connection {
-  ConnectionId id = 0;
-  Process* process = nullptr;
-  Line* line = nullptr;
-  Instant last_up{};  // Deliveries keep their order.
-  Instant last_down{};
-  bool broken = false;      // Nothing passes any more.
-  bool server_open = true;  // The server has not closed it nor heard that it is closed.
-};
-
-// One of the two lines of a process to the store.
-struct Sim::Line {
-  Line(Hello hello, std::uint64_t seed) : core(std::move(hello)), backoff(seed) {}
-  ClientCore core;
-  Backoff backoff;
-  std::shared_ptr<Connection> connection;
-  bool welcomed = false;
-};
-
-// A rank of the job: joins, builds, runs, adds to a counter of its own, is fenced, joins again.
-struct Sim::Process {
-  int rank = 0;
-  std::int64_t pid = 0;
-  bool alive = true;
-  bool stopped = false;
-  bool doomed = false;  // Told that it is out: it ends.
-  std::deque<std::function<void()>> deferred;
-  std::unique_ptr<Line> control;
-  std::unique_ptr<Line> request;
-
-  std::uint64_t round = 0;
-  std::uint64_t generation = 0;  // Of the last view.
-  std::uint64_t ended = 0;       // Newest generation whose fence has come.
-  bool running = false;
-  bool fenced = false;  // Until the next view.
-  std::int64_t applied = 0;
-  int open_adds = 0;
-  std::map<std::uint64_t, std::uint64_t> waits;  // Seq to generation.
-  std::uint64_t beat = 0;
-
-  // Ghosts of the server's side.
-  Instant last_arrival{};  // Of a frame of the control line, read or not.
-  Instant last_hello{};
-  ConnectionId greeted = 0;  // The control connection whose Hello came last.
-  Instant last_close{};
-  bool lost = false;
-};
 
 Sim::Sim(SimOptions options)
     : options_(options),
       random_(options.seed * 0x9E3779B97F4A7C15u + 1),
-      core_(CoreOptionsOf(options.seed), now_) {}
+      durable_(options.seed % 4 != 0) {}
 
 Sim::~Sim() = default;
 
@@ -113,6 +51,7 @@ std::string Sim::Run() {
   supervised_ = Chance(50);
   at_.resize(static_cast<std::size_t>(ranks_), nullptr);
   for (int rank = 0; rank < ranks_; ++rank) After(Between(0, 500), [this, rank] { Spawn(rank); });
+  StartServer();
   Tick();
   PlanFaults();
   const auto never = [] { return false; };
@@ -123,7 +62,8 @@ std::string Sim::Run() {
   RunUntil(now_ + kTtl, never);
   RunUntil(now_ + options_.settle, [this] { return AllRun(); });
   if (violation_.empty() && !AllRun()) {
-    Violated("not all ranks run after the faults: " + core_.StatusJson(now_));
+    Violated("not all ranks run after the faults: " +
+             (core_ ? core_->StatusJson(now_) : "no server"));
   }
   // A while of peace: nobody is fenced, every wait of a past generation has ended.
   const int fences = count_.fences;
@@ -138,157 +78,17 @@ std::string Sim::Run() {
   }
   for (Process* process : at_) Submit(*process, *process->control, LeaveOp{});
   RunUntil(now_ + kTtl, [this] { return last_member_left_; });
+  CheckRows();
   if (!last_member_left_) Violated("all have left and the server was not told so");
   return violation_;
 }
 
 bool Sim::AllRun() const {
-  if (server_paused_ || input_held_back_) return false;
+  if (server_paused_ || input_held_back_ || server_down_) return false;
   return std::all_of(at_.begin(), at_.end(), [this](const Process* process) {
     return process && process->alive && !process->stopped && !process->doomed && process->running &&
            process->generation == at_.front()->generation && process->control->core.InFlight() == 0;
   });
-}
-
-// ---- The server and its shell ----
-
-void Sim::ToServer(std::function<void(Effects&)> input) {
-  if (server_paused_ || input_held_back_) {
-    inbox_.push_back(std::move(input));
-  } else {
-    Input(input);
-  }
-}
-
-void Sim::Input(const std::function<void(Effects&)>& input) {
-  Effects effects;
-  input(effects);
-  Perform(std::move(effects));
-}
-
-void Sim::Tick() {
-  if (!server_paused_) {
-    const bool drained = inbox_.empty() || options_.planted == Planted::kAlwaysDrained;
-    Effects effects;
-    core_.OnTick(now_, drained, effects);
-    Perform(std::move(effects));
-  }
-  After(kTickInterval, [this] { Tick(); });
-}
-
-void Sim::Perform(Effects effects) {
-  for (const std::string& line : effects.log) {
-    if (options_.trace) std::printf("%9.4f %s\n", SecondsOf(now_), line.c_str());
-    CheckLoss(line);
-  }
-  for (const auto& watch : effects.watch) {
-    watches_[watch.watch] = processes_.at(static_cast<std::size_t>(watch.process.pid - 1)).get();
-  }
-  for (const std::uint64_t watch : effects.unwatch) watches_.erase(watch);
-  std::map<std::uint64_t, std::set<Process*>> fenced;
-  for (const Effects::Outgoing& out : effects.send) {
-    const auto found = connections_.find(out.connection);
-    if (found == connections_.end()) continue;  // The launcher's.
-    OnServerSent(*found->second, out.message, fenced);
-    SendDown(*found->second, out.message);
-  }
-  CheckFencesReachAll(fenced);
-  for (const ConnectionId id : effects.close) {
-    const auto found = connections_.find(id);
-    if (found == connections_.end()) continue;
-    const std::shared_ptr<Connection> connection = found->second;
-    connection->server_open = false;
-    At(std::max(connection->last_down, now_), [this, connection] { Break(connection); });
-  }
-  last_member_left_ = last_member_left_ || effects.last_member_left;
-}
-
-void Sim::OnServerSent(const Connection& connection, const ServerMessage& message,
-                       std::map<std::uint64_t, std::set<Process*>>& fenced) {
-  const Event* event = std::get_if<Event>(&message);
-  if (!event) return;
-  if (const auto* fence = std::get_if<Fence>(event)) {
-    fenced[fence->generation].insert(connection.process);
-  } else if (const auto* running = std::get_if<RunningEvent>(event)) {
-    for (Process* member : views_[running->generation]) {
-      if (!ready_.contains({member, running->generation})) {
-        Violated(StrCat("generation ", running->generation, " runs, but rank ", member->rank,
-                        " was not ready"));
-      }
-    }
-  } else if (const auto* view = std::get_if<View>(event)) {
-    const auto known = secrets_.find(view->generation);
-    if (known != secrets_.end()) {
-      if (known->second != view->secret) Violated("two views of one generation");
-      return;
-    }
-    if (!secrets_.empty() && secrets_.rbegin()->first > view->generation) {
-      Violated(StrCat("generation ", view->generation, " after ", secrets_.rbegin()->first));
-    }
-    secrets_[view->generation] = view->secret;
-    ++count_.views;
-    if (static_cast<int>(view->members.size()) != ranks_) return Violated("an incomplete view");
-    for (int rank = 0; rank < ranks_; ++rank) {
-      const Member& member = view->members[static_cast<std::size_t>(rank)];
-      Process* process = processes_.at(static_cast<std::size_t>(member.pid - 1)).get();
-      if (member.rank != rank || process->rank != rank) Violated("a view out of order");
-      if (process->lost) Violated(StrCat("rank ", rank, " is in a view and was lost before"));
-      views_[view->generation].push_back(process);
-    }
-  }
-}
-
-// A fence goes at once to every member that is not lost and has a connection; to the others when
-// they have one again.
-void Sim::CheckFencesReachAll(const std::map<std::uint64_t, std::set<Process*>>& fenced) {
-  for (const auto& [generation, reached] : fenced) {
-    if (!fenced_.insert(generation).second) continue;
-    ++count_.fences;
-    for (Process* member : views_[generation]) {
-      const std::shared_ptr<Connection>& connection = member->control->connection;
-      const bool connected = connection && connection->server_open && member->control->welcomed;
-      if (connected && !member->lost && !reached.contains(member)) {
-        Violated(
-            StrCat("the fence of generation ", generation, " does not reach rank ", member->rank));
-      }
-    }
-  }
-}
-
-// How much of the time since then the server was awake, as it counts.
-Duration Sim::AwakeSince(Instant when) const {
-  Duration awake = now_ - when;
-  for (const auto& [end, counted] : stalls_) {
-    if (end > when) awake -= std::min(counted, end - when);
-  }
-  return awake;
-}
-
-void Sim::CheckLoss(const std::string& line) {
-  constexpr char kStart[] = "job sim: rank ";
-  if (line.rfind(kStart, 0) != 0) return;
-  const std::size_t pid_at = line.find("pid ");
-  if (pid_at == std::string::npos) return;
-  const auto pid = std::strtoll(line.c_str() + pid_at + 4, nullptr, 10);
-  Process& process = *processes_.at(static_cast<std::size_t>(pid - 1));
-  const auto says = [&line](const char* text) { return line.find(text) != std::string::npos; };
-  if (says("sent no heartbeat")) {
-    if (AwakeSince(process.last_arrival) < kTtl) {
-      Violated("lost before its lease ended: " + line);
-    }
-  } else if (says("lost its connection")) {
-    if (process.last_hello >= process.last_close || AwakeSince(process.last_close) < Millis(300)) {
-      Violated("lost although its connection came back: " + line);
-    }
-  } else if (says("lost its links")) {
-    if (process.last_hello >= process.last_close) Violated("lost while connected: " + line);
-  } else if (says("is gone") || says("was killed")) {
-    if (process.alive) Violated("lost while alive: " + line);
-  } else {
-    return;
-  }
-  process.lost = true;
-  ++count_.losses;
 }
 
 // ---- The network ----
@@ -298,9 +98,10 @@ void Sim::Connect(Process& process, Line& line) {
   connection->id = ++last_connection_;
   connection->process = &process;
   connection->line = &line;
-  connections_[connection->id] = connection;
   line.connection = connection;
   line.welcomed = false;
+  if (server_down_) return BreakAtClient(connection);  // Refused.
+  connections_[connection->id] = connection;
   SendUp(line, line.core.MakeHello());
 }
 
@@ -319,14 +120,14 @@ void Sim::SendUp(Line& line, const Request& request) {
       }
     }
     ToServer([this, connection, request](Effects& effects) {
-      if (std::holds_alternative<Hello>(request.op)) core_.OnConnect(connection->id, now_);
+      if (std::holds_alternative<Hello>(request.op)) core_->OnConnect(connection->id, now_);
       if (const auto* ready = std::get_if<ReadyOp>(&request.op)) {
         // Ahead of its view it does not count.
         if (connection->process->generation >= ready->generation) {
           ready_.insert({connection->process, ready->generation});
         }
       }
-      core_.OnRequest(connection->id, request, now_, effects);
+      core_->OnRequest(connection->id, request, now_, effects);
     });
   });
 }
@@ -352,16 +153,22 @@ void Sim::SendDown(Connection& connection, const ServerMessage& message) {
 // Both sides learn of it in their own time; what was under way is gone.
 void Sim::Break(const std::shared_ptr<Connection>& connection) {
   if (connection->broken) return;
-  connection->broken = true;
+  BreakAtClient(connection);
   Process& process = *connection->process;
-  After(Between(0, 200), [this, connection, &process] {
+  After(Between(0, 200), [this, connection, &process, start = start_] {
+    if (start != start_) return;
     if (process.greeted == connection->id) process.last_close = now_;
     ToServer([this, connection](Effects& effects) {
       connection->server_open = false;
-      core_.OnDisconnect(connection->id, now_, effects);
+      core_->OnDisconnect(connection->id, now_, effects);
       connections_.erase(connection->id);
     });
   });
+}
+
+void Sim::BreakAtClient(const std::shared_ptr<Connection>& connection) {
+  connection->broken = true;
+  Process& process = *connection->process;
   DoAfter(process, Between(0, 150), [this, connection, &process] {
     Line& line = *connection->line;
     if (line.connection != connection) return;
@@ -420,8 +227,9 @@ void Sim::Crash(Process& process) {
   }
   for (const auto& [watch, watched] : watches_) {
     if (watched != &process || Chance(30)) continue;
-    After(Between(0, 100), [this, watch = watch] {
-      ToServer([this, watch](Effects& effects) { core_.OnProcessExit(watch, now_, effects); });
+    After(Between(0, 100), [this, watch = watch, start = start_] {
+      if (start != start_) return;
+      ToServer([this, watch](Effects& effects) { core_->OnProcessExit(watch, now_, effects); });
     });
   }
   if (supervised_) {
@@ -435,10 +243,10 @@ void Sim::Crash(Process& process) {
         Hello hello;
         hello.job = "sim";
         hello.role = Role::kAdmin;
-        core_.OnConnect(id, now_);
-        core_.OnRequest(id, Request{.op = hello}, now_, effects);
-        core_.OnRequest(id, Request{.seq = 1, .op = report}, now_, effects);
-        core_.OnDisconnect(id, now_, effects);
+        core_->OnConnect(id, now_);
+        core_->OnRequest(id, Request{.op = hello}, now_, effects);
+        core_->OnRequest(id, Request{.seq = 1, .op = report}, now_, effects);
+        core_->OnDisconnect(id, now_, effects);
       });
     });
   }
@@ -451,29 +259,8 @@ void Sim::Receive(Process& process, Line& line, const ServerMessage& message) {
 }
 
 void Sim::OnReply(Process& process, Line& line, const Reply& reply) {
-  if (!reply.welcome.server.empty()) {
-    line.welcomed = true;
-    line.backoff.Reset();
-    if (&line == process.control.get()) {
-      SendUp(line, Request{.op = HeartbeatOp{++process.beat}});  // It lives.
-    }
-    for (const Request& request : line.core.Unanswered()) {
-      const bool add = std::holds_alternative<AddOp>(request.op);
-      count_.repeats += add ? 1 : 0;
-      if (options_.planted == Planted::kRetryUnderNewSeq && add) {
-        line.core.Forget(request.seq);
-        SendUp(line, *line.core.Submit(request.op, request.scope, request.generation));
-      } else {
-        SendUp(line, request);
-      }
-    }
-    return;
-  }
+  if (!reply.welcome.server.empty()) return OnWelcome(process, line, reply);
   if (!line.core.OnReply(reply)) return;
-  if (&line == process.request.get() && process.waits.erase(reply.seq) != 0) {
-    if (reply.status.ok()) Violated("a wait for a key that nobody sets was met");
-    return;
-  }
   if (&line == process.control.get()) {
     const StatusCode code = reply.status.code();
     if (code != StatusCode::kOk && code != StatusCode::kStaleGeneration) {
@@ -481,9 +268,82 @@ void Sim::OnReply(Process& process, Line& line, const Reply& reply) {
     }
     return;
   }
-  --process.open_adds;
+  const auto sent = process.sent.extract(reply.seq);
+  if (sent.empty()) return Violated("an answer to nothing");
+  OnResult(process, sent.mapped(), reply);
+  process.waits.erase(reply.seq);
+}
+
+void Sim::OnWelcome(Process& process, Line& line, const Reply& reply) {
+  if (server_id_.empty()) server_id_ = reply.welcome.server;
+  if (reply.welcome.server != server_id_) Violated("the store that was kept has another name");
+  line.welcomed = true;
+  line.backoff.Reset();
+  if (&line == process.control.get()) {
+    SendUp(line, Request{.op = HeartbeatOp{++process.beat}});  // It lives.
+  }
+  for (const Request& request : line.core.Unanswered()) {
+    const bool mutation =
+        process.sent.contains(request.seq) && !process.waits.contains(request.seq);
+    count_.repeats += mutation && &line == process.request.get() ? 1 : 0;
+    const bool add = std::holds_alternative<AddOp>(request.op);
+    if (options_.planted == Planted::kRetryUnderNewSeq && add) {
+      line.core.Forget(request.seq);
+      const Result<Request> again = line.core.Submit(request.op, request.scope, request.generation);
+      process.sent.erase(request.seq);
+      process.sent.emplace(again->seq, request.op);
+      SendUp(line, *again);
+    } else {
+      SendUp(line, request);
+    }
+  }
+}
+
+// What an answer must be, by what was asked before and answered to whom.
+void Sim::OnResult(Process& process, const Op& op, const Reply& reply) {
+  const bool done = reply.status.ok();
+  if (const auto* barrier = std::get_if<BarrierOp>(&op)) {
+    if (!done) return;
+    ++count_.barriers;
+    const std::uint64_t generation = std::strtoull(barrier->key.c_str(), nullptr, 10);
+    const int passed = ++process.passed[generation];
+    for (Process* member : views_[generation]) {
+      if (member->arrivals[generation] >= passed) continue;
+      Violated(StrCat("barrier ", passed, " of generation ", generation, " let rank ", process.rank,
+                      " pass before rank ", member->rank, " came"));
+    }
+    return;
+  }
+  if (std::holds_alternative<GetOp>(op)) {
+    if (done) Violated("a wait for a key that nobody sets was met");
+    return;
+  }
+  --process.open_ops;
+  if (std::holds_alternative<QueuePopOp>(op)) {
+    if (!done) return;
+    ++count_.pops;
+    if (!process.items.empty() && process.items.front() == reply.value) {
+      return process.items.pop_front();
+    }
+    // An item that went straight to this pop, and the answer to its push comes behind, as the
+    // repeats are answered in the order of the requests.
+    const bool under_way =
+        std::any_of(process.sent.begin(), process.sent.end(), [&reply](const auto& open) {
+          const auto* push = std::get_if<QueuePushOp>(&open.second);
+          return push && push->value == reply.value;
+        });
+    if (!under_way || !process.early.insert(reply.value).second) {
+      Violated(StrCat("a pop of rank ", process.rank, " returned ", reply.value,
+                      ": popped twice or out of order"));
+    }
+    return;
+  }
   if (reply.status.code() == StatusCode::kStaleGeneration) return;
-  if (!reply.status.ok()) return Violated("an add failed: " + reply.status.ToString());
+  if (!done) return Violated("an add or push failed: " + reply.status.ToString());
+  if (const auto* push = std::get_if<QueuePushOp>(&op)) {
+    if (process.early.erase(push->value) == 0) process.items.push_back(push->value);
+    return;
+  }
   ++count_.adds;
   if (reply.number != ++process.applied) {
     Violated(StrCat("add number ", process.applied, " of rank ", process.rank, " returned ",
@@ -552,10 +412,13 @@ void Sim::JoinWorld(Process& process) {
 void Sim::Submit(Process& process, Line& line, Op op, std::uint64_t scope,
                  std::uint64_t generation) {
   if (process.doomed) return;
-  const bool wait = std::holds_alternative<GetOp>(op);
-  const Result<Request> request = line.core.Submit(std::move(op), scope, generation);
+  const bool wait = std::holds_alternative<GetOp>(op) || std::holds_alternative<BarrierOp>(op) ||
+                    std::holds_alternative<QueuePopOp>(op);
+  Result<Request> request = line.core.Submit(op, scope, generation);
   if (!request) return Violated("too much in flight: " + request.status().ToString());
+  if (&line == process.request.get()) process.sent.emplace(request->seq, std::move(op));
   if (wait) process.waits[request->seq] = process.generation;
+  if (options_.planted == Planted::kAckTooEarly) request->first_unacked = request->seq;
   if (line.welcomed) SendUp(line, *request);
 }
 
@@ -567,15 +430,31 @@ void Sim::Beat(Process& process) {
 }
 
 void Sim::Work(Process& process) {
-  if (process.running && process.open_adds < kOpenAddsMax) {
-    ++process.open_adds;
-    Submit(process, *process.request, AddOp{StrCat("count", process.pid), 1}, process.round,
-           process.generation);
-    const bool waits =
-        std::any_of(process.waits.begin(), process.waits.end(),
-                    [&process](const auto& wait) { return wait.second == process.generation; });
-    if (!waits) {
-      Submit(process, *process.request, GetOp{"never", true}, process.round, process.generation);
+  const auto ask = [this, &process](Op op) {
+    Submit(process, *process.request, std::move(op), process.round, process.generation);
+  };
+  if (process.running && process.open_ops < kOpenOpsMax && !process.doomed) {
+    ++process.open_ops;
+    const std::uint64_t kind = random_.Below(10);
+    if (kind < 5) {
+      ask(AddOp{StrCat("count", process.pid), 1});
+    } else if (kind < 8 || process.pushed == process.popped) {
+      ask(QueuePushOp{StrCat("queue", process.pid), StrCat("item", ++process.pushed)});
+    } else {
+      ++process.popped;
+      ask(QueuePopOp{StrCat("queue", process.pid), true});
+    }
+    const auto waits = [&process](bool barrier) {
+      return std::any_of(process.waits.begin(), process.waits.end(), [&](const auto& wait) {
+        const bool of_barrier = std::holds_alternative<BarrierOp>(process.sent.at(wait.first));
+        const bool of_get = std::holds_alternative<GetOp>(process.sent.at(wait.first));
+        return wait.second == process.generation && (barrier ? of_barrier : of_get);
+      });
+    };
+    if (!waits(false)) ask(GetOp{"never", true});
+    if (!waits(true) && Chance(30)) {
+      ++process.arrivals[process.generation];
+      ask(BarrierOp{StrCat(process.generation), ranks_});
     }
   }
   DoAfter(process, Between(10, 150), [this, &process] { Work(process); });
@@ -594,38 +473,19 @@ void Sim::Fault() {
   Process* victim = at_[random_.Below(at_.size())];
   const std::uint64_t kind = random_.Below(100);
   if (!victim || !victim->alive) return;
-  if (kind < 45) {
+  if (kind < 42) {
     Line& line = Chance(40) ? *victim->control : *victim->request;
     ++count_.cuts;
-    if (line.connection) Break(line.connection);
-  } else if (kind < 60) {
+    if (line.connection && !line.connection->broken) Break(line.connection);
+  } else if (kind < 55) {
     ++count_.crashes;
     Crash(*victim);
-  } else if (kind < 75) {
-    if (victim->stopped) return;
-    victim->stopped = true;
-    After(Between(50, 4000), [this, victim] {
-      victim->stopped = false;
-      std::deque<std::function<void()>> deferred = std::move(victim->deferred);
-      victim->deferred.clear();
-      for (std::function<void()>& what : deferred) Do(*victim, std::move(what));
-    });
+  } else if (kind < 69) {
+    StopProcess(*victim);
+  } else if (kind < 82) {
+    StopServer();
   } else if (kind < 90) {
-    if (server_paused_ || input_held_back_) return;
-    const Duration pause = Between(50, 4000);
-    const bool hold = Chance(50);
-    (hold ? input_held_back_ : server_paused_) = true;
-    After(pause, [this, pause, hold] {
-      // As the shell wakes up: timers first, then what has arrived.
-      (hold ? input_held_back_ : server_paused_) = false;
-      if (!hold && pause > kLateTick) stalls_.emplace_back(now_, pause - kLateTick);
-      Effects effects;
-      core_.OnTick(now_, inbox_.empty() || options_.planted == Planted::kAlwaysDrained, effects);
-      Perform(std::move(effects));
-      std::deque<std::function<void(Effects&)>> inbox = std::move(inbox_);
-      inbox_.clear();
-      for (const auto& input : inbox) Input(input);
-    });
+    if (durable_) CrashServer();
   } else if (victim->running) {
     Report report;
     report.kind = ReportKind::kLinkLost;
@@ -634,6 +494,17 @@ void Sim::Fault() {
     report.status = Status(StatusCode::kCommFailed, "reset by peer");
     Submit(*victim, *victim->control, ReportOp{report});
   }
+}
+
+void Sim::StopProcess(Process& process) {
+  if (process.stopped) return;
+  process.stopped = true;
+  After(Between(50, 4000), [this, &process] {
+    process.stopped = false;
+    std::deque<std::function<void()>> deferred = std::move(process.deferred);
+    process.deferred.clear();
+    for (std::function<void()>& what : deferred) Do(process, std::move(what));
+  });
 }
 
 }  // namespace resilient::store::sim

@@ -14,6 +14,7 @@
 #include "runtime/base/random.h"
 #include "store/client/client_core.h"
 #include "store/core/server_core.h"
+#include "store/core/storage.h"
 
 namespace resilient::store::sim {
 
@@ -25,6 +26,16 @@ enum class Planted : std::uint8_t {
   kAlwaysDrained,     // The server's shell says that all input was read when it was not.
   kFenceDropped,      // A fence does not reach one of the members.
   kReadyForAll,       // A rank says Ready before it was given the view of that generation.
+  kAckTooEarly,       // A client acknowledges answers that it has not got.
+  // Of the store's shell and its disk.
+  kReleasedBeforeCommit,  // What a step says is said before what it changed is kept.
+  kResultsNotKept,        // The rows of results are not written.
+  kResultsNotRestored,    // They are written, and not read.
+  kJobNotKept,            // The generation stays as it was written first.
+  kRemovalsNotKept,       // Rows once written stay.
+  kTornCommit,            // A crash leaves a half of the writes of a commit.
+  kStaleLeases,           // A server that starts counts the time that it was away.
+  kChangeNotNoted,        // The core forgets to say that a seat has changed.
 };
 
 struct SimOptions {
@@ -37,8 +48,10 @@ struct SimOptions {
 
 // One job on a real ServerCore, with processes around real ClientCores, on one thread and virtual
 // time. The network delays and cuts connections, the server pauses or reads late, processes stop,
-// crash and are replaced. What must never happen is looked at in each step; what must happen, after
-// the faults. The same seed gives the same run. Owner: the test.
+// crash and are replaced. With most seeds the store is durable: what a step says waits until its
+// writes are kept, and the server crashes, also before and after a commit, and starts again from
+// what was kept. What must never happen is looked at in each step; what must happen, after the
+// faults. The same seed gives the same run. Owner: the test.
 class Sim {
  public:
   explicit Sim(SimOptions options);
@@ -58,6 +71,10 @@ class Sim {
     int views = 0;
     int adds = 0;
     int repeats = 0;  // Mutations sent again after a cut.
+    int barriers = 0;
+    int pops = 0;
+    int restarts = 0;  // Of the server.
+    int commits = 0;
   };
   const Count& count() const { return count_; }
 
@@ -73,15 +90,30 @@ class Sim {
   bool Chance(int percent) { return random_.Below(100) < static_cast<std::uint64_t>(percent); }
   void RunUntil(Instant end, const std::function<bool()>& done);
 
-  // The server and its shell.
+  // What a step of the server says, until what it wrote is kept.
+  struct Step {
+    Effects effects;
+    std::vector<Process*> lost;
+  };
+
+  // The server and its shell: sim_server.cc.
+  void StartServer();
+  void CrashServer();
   void ToServer(std::function<void(Effects&)> input);
   void Input(const std::function<void(Effects&)>& input);
   void Tick();
-  void Perform(Effects effects);
+  void Wake();
+  void Finish(Effects effects);
+  void Commit();
+  void OnCommitted(std::size_t steps);
+  void Keep(const std::vector<Write>& writes, std::size_t most, Rows& rows) const;
+  void Release(const Step& step);
+  void CheckRows();
+  void CheckRestored();
   void OnServerSent(const Connection& connection, const ServerMessage& message,
                     std::map<std::uint64_t, std::set<Process*>>& fenced);
   void CheckFencesReachAll(const std::map<std::uint64_t, std::set<Process*>>& fenced);
-  void CheckLoss(const std::string& line);
+  Process* CheckLoss(const std::string& line);
   Duration AwakeSince(Instant when) const;
 
   // The network.
@@ -89,6 +121,7 @@ class Sim {
   void SendUp(Line& line, const Request& request);
   void SendDown(Connection& connection, const ServerMessage& message);
   void Break(const std::shared_ptr<Connection>& connection);
+  void BreakAtClient(const std::shared_ptr<Connection>& connection);
 
   // Processes and their launcher.
   void Spawn(int rank);
@@ -97,6 +130,8 @@ class Sim {
   void Crash(Process& process);
   void Receive(Process& process, Line& line, const ServerMessage& message);
   void OnReply(Process& process, Line& line, const Reply& reply);
+  void OnWelcome(Process& process, Line& line, const Reply& reply);
+  void OnResult(Process& process, const Op& op, const Reply& reply);
   void OnEvent(Process& process, const Event& event);
   void OnView(Process& process, const View& view);
   void Beat(Process& process);
@@ -107,6 +142,8 @@ class Sim {
 
   void PlanFaults();
   void Fault();
+  void StopProcess(Process& process);
+  void StopServer();
   bool AllRun() const;
   void Violated(const std::string& what);
 
@@ -120,9 +157,21 @@ class Sim {
   bool supervised_ = false;
   bool kind_ = false;  // The faults are over.
 
-  ServerCore core_;
-  bool server_paused_ = false;    // It neither reads nor ticks.
-  bool input_held_back_ = false;  // It ticks, but its input is not read yet.
+  bool durable_ = false;
+  int start_ = 0;  // Of the server; what belongs to an earlier one is void.
+  bool server_down_ = true;
+  Instant started_at_{};
+  Rows disk_;     // What is kept.
+  Rows written_;  // What was written, kept or not yet.
+  std::deque<Step> held_;
+  bool committing_ = false;
+  std::uint64_t steps_ = 0;
+  std::uint64_t epoch_ = 0;
+  std::string server_id_;
+
+  std::unique_ptr<ServerCore> core_;  // Null while the server is down.
+  bool server_paused_ = false;        // It neither reads nor ticks.
+  bool input_held_back_ = false;      // It ticks, but its input is not read yet.
   std::deque<std::function<void(Effects&)>> inbox_;
   std::vector<std::pair<Instant, Duration>> stalls_;  // When they ended, and how long they count.
   bool last_member_left_ = false;

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "tests/sim/sim.h"
+
+// The parts of a Sim, for its two files.
+namespace resilient::store::sim {
+
+inline constexpr Duration kTtl = std::chrono::seconds(2);
+// What a pause of the server counts at most.
+inline constexpr Duration kLateTick = 4 * kTickInterval;
+
+inline double SecondsOf(Instant when) {
+  return std::chrono::duration<double>(when.time_since_epoch()).count() - 3600;
+}
+
+struct Sim::Connection {
+  ConnectionId id = 0;
+  Process* process = nullptr;
+  Line* line = nullptr;
+  Instant last_up{};  // Deliveries keep their order.
+  Instant last_down{};
+  bool broken = false;      // Nothing passes any more.
+  bool server_open = true;  // The server has not closed it nor heard that it is closed.
+};
+
+// One of the two lines of a process to the store.
+struct Sim::Line {
+  Line(Hello hello, std::uint64_t seed) : core(std::move(hello)), backoff(seed) {}
+  ClientCore core;
+  Backoff backoff;
+  std::shared_ptr<Connection> connection;
+  bool welcomed = false;
+};
+
+// A rank of the job: joins, builds, runs, adds to a counter of its own, is fenced, joins again.
+struct Sim::Process {
+  int rank = 0;
+  std::int64_t pid = 0;
+  bool alive = true;
+  bool stopped = false;
+  bool doomed = false;  // Told that it is out: it ends.
+  std::deque<std::function<void()>> deferred;
+  std::unique_ptr<Line> control;
+  std::unique_ptr<Line> request;
+
+  std::uint64_t round = 0;
+  std::uint64_t generation = 0;  // Of the last view.
+  std::uint64_t ended = 0;       // Newest generation whose fence has come.
+  bool running = false;
+  bool fenced = false;       // Until the next view.
+  std::int64_t applied = 0;  // Adds that were answered.
+  int open_ops = 0;
+  std::map<std::uint64_t, Op> sent;  // By seq: what an answer is checked against.
+  std::int64_t pushed = 0;           // Asked for.
+  std::int64_t popped = 0;
+  std::deque<std::string> items;                 // Pushed for sure, and not popped yet.
+  std::set<std::string> early;                   // Popped before the answer to the push came.
+  std::map<std::uint64_t, int> arrivals;         // At the barrier, by generation.
+  std::map<std::uint64_t, int> passed;           // Likewise, the answers.
+  std::map<std::uint64_t, std::uint64_t> waits;  // Seq to generation.
+  std::uint64_t beat = 0;
+
+  // Ghosts of the server's side.
+  Instant last_arrival{};  // Of a frame of the control line, read or not.
+  Instant last_hello{};
+  ConnectionId greeted = 0;  // The control connection whose Hello came last.
+  Instant last_close{};
+  bool lost = false;
+};
+
+}  // namespace resilient::store::sim

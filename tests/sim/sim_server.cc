@@ -1,0 +1,374 @@
+// The server of a Sim: its shell, its disk, and what is looked at in each of its steps.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "runtime/base/log.h"
+#include "tests/sim/sim_parts.h"
+
+namespace resilient::store::sim {
+namespace {
+
+constexpr std::uint64_t kCommitsPerCrash = 300;  // Crashes of the shell at a commit.
+constexpr std::uint64_t kSeedsPerFullCheck = 16;
+constexpr std::uint64_t kStepsPerCheck = 32;
+
+bool IsOf(RowKind kind, const std::string& row) { return row.front() == static_cast<char>(kind); }
+
+std::uint64_t EpochOf(const std::string& status_json) {
+  constexpr char kName[] = "\"epoch\":";
+  const std::size_t at = status_json.find(kName);
+  if (at == std::string::npos) return 0;
+  return std::strtoull(status_json.c_str() + at + sizeof(kName) - 1, nullptr, 10);
+}
+
+}  // namespace
+
+// ---- Its life ----
+
+// With a durable store nobody is served before the start itself is kept.
+void Sim::StartServer() {
+  CoreOptions options;
+  options.server_id = StrCat("sim", start_);  // The one that was kept goes on.
+  options.lease_ttl = kTtl;
+  options.seed = options_.seed * 1000 + static_cast<std::uint64_t>(start_);
+  options.durable = durable_;
+  const bool stale = options_.planted == Planted::kStaleLeases && start_ > 0;
+  const Instant began = stale ? started_at_ : now_;
+  core_ = std::make_unique<ServerCore>(options, began);
+  started_at_ = now_;
+  if (!durable_) {
+    server_down_ = false;
+    return;
+  }
+  if (options_.planted == Planted::kResultsNotRestored) {
+    std::erase_if(disk_, [](const auto& row) { return IsOf(RowKind::kResult, row.first); });
+  }
+  for (const auto& [row, value] : disk_) {
+    if (Status why = core_->Restore(row, value); !why.ok()) {
+      return Violated("what was kept cannot be read: " + why.ToString());
+    }
+  }
+  Effects effects;
+  if (Status why = core_->FinishRestore(began, effects); !why.ok()) {
+    return Violated("what was kept cannot be read: " + why.ToString());
+  }
+  CheckRestored();
+  written_ = disk_;
+  for (Instant when = began; when < now_; when += kTickInterval) {
+    core_->OnTick(when, true, effects);
+  }
+  Finish(std::move(effects));
+}
+
+// kill -9: what is not kept is lost, and so is what was not said yet.
+void Sim::CrashServer() {
+  if (!core_) return;
+  CheckRows();
+  if (options_.trace) std::printf("%9.4f -- the server crashes\n", SecondsOf(now_));
+  ++count_.restarts;
+  ++start_;
+  server_down_ = true;
+  started_at_ = now_;
+  core_.reset();
+  held_.clear();
+  committing_ = false;
+  inbox_.clear();
+  server_paused_ = input_held_back_ = false;
+  watches_.clear();
+  const std::map<ConnectionId, std::shared_ptr<Connection>> connections =
+      std::exchange(connections_, {});
+  for (const auto& [id, connection] : connections) {
+    connection->server_open = false;
+    BreakAtClient(connection);
+  }
+  After(Between(50, 3000), [this, start = start_] {
+    if (start == start_) StartServer();
+  });
+}
+
+void Sim::ToServer(std::function<void(Effects&)> input) {
+  if (server_down_) return;
+  if (server_paused_ || input_held_back_) {
+    inbox_.push_back(std::move(input));
+  } else {
+    Input(input);
+  }
+}
+
+void Sim::Input(const std::function<void(Effects&)>& input) {
+  Effects effects;
+  input(effects);
+  Finish(std::move(effects));
+}
+
+void Sim::Tick() {
+  if (!server_paused_ && !server_down_) Wake();
+  After(kTickInterval, [this] { Tick(); });
+}
+
+void Sim::Wake() {
+  const bool drained = inbox_.empty() || options_.planted == Planted::kAlwaysDrained;
+  Effects effects;
+  core_->OnTick(now_, drained, effects);
+  Finish(std::move(effects));
+}
+
+// It neither reads nor ticks for a while, or it only does not read.
+void Sim::StopServer() {
+  if (server_paused_ || input_held_back_ || server_down_) return;
+  const Duration pause = Between(50, 4000);
+  const bool hold = Chance(50);
+  (hold ? input_held_back_ : server_paused_) = true;
+  After(pause, [this, pause, hold, start = start_] {
+    if (start != start_) return;
+    // As the shell wakes up: timers first, then what has arrived.
+    (hold ? input_held_back_ : server_paused_) = false;
+    if (!hold && pause > kLateTick) stalls_.emplace_back(now_, pause - kLateTick);
+    Wake();
+    std::deque<std::function<void(Effects&)>> inbox = std::move(inbox_);
+    inbox_.clear();
+    for (const auto& input : inbox) Input(input);
+  });
+}
+
+// ---- Its disk ----
+
+void Sim::Finish(Effects effects) {
+  Step step;
+  for (const std::string& line : effects.log) {
+    if (options_.trace) std::printf("%9.4f %s\n", SecondsOf(now_), line.c_str());
+    if (Process* lost = CheckLoss(line)) step.lost.push_back(lost);
+  }
+  if (options_.planted == Planted::kChangeNotNoted) {
+    std::erase_if(effects.write, [](const Write& write) {
+      return IsOf(RowKind::kSeat, write.row) && write.value.has_value();
+    });
+  }
+  if (!durable_ && !effects.write.empty()) Violated("a store in memory writes");
+  Keep(effects.write, effects.write.size(), written_);
+  if (options_.seed % kSeedsPerFullCheck == 1 || ++steps_ % kStepsPerCheck == 0) CheckRows();
+  step.effects = std::move(effects);
+  if (held_.empty() && step.effects.write.empty()) return Release(step);
+  if (options_.planted == Planted::kReleasedBeforeCommit) {
+    Release(step);
+    Effects rest;
+    rest.write = std::move(step.effects.write);
+    step = {std::move(rest), {}};
+  }
+  held_.push_back(std::move(step));
+  Commit();
+}
+
+// One at a time, each of all that is held by then.
+void Sim::Commit() {
+  if (committing_ || held_.empty()) return;
+  committing_ = true;
+  const Duration takes = !kind_ && Chance(3) ? Between(50, 400) : Between(0, 6);
+  After(takes, [this, steps = held_.size(), start = start_] {
+    if (start == start_) OnCommitted(steps);
+  });
+}
+
+void Sim::OnCommitted(std::size_t steps) {
+  committing_ = false;
+  ++count_.commits;
+  std::vector<Write> writes;
+  for (std::size_t i = 0; i < steps; ++i) {
+    const std::vector<Write>& more = held_[i].effects.write;
+    writes.insert(writes.end(), more.begin(), more.end());
+  }
+  const std::uint64_t fate = kind_ ? kCommitsPerCrash : random_.Below(kCommitsPerCrash);
+  if (fate == 0) {
+    if (options_.planted == Planted::kTornCommit) Keep(writes, writes.size() / 2, disk_);
+    return CrashServer();
+  }
+  Keep(writes, writes.size(), disk_);
+  if (fate == 1) return CrashServer();
+  server_down_ = false;
+  for (std::size_t i = 0; i < steps; ++i) {
+    const Step step = std::move(held_.front());
+    held_.pop_front();
+    Release(step);
+  }
+  Commit();
+}
+
+void Sim::Keep(const std::vector<Write>& writes, std::size_t most, Rows& rows) const {
+  const Planted planted = &rows == &disk_ ? options_.planted : Planted::kNone;
+  for (std::size_t i = 0; i < most; ++i) {
+    const auto& [row, value] = writes[i];
+    if (!value) {
+      if (planted != Planted::kRemovalsNotKept) rows.erase(row);
+    } else if (planted == Planted::kResultsNotKept && IsOf(RowKind::kResult, row)) {
+      continue;
+    } else if (planted == Planted::kJobNotKept && IsOf(RowKind::kJob, row)) {
+      rows.emplace(row, *value);
+    } else {
+      rows[row] = *value;
+    }
+  }
+}
+
+// What the steps wrote is what a new store would need.
+void Sim::CheckRows() {
+  if (!durable_ || !core_ || !violation_.empty()) return;
+  const Rows rows = core_->DumpRows();
+  if (rows == written_) return;
+  for (const auto& [row, value] : rows) {
+    const auto written = written_.find(row);
+    if (written == written_.end()) return Violated("not written: row " + PrintableRow(row));
+    if (written->second != value) return Violated("written as it was: row " + PrintableRow(row));
+  }
+  for (const auto& [row, value] : written_) {
+    if (!rows.contains(row)) return Violated("not removed: row " + PrintableRow(row));
+  }
+}
+
+void Sim::CheckRestored() {
+  const std::uint64_t epoch = EpochOf(core_->StatusJson(now_));
+  if (epoch <= epoch_ && !disk_.empty()) Violated(StrCat("epoch ", epoch, " after ", epoch_));
+  if (disk_.contains(StoreRow())) epoch_ = epoch - 1;  // Of a start that was kept.
+  Rows rows = core_->DumpRows();
+  Rows kept = disk_;
+  rows.erase(StoreRow());
+  kept.erase(StoreRow());
+  if (rows != kept) Violated("a store that was restored is not the one that was kept");
+  for (const Process* process : at_) {
+    if (!process || !process->alive || process->lost || process->applied == 0) continue;
+    if (!disk_.contains(WorldRow("sim", process->round))) continue;
+    const auto count = disk_.find(KeyRow("sim", process->round, StrCat("count", process->pid)));
+    if (count == disk_.end() || std::atoll(count->second.c_str()) < process->applied) {
+      Violated(StrCat("rank ", process->rank, " was told of ", process->applied,
+                      " adds, and they are not kept"));
+    }
+  }
+}
+
+// ---- What it says ----
+
+void Sim::Release(const Step& step) {
+  for (Process* process : step.lost) {
+    process->lost = true;
+    ++count_.losses;
+  }
+  for (const auto& watch : step.effects.watch) {
+    Process* watched = processes_.at(static_cast<std::size_t>(watch.process.pid - 1)).get();
+    watches_[watch.watch] = watched;
+    if (watched->alive) continue;
+    After(Between(0, 100), [this, id = watch.watch, start = start_] {
+      if (start != start_) return;
+      ToServer([this, id](Effects& effects) { core_->OnProcessExit(id, now_, effects); });
+    });
+  }
+  for (const std::uint64_t watch : step.effects.unwatch) watches_.erase(watch);
+  std::map<std::uint64_t, std::set<Process*>> fenced;
+  for (const Effects::Outgoing& out : step.effects.send) {
+    const auto found = connections_.find(out.connection);
+    if (found == connections_.end()) continue;  // The launcher's, or closed meanwhile.
+    OnServerSent(*found->second, out.message, fenced);
+    SendDown(*found->second, out.message);
+  }
+  CheckFencesReachAll(fenced);
+  for (const ConnectionId id : step.effects.close) {
+    const auto found = connections_.find(id);
+    if (found == connections_.end()) continue;
+    const std::shared_ptr<Connection> connection = found->second;
+    connection->server_open = false;
+    At(std::max(connection->last_down, now_), [this, connection] { Break(connection); });
+  }
+  last_member_left_ = last_member_left_ || step.effects.last_member_left;
+}
+
+void Sim::OnServerSent(const Connection& connection, const ServerMessage& message,
+                       std::map<std::uint64_t, std::set<Process*>>& fenced) {
+  const Event* event = std::get_if<Event>(&message);
+  if (!event) return;
+  if (const auto* fence = std::get_if<Fence>(event)) {
+    fenced[fence->generation].insert(connection.process);
+  } else if (const auto* running = std::get_if<RunningEvent>(event)) {
+    for (Process* member : views_[running->generation]) {
+      if (!ready_.contains({member, running->generation})) {
+        Violated(StrCat("generation ", running->generation, " runs, but rank ", member->rank,
+                        " was not ready"));
+      }
+    }
+  } else if (const auto* view = std::get_if<View>(event)) {
+    const auto known = secrets_.find(view->generation);
+    if (known != secrets_.end()) {
+      if (known->second != view->secret) Violated("two views of one generation");
+      return;
+    }
+    if (!secrets_.empty() && secrets_.rbegin()->first > view->generation) {
+      Violated(StrCat("generation ", view->generation, " after ", secrets_.rbegin()->first));
+    }
+    secrets_[view->generation] = view->secret;
+    ++count_.views;
+    if (static_cast<int>(view->members.size()) != ranks_) return Violated("an incomplete view");
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const Member& member = view->members[static_cast<std::size_t>(rank)];
+      Process* process = processes_.at(static_cast<std::size_t>(member.pid - 1)).get();
+      if (member.rank != rank || process->rank != rank) Violated("a view out of order");
+      if (process->lost) Violated(StrCat("rank ", rank, " is in a view and was lost before"));
+      views_[view->generation].push_back(process);
+    }
+  }
+}
+
+// A fence goes at once to every member that is not lost and has a connection; to the others when
+// they have one again.
+void Sim::CheckFencesReachAll(const std::map<std::uint64_t, std::set<Process*>>& fenced) {
+  for (const auto& [generation, reached] : fenced) {
+    if (!fenced_.insert(generation).second) continue;
+    ++count_.fences;
+    for (Process* member : views_[generation]) {
+      const std::shared_ptr<Connection>& connection = member->control->connection;
+      const bool connected = connection && connection->server_open && member->control->welcomed;
+      if (connected && !member->lost && !reached.contains(member)) {
+        Violated(
+            StrCat("the fence of generation ", generation, " does not reach rank ", member->rank));
+      }
+    }
+  }
+}
+
+// How much of the time since then the server was awake, as it counts.
+Duration Sim::AwakeSince(Instant when) const {
+  Duration awake = now_ - when;
+  for (const auto& [end, counted] : stalls_) {
+    if (end > when) awake -= std::min(counted, end - when);
+  }
+  return awake;
+}
+
+// Who is lost by it, once it is said.
+Sim::Process* Sim::CheckLoss(const std::string& line) {
+  constexpr char kStart[] = "job sim: rank ";
+  if (line.rfind(kStart, 0) != 0) return nullptr;
+  const std::size_t pid_at = line.find("pid ");
+  if (pid_at == std::string::npos) return nullptr;
+  const auto pid = std::strtoll(line.c_str() + pid_at + 4, nullptr, 10);
+  Process& process = *processes_.at(static_cast<std::size_t>(pid - 1));
+  const auto says = [&line](const char* text) { return line.find(text) != std::string::npos; };
+  if (says("sent no heartbeat")) {
+    if (AwakeSince(std::max(process.last_arrival, started_at_)) < kTtl) {
+      Violated("lost before its lease ended: " + line);
+    }
+  } else if (says("lost its connection")) {
+    if (process.last_hello >= process.last_close || process.last_close < started_at_ ||
+        AwakeSince(process.last_close) < Millis(300)) {
+      Violated("lost although its connection came back: " + line);
+    }
+  } else if (says("lost its links")) {
+    if (process.last_hello >= process.last_close || process.last_close < started_at_) {
+      Violated("lost while connected: " + line);
+    }
+  } else if (says("is gone") || says("was killed")) {
+    if (process.alive) Violated("lost while alive: " + line);
+  } else {
+    return nullptr;
+  }
+  return &process;
+}
+
+}  // namespace resilient::store::sim
