@@ -1,5 +1,6 @@
 """resilient-run as a launcher, with shell scripts for workers: no torch."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -179,3 +180,39 @@ def test_as_a_module(tmp_path):
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     code, stdout, _ = run("--nproc", 1, "-m", "worker", env=environment)
     assert (code, stdout) == (0, "[0] module 0\n")
+
+
+def test_a_dead_store_is_started_again_with_its_data(tmp_path):
+    binary = os.path.join(os.path.dirname(torch_resilient_file()), "bin", "resilient-store")
+    log = tmp_path / "events"
+    data = tmp_path / "data"
+    # The worker kills the store, whose pid is in its lock, and reads back what it had kept there.
+    text = f"""
+store() {{ command=$1; shift; {binary} $command "$@" --timeout 15s; }}
+store set k kept || exit 1
+kill -KILL $(cut -d' ' -f2 {data}/lock) || exit 2
+[ "$(store get k)" = kept ] || exit 3
+"""
+    options = ["--nproc", 1, "--max-restarts", 0, "--events", log, "--store-data", data]
+    code, _, stderr = run(*options, *shell(tmp_path, text), seconds=60)
+    assert code == 0, stderr
+    assert "the store ended with signal 9 (SIGKILL); starting it again with what it kept" in stderr
+    assert [event["restarts"] for event in events(log) if event["event"] == "store_restarted"] == [
+        1
+    ]
+
+
+def test_store_data_is_kept_where_it_is_told(tmp_path):
+    data = tmp_path / "data"
+    code, _, stderr = run("--nproc", 1, "--store-data", data, *shell(tmp_path, "exit 0"))
+    assert code == 0, stderr
+    assert (data / "store.db").exists()
+    code, _, stderr = run(
+        "--nproc", 1, "--store", "127.0.0.1:1", "--store-data", data, *shell(tmp_path, "exit 0")
+    )
+    assert code == 2
+    assert "--store-data is for a store of its own" in stderr
+
+
+def torch_resilient_file():
+    return importlib.util.find_spec("torch_resilient._server").origin

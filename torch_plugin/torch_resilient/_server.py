@@ -50,6 +50,12 @@ def main():
     os.execv(path, [path, *sys.argv[1:]])
 
 
+def serve_command(listen, data=None):
+    """The command of a server at that address; `data`: the directory that it keeps its state in."""
+    command = [binary(), "serve", "--listen", listen]
+    return command + ["--data", os.path.abspath(data)] if data else command
+
+
 def spawn(host, port, linger):
     """Starts a detached server and returns ("host:port", server id, path of its log file).
 
@@ -59,7 +65,7 @@ def spawn(host, port, linger):
     with tempfile.TemporaryDirectory(prefix="resilient-store-") as folder:
         address_file = os.path.join(folder, "address")
         handle, log_path = tempfile.mkstemp(prefix="resilient-store-", suffix=".log")
-        command = [binary(), "serve", "--listen", join_host_port(host, port)]
+        command = serve_command(join_host_port(host, port))
         command += ["--linger", f"{round(linger * 1000)}ms", "--address-file", address_file]
         with os.fdopen(handle, "wb") as log:
             process = _start_detached(command, log)

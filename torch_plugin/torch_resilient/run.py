@@ -10,16 +10,20 @@ import ctypes
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 from torch_resilient import _server
 
 _END_SECONDS = 3.0  # From the first signal to the last process.
 _STORE_SECONDS = 10.0
+_STORE_RESTARTS = 8  # In a row; a store that has lived for so long begins a new one:
+_STORE_STEADY_SECONDS = 60.0
 _QUICK_SECONDS = 1.0  # A worker that lives shorter than this counts as a failed start.
 _FIRST_BACKOFF_SECONDS = 0.5
 _LAST_BACKOFF_SECONDS = 30.0
@@ -56,6 +60,11 @@ def _parse(arguments):
         help="how many dead ranks are replaced, in total (default 3)",
     )
     parser.add_argument("--store", metavar="HOST:PORT", help="a running store; default: its own")
+    parser.add_argument(
+        "--store-data",
+        metavar="DIR",
+        help="where its own store keeps its state (default: a temporary directory)",
+    )
     parser.add_argument("--job", metavar="NAME", help="name of the job on the store")
     parser.add_argument("--events", metavar="FILE", help="write what happens as JSON lines")
     parser.add_argument(
@@ -64,7 +73,10 @@ def _parse(arguments):
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, python -m")
     parser.add_argument("script")
     parser.add_argument("args", nargs=argparse.REMAINDER)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.store and options.store_data:
+        parser.error("--store-data is for a store of its own; leave it or --store out")
+    return options
 
 
 def _positive(text):
@@ -219,7 +231,11 @@ class Launcher:
         self._kill_at = None
         self._signals = 0
         self._store = None
-        self._store_output = None
+        self._store_started = 0.0
+        self._store_restarts = 0
+        self._store_due = None  # When it is started again.
+        self._store_data = options.store_data
+        self._temporary_data = None
         self._address = options.store
         self._job = options.job or os.environ.get("RESILIENT_JOB") or f"run-{os.getpid()}"
         self._port = _free_port()
@@ -250,6 +266,10 @@ class Launcher:
             callback, argument = key.data
             callback(argument)
         now = time.monotonic()
+        if self._store_due is not None and now >= self._store_due:
+            self._store_due = None
+            if self._exit_code is None:
+                self._launch_store(self._address)
         due = [entry for entry in self._delayed if entry[0] <= now]
         for entry in due:
             self._delayed.remove(entry)
@@ -264,20 +284,17 @@ class Launcher:
         times = [when for when, _ in self._delayed]
         if self._kill_at is not None:
             times.append(self._kill_at)
+        if self._store_due is not None:
+            times.append(self._store_due)
         return max(min(times) - time.monotonic(), 0) if times else None
 
     # ---- store
 
     def _start_store(self):
-        command = [_server.binary(), "serve", "--listen", "127.0.0.1:0", "--parent-death"]
-        if "RESILIENT_LOG" not in os.environ:
-            command += ["--log-level", "warn"]
-        self._store = subprocess.Popen(
-            [*command, "--print-address"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # A Ctrl-C ends the workers first.
-        )
+        if self._store_data is None:
+            self._temporary_data = tempfile.mkdtemp(prefix="resilient-store-")
+            self._store_data = self._temporary_data
+        self._launch_store("127.0.0.1:0", "--print-address")
         with selectors.DefaultSelector() as selector:
             selector.register(self._store.stdout, selectors.EVENT_READ)
             line = self._store.stdout.readline() if selector.select(_STORE_SECONDS) else b""
@@ -285,22 +302,54 @@ class Launcher:
         if not words:
             raise LaunchError("the store did not start; its reason is above")
         self._address = words[0]
+
+    def _launch_store(self, listen, *options):
+        command = [*_server.serve_command(listen, self._store_data), "--parent-death", *options]
+        if "RESILIENT_LOG" not in os.environ:
+            command += ["--log-level", "warn"]
+        self._store_started = time.monotonic()
+        self._store = subprocess.Popen(
+            command,
+            bufsize=0,  # What is read here as a line leaves nothing behind.
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # A Ctrl-C ends the workers first.
+        )
         self._store_fd = os.pidfd_open(self._store.pid)
         self._selector.register(self._store_fd, selectors.EVENT_READ, (self._store_ended, None))
-        self._store_output = Output(self._store.stdout, b"[store] ", sys.stderr.buffer)
-        self._selector.register(
-            self._store.stdout, selectors.EVENT_READ, (self._read_store, self._store_output)
-        )
+        output = Output(self._store.stdout, b"[store] ", sys.stderr.buffer)
+        self._selector.register(output.pipe, selectors.EVENT_READ, (self._read_store, output))
 
     def _read_store(self, output):
         if not output.read():
             self._selector.unregister(output.pipe)
+            output.pipe.close()
 
     def _store_ended(self, _):
         self._selector.unregister(self._store_fd)
+        os.close(self._store_fd)
         code = self._store.wait()
-        if self._exit_code is None and self._workers:
-            _say(f"the store ended with {_how(code)}; without it no rank can be replaced")
+        if self._exit_code is not None or not (self._workers or self._delayed):
+            return
+        if time.monotonic() - self._store_started >= _STORE_STEADY_SECONDS:
+            self._store_restarts = 0
+        text = f"the store ended with {_how(code)}"
+        if self._store_restarts == _STORE_RESTARTS:
+            _say(
+                f"{text}, {_STORE_RESTARTS} times after a restart; it stays away, and without it "
+                "no rank can be replaced"
+            )
+            return
+        pause = _FIRST_BACKOFF_SECONDS * 2 ** (self._store_restarts - 1)
+        pause = min(pause, _LAST_BACKOFF_SECONDS) if self._store_restarts else 0.0
+        self._store_restarts += 1
+        self._store_due = time.monotonic() + pause
+        _say(
+            f"{text}; starting it again with what it kept"
+            f" ({self._store_restarts} of {_STORE_RESTARTS})"
+            + (f" in {pause:.1f} s" if pause else "")
+        )
+        self._event("store_restarted", exit_code=code, restarts=self._store_restarts)
 
     # ---- workers
 
@@ -446,6 +495,8 @@ class Launcher:
                     self._store.kill()
                     self._store.wait()
             self._store.stdout.close()
+        if self._temporary_data is not None:
+            shutil.rmtree(self._temporary_data, ignore_errors=True)
 
     def _event(self, name, **fields):
         if self._events:
