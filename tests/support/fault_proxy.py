@@ -55,6 +55,7 @@ class FaultProxy:
         self._refusing = False
         self._bytes_per_second = 0
         self._lock = threading.Lock()
+        self._accepting = threading.Condition(self._lock)
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
         self._closing = False
@@ -104,6 +105,11 @@ class FaultProxy:
         """New connections are reset at once."""
         with self._change():
             self._refusing = refusing
+
+    def await_accepted(self, count: int, seconds: float) -> bool:
+        """Until so many connections have come in all, refused ones too."""
+        with self._accepting:
+            return self._accepting.wait_for(lambda: self.accepted >= count, seconds)
 
     @property
     def connections(self) -> int:
@@ -191,6 +197,7 @@ class FaultProxy:
         except OSError:
             return
         self.accepted += 1
+        self._accepting.notify_all()
         if self._refusing:
             _reset(client)
             return

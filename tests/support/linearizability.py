@@ -87,6 +87,33 @@ def queue(value: Hashable, operation: Operation) -> tuple[Hashable, object]:
     raise ValueError(f"a queue has no {operation.name}{operation.args}")
 
 
+def _queue_order(operations: list[Operation]) -> dict[int, int]:
+    """Which pushes have to come after which others: {index of a push: bits of those before it}.
+
+    An item whose pop ended before another's was called was pushed before that one. Without this
+    the search would find out about a wrong order of two pushes only when the items come out.
+    """
+    pushes = {o.args: i for i, o in enumerate(operations) if o.name == "push"}
+    pops = {(o.result,): o for o in operations if o.name == "pop" and o.result is not UNKNOWN}
+    if len(pushes) < sum(o.name == "push" for o in operations):
+        return {}  # Equal items: which is which is not known.
+    after = {}
+    for item, index in pushes.items():
+        pop = pops.get(item)
+        # An item that never came out may have been taken by a pop without an answer.
+        begins = -math.inf if pop is None else pop.called
+        after[index] = sum(
+            1 << pushes[other]
+            for other, earlier in pops.items()
+            if other in pushes and earlier.returned < begins
+        )
+    return after
+
+
+# What of the order is known before the search, by model.
+_ORDERS = {queue: _queue_order}
+
+
 class NotLinearizable(AssertionError):
     """No order of the operations explains the history of this key."""
 
@@ -167,6 +194,7 @@ def search(operations: list[Operation], step: Step) -> list[Operation]:
     known_left = sum(operation.result is not UNKNOWN for operation in operations)
     value: Hashable = MISSING
     placed = 0  # Bit i: operation i has taken effect.
+    after = _ORDERS.get(step, lambda _: {})(operations)
     visited = {(0, value)}
     # Per level: the call placed there, the value before it, and what else could be placed.
     order: list[tuple[_Entry, Hashable, Iterator[_Entry]]] = []
@@ -185,6 +213,8 @@ def search(operations: list[Operation], step: Step) -> list[Operation]:
             placed &= ~(1 << call.index)
             known_left += call.operation.result is not UNKNOWN
             _put_back(call)
+            continue
+        if after.get(call.index, 0) & ~placed:
             continue
         operation = call.operation
         unknown = operation.result is UNKNOWN

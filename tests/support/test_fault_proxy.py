@@ -107,7 +107,7 @@ def test_half_open_is_silent(proxy):
 
 def test_refuse(proxy):
     proxy.refuse()
-    with connect(proxy) as sock, pytest.raises(ConnectionResetError):
+    with pytest.raises(ConnectionResetError), connect(proxy) as sock:
         sock.sendall(b"x")
         sock.recv(1)
 

@@ -226,7 +226,7 @@ def choose_queue(rng):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
     ("model", "choose", "count"),
-    [(register, choose_register, 300), (counter, choose_counter, 300), (queue, choose_queue, 60)],
+    [(register, choose_register, 300), (counter, choose_counter, 300), (queue, choose_queue, 120)],
 )
 def test_random_histories_of_a_right_object(seed, model, choose, count):
     search(simulated(seed, 6, count, model, choose), model)

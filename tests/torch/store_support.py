@@ -10,8 +10,6 @@ import sys
 import tempfile
 from datetime import timedelta
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(__file__)), "support"))
-
 import torch.distributed as dist
 
 import torch_resilient

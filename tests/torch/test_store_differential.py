@@ -78,6 +78,8 @@ def forget_key(pair, call):
         clients[0].delete_key(call.args[0])
 
 
+DELETED_QUEUE = "delete_key of a queue"
+
 DIFFERENCES = {
     "add to a text that is no number": (
         "TCPStore closes the connection of the caller, which is unusable from then on; ours answers"
@@ -112,12 +114,23 @@ DIFFERENCES = {
         ),
         nothing,
     ),
-    "delete_key of a queue": (
-        "TCPStore keeps the queue and says False; ours deletes it",
+    DELETED_QUEUE: (
+        "TCPStore keeps the queue and says whether there was a value; ours deletes both",
         lambda call, theirs, ours: (
             call.name == "delete_key" and not theirs.value and ours.value is True
         ),
         empty_their_queue,
+    ),
+    "blocking queue_pop of an empty queue that has a value beside it": (
+        "TCPStore takes the value for an item, then says that the queue is empty; ours waits for an"
+        " item",
+        lambda call, theirs, ours: (
+            call.name == "queue_pop"
+            and call.args[1]
+            and isinstance(theirs.error, dist.QueueEmptyError)
+            and raised(ours, "TIMEOUT")
+        ),
+        nothing,
     ),
     "key beyond 8 KiB": (
         "TCPStore closes the connection, on set without telling; ours answers TOO_LARGE",
@@ -179,6 +192,9 @@ class Pair:
             raise AssertionError(f"an undocumented difference (TCPStore | ours):\n{told}")
         if connection_lost(theirs):
             self._replace_dead(call.client)
+        if call.name == "delete_key" and self.theirs[0].queue_len(*call.args) > 0:
+            self.met.add(DELETED_QUEUE)  # Both had a value, which hid it.
+            empty_their_queue(self, call)
 
     def _replace_dead(self, client):
         try:
