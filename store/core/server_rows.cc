@@ -102,6 +102,7 @@ Status ServerCore::Impl::RestoreStore(std::string_view value) {
                                              std::to_string(kRowFormat));
   }
   if (!read || store.server_id.empty()) return Status(StatusCode::kInternal, "this is no store");
+  store_row_ = value;
   server_id_ = store.server_id;
   epoch_ = store.epoch;
   restored_last_session_ = store.last_session;
@@ -111,10 +112,9 @@ Status ServerCore::Impl::RestoreStore(std::string_view value) {
 
 Status ServerCore::Impl::FinishRestore(Instant now, Effects& effects) {
   const Moment moment{clock_.Tick(now), Wall(now)};
-  if (epoch_ == 0 && (!jobs_.empty() || sessions_.sessions() > 0)) {
+  if (store_row_.empty() && (!jobs_.empty() || sessions_.sessions() > 0)) {
     return Status(StatusCode::kInternal,
-                  "the data of the store is damaged: the row of the store "
-                  "itself is missing");
+                  "the data of the store is damaged: the row of the store itself is missing");
   }
   journal_.Take();  // What was restored is kept already.
   sessions_.FinishRestore(restored_last_session_, moment.now);

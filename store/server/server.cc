@@ -124,6 +124,7 @@ Status Server::Start() {
                             .on_written = {}});
   RESILIENT_RETURN_IF_ERROR(listener_->Listen(*bound, kListenBacklog));
   tick_timer_.Start(ToMillis(kTickInterval), ToMillis(kTickInterval));
+  Perform(restored_);
   return Status::Ok();
 }
 

@@ -128,6 +128,7 @@ class Server final : private Connection::Owner {
 
   std::unique_ptr<Engine> engine_;        // Until the persister has it.
   std::unique_ptr<Persister> persister_;  // Null for a store in memory.
+  Effects restored_;                      // What Restore left to be done when we listen.
   HeldEffects held_;                      // Empty for a store in memory.
   std::set<ConnectionId> stalled_;        // Frames wait for the disk.
 

@@ -66,7 +66,7 @@ Status Server::Restore() {
       PersisterEvents{.on_kept = [this](std::uint64_t ticket) { OnKept(ticket); },
                       .on_failure = options_.on_storage_failure},
       options_.crash_points);
-  Perform(effects);
+  restored_ = std::move(effects);
   return Status::Ok();
 }
 

@@ -61,10 +61,12 @@ std::string Sim::Run() {
   // A report made just before may still be looked into.
   RunUntil(now_ + kTtl, never);
   RunUntil(now_ + options_.settle, [this] { return AllRun(); });
-  if (violation_.empty() && !AllRun()) {
+  if (!violation_.empty()) return violation_;
+  if (!AllRun()) {
     Violated("not all ranks run after the faults: " +
              (core_ ? core_->StatusJson(now_) : "no server"));
   }
+  if (!violation_.empty()) return violation_;
   // A while of peace: nobody is fenced, every wait of a past generation has ended.
   const int fences = count_.fences;
   RunUntil(now_ + 2 * kTtl, never);

@@ -14,6 +14,9 @@ import socket
 import sys
 import traceback
 
+# Functions of ranks come from files of tests, which may use what is in tests/support.
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.dirname(__file__)), "support"))
+
 MESSAGE_LIMIT = 1 << 20
 EXIT_RAISED = 1
 

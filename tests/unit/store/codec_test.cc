@@ -75,7 +75,16 @@ std::vector<Op> AllOps() {
           LeaveOp{},
           ReportOp{report},
           exit,
-          StatusOp{}};
+          StatusOp{},
+          AppendOp{"k", std::string("\0v", 2)},
+          MultiGetOp{{"a", "", "a"}, true},
+          MultiSetOp{{"a", "b"}, {"", "v"}},
+          ListKeysOp{"p", "q"},
+          QueuePushOp{"k", "v"},
+          QueuePopOp{"k", true},
+          QueueLengthOp{"k"},
+          BarrierOp{"k", -3},
+          ExchangeOp{"k", 2, 4, "v"}};
 }
 
 TEST(Codec, EveryRequest_SurvivesTheWay) {
@@ -111,11 +120,55 @@ TEST(Codec, FieldsOfRequests_ArriveWhereTheyBelong) {
   EXPECT_EQ(report.report.status.detail(), SomeFailure().detail());
 }
 
+TEST(Codec, FieldsOfKeyOperations_ArriveWhereTheyBelong) {
+  const auto again = [](Op op) { return DecodeRequest(EncodeRequest(RequestOf(std::move(op))))->op; };
+  const auto append = std::get<AppendOp>(again(AppendOp{"k", "v"}));
+  EXPECT_EQ(append.key + "=" + append.value, "k=v");
+  const auto multi_get = std::get<MultiGetOp>(again(MultiGetOp{{"a", "", "a"}, true}));
+  EXPECT_EQ(multi_get.keys, (std::vector<std::string>{"a", "", "a"}));
+  EXPECT_TRUE(multi_get.wait);
+  const auto multi_set = std::get<MultiSetOp>(again(MultiSetOp{{"a", "b"}, {"", "v"}}));
+  EXPECT_EQ(multi_set.keys, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(multi_set.values, (std::vector<std::string>{"", "v"}));
+  const auto list = std::get<ListKeysOp>(again(ListKeysOp{"p", "q"}));
+  EXPECT_EQ(list.prefix + "<" + list.after, "p<q");
+  const auto push = std::get<QueuePushOp>(again(QueuePushOp{"k", "v"}));
+  EXPECT_EQ(push.key + "=" + push.value, "k=v");
+  const auto pop = std::get<QueuePopOp>(again(QueuePopOp{"k", true}));
+  EXPECT_EQ(pop.key, "k");
+  EXPECT_TRUE(pop.wait);
+  EXPECT_EQ(std::get<QueueLengthOp>(again(QueueLengthOp{"k"})).key, "k");
+  const auto barrier = std::get<BarrierOp>(again(BarrierOp{"k", -3}));
+  EXPECT_EQ(barrier.key, "k");
+  EXPECT_EQ(barrier.size, -3);
+  const auto exchange = std::get<ExchangeOp>(again(ExchangeOp{"k", 2, 4, "v"}));
+  EXPECT_EQ(exchange.key + "=" + exchange.value, "k=v");
+  EXPECT_EQ(exchange.rank, 2);
+  EXPECT_EQ(exchange.size, 4);
+}
+
+TEST(Codec, SharedValues_LookLikeOwnOnes) {
+  Reply own;
+  own.seq = 4;
+  own.number = 2;
+  own.values = {"", std::string("a\0", 2), std::string(300, 'x')};
+  Reply sharing = own;
+  sharing.values.clear();
+  sharing.shared_values = Share(own.values);
+  const auto decoded = DecodeServerMessage(EncodeServerMessage(sharing));
+  ASSERT_TRUE(decoded.ok());
+  const Reply& reply = std::get<Reply>(*decoded);
+  EXPECT_EQ(reply.values, own.values);
+  EXPECT_EQ(reply.number, 2);
+  EXPECT_EQ(EncodeServerMessage(reply), EncodeServerMessage(own));
+}
+
 std::vector<ServerMessage> AllServerMessages() {
   Reply reply;
   reply.seq = 4;
   reply.status = SomeFailure();
   reply.value = std::string("v\0", 2);
+  reply.values = {"", "a"};
   reply.number = -4;
   reply.flag = true;
   reply.welcome = {"server", 1, 5000, 1000, 10, 20, true};

@@ -10,23 +10,45 @@
 #include <vector>
 
 #include "store/core/server_core.h"
+#include "store/core/storage.h"
 
 namespace resilient::store {
 
 // Goal: drive the server core by hand. Method: virtual time that advances in ticks, connections
-// that are numbers, and what the core sent, sorted by connection.
+// that are numbers, and what the core sent, sorted by connection. The store is durable: in each
+// step of each test what was written is compared with what a new store would need, and a second
+// store is made of it.
 class CoreFixture : public ::testing::Test {
  protected:
   explicit CoreFixture(CoreOptions options = Options()) { Restart(std::move(options)); }
 
   // A new server that knows nothing; connections of the old one are void.
   void Restart(CoreOptions options = Options()) {
+    durable_ = options.durable;
+    rows_.clear();
     core_ = std::make_unique<ServerCore>(std::move(options), now_);
+  }
+  // The server has crashed, and starts again from what was kept.
+  void Recover(CoreOptions options = Options()) {
+    options.server_id = "server-2";
+    options.seed = 2;
+    const Rows kept = rows_;
+    core_ = std::make_unique<ServerCore>(std::move(options), now_);
+    for (const auto& [row, value] : kept) {
+      const Status restored = core_->Restore(row, value);
+      ASSERT_TRUE(restored.ok()) << restored.ToString();
+    }
+    watched_.clear();
+    Effects effects;
+    const Status finished = core_->FinishRestore(now_, effects);
+    ASSERT_TRUE(finished.ok()) << finished.ToString();
+    Collect(std::move(effects));
   }
 
   static CoreOptions Options() {
     CoreOptions options;
     options.server_id = "server-1";
+    options.durable = true;
     return options;
   }
 
@@ -181,9 +203,50 @@ class CoreFixture : public ::testing::Test {
   bool stop_listening_ = false;
   bool last_member_left_ = false;
   std::uint64_t last_seq_ = 0;
+  Rows rows_;  // What was kept.
 
  private:
+  // Of large stores only now and then.
+  static constexpr std::size_t kRowsPerSkip = 64;
+
+  static Rows WithoutStore(Rows rows) {
+    rows.erase(StoreRow());
+    return rows;
+  }
+  void Keep(const std::vector<Write>& writes) {
+    for (const Write& write : writes) {
+      if (write.value) {
+        rows_[write.row] = *write.value;
+      } else {
+        rows_.erase(write.row);
+      }
+    }
+    if (++kept_ % (1 + rows_.size() / kRowsPerSkip) != 0) return;
+    const Rows rows = core_->DumpRows();
+    for (const auto& [row, value] : rows) {
+      const auto kept = rows_.find(row);
+      ASSERT_NE(kept, rows_.end()) << "not written: " << PrintableRow(row);
+      ASSERT_EQ(kept->second, value) << "written as it was: " << PrintableRow(row);
+    }
+    for (const auto& [row, value] : rows_) {
+      ASSERT_TRUE(rows.contains(row)) << "not removed: " << PrintableRow(row);
+    }
+    ServerCore second(Options(), now_);
+    for (const auto& [row, value] : rows) {
+      const Status restored = second.Restore(row, value);
+      ASSERT_TRUE(restored.ok()) << restored.ToString();
+    }
+    ASSERT_TRUE(WithoutStore(second.DumpRows()) == WithoutStore(rows));
+    Effects effects;
+    const Status finished = second.FinishRestore(now_, effects);
+    ASSERT_TRUE(finished.ok()) << finished.ToString();
+    ASSERT_TRUE(WithoutStore(second.DumpRows()) == WithoutStore(rows));
+    ASSERT_EQ(second.LiveMembers(), core_->LiveMembers());
+  }
+
+ protected:
   void Collect(Effects effects) {
+    if (durable_) Keep(effects.write);
     for (Effects::Outgoing& out : effects.send) {
       if (auto* reply = std::get_if<Reply>(&out.message)) {
         replies_[out.connection].push_back(std::move(*reply));
@@ -198,6 +261,9 @@ class CoreFixture : public ::testing::Test {
     last_member_left_ = last_member_left_ || effects.last_member_left;
   }
 
+ private:
+  bool durable_ = false;
+  std::uint64_t kept_ = 0;
   ConnectionId last_connection_ = 0;
   std::map<ConnectionId, std::vector<Reply>> replies_;
   std::map<ConnectionId, std::vector<Event>> events_;

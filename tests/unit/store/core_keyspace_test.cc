@@ -8,6 +8,7 @@ namespace resilient::store {
 namespace {
 
 using Ended = std::vector<EndedWait>;
+using For = Keyspace::WaitFor;
 
 TEST(Keyspace, SetAndFind_KeepScopesApart) {
   Keyspace keys;
@@ -85,7 +86,7 @@ TEST(Keyspace, Delete_TellsWhetherItWasThere) {
 TEST(Keyspace, WaitingGet_IsAnsweredWithTheValue) {
   Keyspace keys;
   Ended ended;
-  ASSERT_TRUE(keys.AddWait({1, 10}, 0, {"k"}, true).ok());
+  ASSERT_TRUE(keys.AddWait({1, 10}, 0, {"k"}, For::kValue).ok());
   ASSERT_TRUE(keys.Set(1, "k", "other scope", ended).ok());
   EXPECT_TRUE(ended.empty());
   ASSERT_TRUE(keys.Set(0, "k", "v", ended).ok());
@@ -99,7 +100,7 @@ TEST(Keyspace, WaitForSeveral_EndsWithTheLast) {
   Keyspace keys;
   Ended ended;
   ASSERT_TRUE(keys.Set(0, "a", "", ended).ok());
-  ASSERT_TRUE(keys.AddWait({1, 1}, 0, {"a", "b", "c", "b"}, false).ok());
+  ASSERT_TRUE(keys.AddWait({1, 1}, 0, {"a", "b", "c", "b"}, For::kKeys).ok());
   ASSERT_TRUE(keys.Add(0, "b", 1, ended).ok());
   EXPECT_TRUE(keys.Delete(0, "b"));  // It existed once: that counts.
   EXPECT_TRUE(ended.empty());
@@ -111,9 +112,9 @@ TEST(Keyspace, WaitForSeveral_EndsWithTheLast) {
 TEST(Keyspace, CancelAndDrop_LeaveNothingBehind) {
   Keyspace keys;
   Ended ended;
-  ASSERT_TRUE(keys.AddWait({1, 1}, 0, {"a", "b"}, false).ok());
-  ASSERT_TRUE(keys.AddWait({1, 2}, 3, {"a"}, true).ok());
-  ASSERT_TRUE(keys.AddWait({2, 1}, 0, {"a"}, true).ok());
+  ASSERT_TRUE(keys.AddWait({1, 1}, 0, {"a", "b"}, For::kKeys).ok());
+  ASSERT_TRUE(keys.AddWait({1, 2}, 3, {"a"}, For::kValue).ok());
+  ASSERT_TRUE(keys.AddWait({2, 1}, 0, {"a"}, For::kValue).ok());
   EXPECT_TRUE(keys.CancelWait({1, 1}));
   EXPECT_FALSE(keys.CancelWait({1, 1}));
   keys.DropWaits(1);
@@ -128,8 +129,8 @@ TEST(Keyspace, CancelAndDrop_LeaveNothingBehind) {
 TEST(Keyspace, RepeatedWait_ReplacesTheFirst) {
   Keyspace keys;
   Ended ended;
-  ASSERT_TRUE(keys.AddWait({1, 1}, 0, {"a"}, true).ok());
-  ASSERT_TRUE(keys.AddWait({1, 1}, 0, {"a"}, true).ok());
+  ASSERT_TRUE(keys.AddWait({1, 1}, 0, {"a"}, For::kValue).ok());
+  ASSERT_TRUE(keys.AddWait({1, 1}, 0, {"a"}, For::kValue).ok());
   EXPECT_EQ(keys.waits(), 1u);
   ASSERT_TRUE(keys.Set(0, "a", "v", ended).ok());
   EXPECT_EQ(ended.size(), 1u);
@@ -139,8 +140,8 @@ TEST(Keyspace, EndWaits_EndsOneScopeWithItsCause) {
   Keyspace keys;
   Ended ended;
   const Status cause(StatusCode::kRankLost, "rank 2 is lost");
-  ASSERT_TRUE(keys.AddWait({1, 1}, 4, {"a", "b"}, false).ok());
-  ASSERT_TRUE(keys.AddWait({1, 2}, 0, {"a"}, false).ok());
+  ASSERT_TRUE(keys.AddWait({1, 1}, 4, {"a", "b"}, For::kKeys).ok());
+  ASSERT_TRUE(keys.AddWait({1, 2}, 0, {"a"}, For::kKeys).ok());
   keys.EndWaits(4, cause, ended);
   ASSERT_EQ(ended.size(), 1u);
   EXPECT_EQ(ended[0].status.message(), cause.message());
@@ -150,9 +151,9 @@ TEST(Keyspace, EndWaits_EndsOneScopeWithItsCause) {
 TEST(Keyspace, EndScopedWaits_SparesTheJobsOwnKeys) {
   Keyspace keys;
   Ended ended;
-  ASSERT_TRUE(keys.AddWait({1, 1}, 4, {"a"}, false).ok());
-  ASSERT_TRUE(keys.AddWait({1, 2}, 0, {"a"}, false).ok());
-  ASSERT_TRUE(keys.AddWait({2, 1}, 4, {"a"}, false).ok());
+  ASSERT_TRUE(keys.AddWait({1, 1}, 4, {"a"}, For::kKeys).ok());
+  ASSERT_TRUE(keys.AddWait({1, 2}, 0, {"a"}, For::kKeys).ok());
+  ASSERT_TRUE(keys.AddWait({2, 1}, 4, {"a"}, For::kKeys).ok());
   keys.EndScopedWaits(1, Status(StatusCode::kStaleGeneration, "out"), ended);
   ASSERT_EQ(ended.size(), 1u);
   EXPECT_EQ(ended[0].wait, (WaitId{1, 1}));
@@ -163,8 +164,8 @@ TEST(Keyspace, DropAllKeys_EndsScopedWaitsOnly) {
   Ended ended;
   ASSERT_TRUE(keys.Set(0, "a", "v", ended).ok());
   ASSERT_TRUE(keys.Set(4, "a", "v", ended).ok());
-  ASSERT_TRUE(keys.AddWait({1, 1}, 4, {"b"}, false).ok());
-  ASSERT_TRUE(keys.AddWait({1, 2}, 0, {"b"}, false).ok());
+  ASSERT_TRUE(keys.AddWait({1, 1}, 4, {"b"}, For::kKeys).ok());
+  ASSERT_TRUE(keys.AddWait({1, 2}, 0, {"b"}, For::kKeys).ok());
   keys.DropAllKeys(Status(StatusCode::kStaleGeneration, "new life"), ended);
   EXPECT_EQ(keys.keys(), 0u);
   EXPECT_EQ(ended.size(), 1u);
@@ -202,20 +203,20 @@ TEST(Keyspace, Bytes_CountKeysValuesAndWaits) {
   ASSERT_TRUE(keys.Set(0, "a", "123456789", ended).ok());
   EXPECT_EQ(keys.Set(0, "b", "", ended).code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(keys.Set(0, "a", "1234567890", ended).code(), StatusCode::kResourceExhausted);
-  EXPECT_EQ(keys.AddWait({1, 1}, 0, {"b"}, false).code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(keys.AddWait({1, 1}, 0, {"b"}, For::kKeys).code(), StatusCode::kResourceExhausted);
   ASSERT_TRUE(keys.Set(0, "a", "12345678", ended).ok());
-  EXPECT_TRUE(keys.AddWait({1, 1}, 0, {"b"}, false).ok());
+  EXPECT_TRUE(keys.AddWait({1, 1}, 0, {"b"}, For::kKeys).ok());
   EXPECT_EQ(keys.bytes(), 10u);
 }
 
 TEST(Keyspace, WaitsOfOneSession_HaveALimit) {
   Keyspace keys;
   for (std::uint64_t i = 1; i <= kInFlightPerSessionMax; ++i) {
-    ASSERT_TRUE(keys.AddWait({1, i}, 0, {"k"}, false).ok());
+    ASSERT_TRUE(keys.AddWait({1, i}, 0, {"k"}, For::kKeys).ok());
   }
-  EXPECT_EQ(keys.AddWait({1, kInFlightPerSessionMax + 1}, 0, {"k"}, false).code(),
+  EXPECT_EQ(keys.AddWait({1, kInFlightPerSessionMax + 1}, 0, {"k"}, For::kKeys).code(),
             StatusCode::kResourceExhausted);
-  EXPECT_TRUE(keys.AddWait({2, 1}, 0, {"k"}, false).ok());
+  EXPECT_TRUE(keys.AddWait({2, 1}, 0, {"k"}, For::kKeys).ok());
 }
 
 }  // namespace
