@@ -5,7 +5,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python="$1" result="${2:-benchmarks/results/soak.json}"
-runs="${RESILIENT_SOAK_RUNS:-20}" seeds="${RESILIENT_SOAK_SEEDS:-20}"
+runs="${SOAK_RUNS:-20}" seeds="${SOAK_SEEDS:-20}"
 demos=0 timed=false cases=false perturbed=0 started=$SECONDS
 
 for run in $(seq 1 "$runs"); do

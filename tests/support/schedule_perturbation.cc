@@ -1,7 +1,7 @@
 // Preloaded into a test, delays threads at random where schedules are decided: after a mutex is
 // given up, before and after a wake-up is sent. A test that passes only because one thread is
 // usually faster than another fails under it, within a few seeds:
-//   PERTURB_SEED=7 LD_PRELOAD=build/tests/libschedule_perturbation.so build/bin/recovery_session_test
+//   PERTURB_SEED=7 LD_PRELOAD=build/tests/libschedule_perturbation.so build/bin/recovery_world_test
 // The method is the noise making of Edelstein et al., "Multithreaded Java program test generation"
 // (IBM Systems Journal 41(1), 2002). Delays are 0 to 2 ms, at one call in 8.
 #include <dlfcn.h>

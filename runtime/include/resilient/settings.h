@@ -20,9 +20,9 @@ struct Settings {
   Duration lease_ttl = std::chrono::seconds(5);  // RESILIENT_LEASE_TTL, floor 1 s; beat = TTL/5
   Duration budget = std::chrono::seconds(20);    // RESILIENT_BUDGET
   Duration seat_wait = Duration::zero();         // RESILIENT_SEAT_WAIT
-  std::string log = "warn";           // RESILIENT_LOG: level, "json:" prefix for structured lines
-  std::string owner;        // RESILIENT_OWNER: internal, "pid:start" of the rank process
-  bool supervised = false;  // RESILIENT_SUPERVISED: internal, how this process ends is reported
+  std::string log = "warn";  // RESILIENT_LOG: level, "json:" prefix for structured lines
+  std::string owner;         // RESILIENT_OWNER: internal, "pid:start" of the rank process
+  bool supervised = false;   // RESILIENT_SUPERVISED: internal, how this process ends is reported
   std::vector<std::string> warnings;  // Names that are unknown or have no effect.
 };
 
