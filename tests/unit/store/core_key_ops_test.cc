@@ -221,7 +221,7 @@ TEST_F(KeyOps, AFence_EndsWhatWaitsInTheRound) {
   Report report;
   report.kind = ReportKind::kCommFailed;
   report.generation = 1;
-  report.status = Status(StatusCode::kAborted, "given up");
+  report.status = Status(StatusCode::kCommFailed, "given up");
   Send(control[1], ReportOp{report});
   for (const std::uint64_t seq : {1u, 2u, 3u}) {
     const std::optional<Reply> reply = TakeReply(request, seq);
