@@ -160,18 +160,31 @@ Status RequestClient::Await(Lock& lock, Waiter& waiter, const Call& call) {
 Status RequestClient::OnDeadline(Waiter& waiter, Instant begun, Instant now) {
   if (!link_.open()) return LostError(waiter, now - begun, now);
   if (waiter.cancelled) {
+    // Something takes our bytes and lets none through: TCP would never find out.
+    if (link_.received() == waiter.received_at_cancel) {
+      silent_ = true;
+      if (led_) wake_.Wake();
+    }
     return waiter.ask.mutation
                ? UnknownOutcome(waiter, StrCat("the store did not answer it, timeout after ",
                                                (now - begun) / Millis(1), " ms"))
                : TimeoutError(waiter, now - begun);
   }
   waiter.cancelled = true;
+  waiter.received_at_cancel = link_.received();
   SendNow(Request{.op = CancelOp{waiter.seq}});
   return Status();
 }
 
 void RequestClient::Lead(Lock& lock, Instant until) {
   led_ = true;
+  if (std::exchange(silent_, false) && link_.open()) {
+    link_.Drop(Status(StatusCode::kUnreachable, StrCat("the store at ", link_.peer(),
+                                                       " answered neither a request nor its "
+                                                       "cancellation for ",
+                                                       SecondsOf(kCancelPatience), " s")),
+               clock_.Now());
+  }
   LinkStep step = link_.NextStep();
   lock.unlock();
   LinkInput input = store::Perform(step, wake_, clock_, until);

@@ -390,8 +390,7 @@ std::optional<Op> ToKeyOp(const pb::Request& message) {
     case pb::Request::kMultiGet:
       return MultiGetOp{ToTexts(message.multi_get().keys()), message.multi_get().wait()};
     case pb::Request::kMultiSet:
-      return MultiSetOp{ToTexts(message.multi_set().keys()),
-                        ToTexts(message.multi_set().values())};
+      return MultiSetOp{ToTexts(message.multi_set().keys()), ToTexts(message.multi_set().values())};
     case pb::Request::kListKeys:
       return ListKeysOp{message.list_keys().prefix(), message.list_keys().after()};
     case pb::Request::kQueuePush:

@@ -27,8 +27,8 @@ struct RowName;  // storage.h.
 struct EndedWait {
   WaitId wait;
   Status status;
-  std::string value{};                // Of a get, or the popped item.
-  std::vector<std::string> values{};  // Of a multi_get.
+  std::string value{};                                  // Of a get, or the popped item.
+  std::vector<std::string> values{};                    // Of a multi_get.
   std::shared_ptr<const SharedValues> shared_values{};  // Of an exchange.
   // The wait has taken effect, or was about to: its result must be remembered, as a repeat of the
   // request would take effect again.
@@ -45,8 +45,8 @@ struct KeyspaceLimits {
 // The keys of one job, by scope (0: the job's own; else a round), and all that waits for them.
 //
 // A key may have a value and, apart from it, a queue of items: operations on values do not see
-// queues and the other way round, but Exists, HasAll, waits for keys, and Delete mean both. Barriers
-// and exchanges have names of their own besides; nothing is left of one that was released.
+// queues and the other way round, but Exists, HasAll, waits for keys, and Delete mean both.
+// Barriers and exchanges have names of their own besides; nothing is left of one that was released.
 //
 // There is one registry for all waits, by session and number, so that a cancel, a fence or a lost
 // connection ends them alike and costs only its own. In a durable store each change of a value or
@@ -58,7 +58,8 @@ class Keyspace {
   explicit Keyspace(KeyspaceLimits limits = {}, std::string job = {}, Journal* journal = nullptr)
       : limits_(limits), job_(std::move(job)), journal_(journal) {}
 
-  // ---- Values. Mutations append the waits that they end to `ended`. kTooLarge, kResourceExhausted.
+  // ---- Values. Mutations append the waits that they end to `ended`. kTooLarge,
+  // kResourceExhausted.
 
   Status Set(std::uint64_t scope, const std::string& key, std::string value,
              std::vector<EndedWait>& ended);
@@ -163,16 +164,16 @@ class Keyspace {
   struct Wait {
     Kind kind = Kind::kKeys;
     std::uint64_t scope = 0;
-    std::vector<std::string> keys;   // Of kValues all, else the only one, or none of kKeys.
-    std::set<std::string> missing;   // Of kKeys, kValue and kValues.
-    std::uint64_t ticket = 0;        // Of kPop.
-    std::size_t bytes = 0;           // That it counts for.
+    std::vector<std::string> keys;  // Of kValues all, else the only one, or none of kKeys.
+    std::set<std::string> missing;  // Of kKeys, kValue and kValues.
+    std::uint64_t ticket = 0;       // Of kPop.
+    std::size_t bytes = 0;          // That it counts for.
   };
   // Items are numbered without gaps; nobody waits while there are any.
   struct Queue {
     std::deque<std::string> items;
-    std::uint64_t first = 0;                    // The number of the oldest item.
-    std::map<std::uint64_t, WaitId> waiting;    // By ticket.
+    std::uint64_t first = 0;                  // The number of the oldest item.
+    std::map<std::uint64_t, WaitId> waiting;  // By ticket.
   };
   struct Scope {
     std::map<std::string, std::string> values;

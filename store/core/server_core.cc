@@ -256,11 +256,10 @@ void ServerCore::Impl::Cancel(Exchange& exchange, std::uint64_t seq, Effects& ef
   if (!late && line.results.Forgotten(seq)) return;
   Reply reply;
   reply.seq = seq;
-  reply.status = Status(StatusCode::kCancelled,
-                        late && !late->empty()
-                            ? *late
-                            : "request " + std::to_string(seq) +
-                                  " was given up before it took effect");
+  reply.status = Status(StatusCode::kCancelled, late && !late->empty()
+                                                    ? *late
+                                                    : "request " + std::to_string(seq) +
+                                                          " was given up before it took effect");
   if (exchange.role != Role::kAdmin) line.results.Remember(reply);
   effects.send.push_back({line.connection, std::move(reply)});
 }

@@ -53,9 +53,9 @@ struct ServerOptions {
 
 // The server around ServerCore: sockets, timers, signals, process exits, and for a durable store
 // the disk: what a step of the core says goes out when the step's writes are kept, and not before
-// what earlier steps say. It decides nothing about keys and members. Owner: the serve command or a test. Thread: the one that runs the loop.
-// Lifetime: ends its handles by itself after Shutdown (or a signal, or the linger), so that
-// UvLoop::Run returns; destroyed after that, before the loop.
+// what earlier steps say. It decides nothing about keys and members. Owner: the serve command or a
+// test. Thread: the one that runs the loop. Lifetime: ends its handles by itself after Shutdown (or
+// a signal, or the linger), so that UvLoop::Run returns; destroyed after that, before the loop.
 class Server final : private Connection::Owner {
  public:
   // `engine`: null for a store in memory.

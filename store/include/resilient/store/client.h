@@ -35,11 +35,11 @@ std::string ThisIncarnation();
 // themselves: who waits reads (leader/follower), so concurrent callers do not block each other and
 // no thread is involved. Every call waits until `deadline`, polling `interrupt`; on expiry it
 // cancels and returns the definitive answer if one is to be had, else kTimeout (a wait that was not
-// met) or kOutcomeUnknown (a mutation). A wait for others (Barrier, Exchange) that times out says who
-// is late. While the store is unreachable calls wait and reconnect with backoff; when `deadline`
-// passes in that state, kOutcomeUnknown for a mutation that was sent, kStoreLost for all else.
-// kTooLarge, before anything is sent, for what exceeds a limit of docs/protocol.md; the keys and
-// values of one call must fit in one message. kForked in a child. Owner: a c10d Store, by
+// met) or kOutcomeUnknown (a mutation). A wait for others (Barrier, Exchange) that times out says
+// who is late. While the store is unreachable calls wait and reconnect with backoff; when
+// `deadline` passes in that state, kOutcomeUnknown for a mutation that was sent, kStoreLost for all
+// else. kTooLarge, before anything is sent, for what exceeds a limit of docs/protocol.md; the keys
+// and values of one call must fit in one message. kForked in a child. Owner: a c10d Store, by
 // shared_ptr. Thread: thread-safe.
 class Client {
  public:
