@@ -12,7 +12,7 @@ std::size_t BytesOf(const Effects::Outgoing& outgoing) {
   std::size_t bytes = kMessageBytes;
   if (const Reply* reply = std::get_if<Reply>(&outgoing.message)) {
     bytes += reply->value.size() + reply->status_json.size();
-    for (const std::string& value : reply->values) bytes += value.size() + sizeof(value);
+    for (const std::string& value : reply->values) bytes += value.size() + sizeof(std::string);
   } else if (const View* view = std::get_if<View>(&std::get<Event>(outgoing.message))) {
     bytes += view->members.size() * kMessageBytes;
   }

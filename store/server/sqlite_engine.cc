@@ -305,7 +305,7 @@ Status SqliteEngine::Load(
 
 Status SqliteEngine::Run(const Statement& statement) {
   const int code = sqlite3_step(statement.get());
-  const Status outcome = code == SQLITE_DONE ? Status::Ok() : Error("write");
+  Status outcome = code == SQLITE_DONE ? Status::Ok() : Error("write");
   sqlite3_reset(statement.get());
   return outcome;
 }
