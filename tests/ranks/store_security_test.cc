@@ -339,5 +339,35 @@ TEST_F(StoreSecurity, BeforeTheProof_NothingIsDoneAndTheLimitsHold) {
   EXPECT_EQ((*client)->Get("key", false, Patient()).status().code(), StatusCode::kNotFound);
 }
 
+// Who came, who went and why is in the log, in fields.
+TEST(StoreAudit, JoinExpiryFenceAndLeave_AreLines) {
+  TestServer server({"--lease-ttl", "1s"});
+  std::vector<std::unique_ptr<RawClient>> members;
+  for (int rank = 0; rank < 2; ++rank) {
+    members.push_back(std::make_unique<RawClient>(server.address()));
+    ASSERT_TRUE(members.back()->SayHello(MakeTestHello(Role::kControl, "the job")));
+    ASSERT_TRUE(members.back()->Call(JoinOp{MakeJoin(rank, 2)}));
+  }
+  for (const auto& member : members) {
+    const auto view = member->Await<View>(In(kPatience));
+    ASSERT_TRUE(view);
+    ASSERT_TRUE(member->Call(ReadyOp{view->generation}));
+  }
+  // Neither beats.
+  for (const auto& member : members) {
+    ASSERT_TRUE(member->Await<SessionLostEvent>(In(kPatience)));
+  }
+  RawClient leaver(server.address());
+  ASSERT_TRUE(leaver.SayHello(MakeTestHello(Role::kControl, "other")));
+  ASSERT_TRUE(leaver.Call(JoinOp{MakeJoin(0, 2)}));
+  ASSERT_TRUE(leaver.Call(LeaveOp{}));
+  const std::string log = server.process().ErrorText();
+  EXPECT_THAT(log, HasSubstr("event=join job=\"the job\" rank=1 host="));
+  EXPECT_THAT(log, HasSubstr("event=running job=\"the job\" generation=1 ranks=2: "));
+  EXPECT_THAT(log, HasSubstr("event=expiry job=\"the job\" rank="));
+  EXPECT_THAT(log, HasSubstr("event=fence job=\"the job\" round=1 generation=1 code=RANK_LOST: "));
+  EXPECT_THAT(log, HasSubstr("event=leave job=other rank=0 host="));
+}
+
 }  // namespace
 }  // namespace resilient::store
