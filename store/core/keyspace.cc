@@ -67,6 +67,7 @@ void Keyspace::Store(std::uint64_t scope, const std::string& key, std::string va
   keys_ += is_new ? 1 : 0;
   if (Noting()) journal_->Put(KeyRow(job_, scope, key), value);
   entry->second = std::move(value);
+  NoteChange(scope, key, &entry->second);
 }
 
 Status Keyspace::Set(std::uint64_t scope, const std::string& key, std::string value,
@@ -79,8 +80,7 @@ Status Keyspace::Set(std::uint64_t scope, const std::string& key, std::string va
 }
 
 Status Keyspace::MultiSet(std::uint64_t scope, const std::vector<std::string>& keys,
-                          const std::vector<std::string>& values,
-                          std::vector<EndedWait>& ended) {
+                          const std::vector<std::string>& values, std::vector<EndedWait>& ended) {
   if (keys.size() != values.size()) {
     return Status(StatusCode::kInvalidArgument,
                   "a multi_set of " + std::to_string(keys.size()) + " keys came with " +
@@ -112,9 +112,9 @@ Result<std::int64_t> Keyspace::Add(std::uint64_t scope, const std::string& key, 
   RESILIENT_RETURN_IF_ERROR(CheckSizes(key, 0));
   std::int64_t number = 0;
   if (const std::string* present = Find(scope, key); present && !ParseDecimal(*present, &number)) {
-    return Status(StatusCode::kWrongType,
-                  "add() needs a decimal number at key '" + key + "', which holds " +
-                      std::to_string(present->size()) + " other bytes");
+    return Status(StatusCode::kWrongType, "add() needs a decimal number at key '" + key +
+                                              "', which holds " + std::to_string(present->size()) +
+                                              " other bytes");
   }
   if (__builtin_add_overflow(number, amount, &number)) {
     return Status(StatusCode::kInvalidArgument,
@@ -156,6 +156,7 @@ bool Keyspace::Delete(std::uint64_t scope, const std::string& key) {
     --keys_;
     found->second.values.erase(entry);
     if (Noting()) journal_->Remove(KeyRow(job_, scope, key));
+    NoteChange(scope, key, nullptr);
     existed = true;
   }
   if (const auto queue = found->second.queues.find(key); queue != found->second.queues.end()) {
@@ -221,8 +222,8 @@ Keyspace::Page Keyspace::ListKeys(std::uint64_t scope, const std::string& prefix
   const Scope* found = FindScope(scope);
   if (!found) return page;
   const auto& values = found->values;
-  auto entry = !after.empty() && after >= prefix ? values.upper_bound(after)
-                                                 : values.lower_bound(prefix);
+  auto entry =
+      !after.empty() && after >= prefix ? values.upper_bound(after) : values.lower_bound(prefix);
   std::size_t bytes = 0;
   for (; entry != values.end() && entry->first.starts_with(prefix); ++entry) {
     if (page.keys.size() >= kKeysPerPage || bytes >= kPageBytesMax) {
@@ -231,6 +232,24 @@ Keyspace::Page Keyspace::ListKeys(std::uint64_t scope, const std::string& prefix
     }
     page.keys.push_back(entry->first);
     bytes += entry->first.size();
+  }
+  return page;
+}
+
+Keyspace::ValuePage Keyspace::ListValues(std::uint64_t scope, const std::string& prefix,
+                                         const std::string& after) const {
+  ValuePage page;
+  const Page keys = ListKeys(scope, prefix, after);
+  page.more = keys.more;
+  std::size_t bytes = 0;
+  for (const std::string& key : keys.keys) {
+    if (bytes >= kPageBytesMax) {
+      page.more = true;
+      break;
+    }
+    const std::string& value = *Find(scope, key);
+    bytes += key.size() + value.size();
+    page.keys.push_back({0, key, value});
   }
   return page;
 }
@@ -306,6 +325,7 @@ void Keyspace::RemoveItems(std::uint64_t scope, const std::string& key, Queue& q
 // ---- Scopes ----
 
 void Keyspace::DropKeys(std::uint64_t scope) {
+  NoteDrop(scope);
   const auto found = scopes_.find(scope);
   if (found == scopes_.end()) return;
   for (const auto& [key, value] : found->second.values) {
@@ -333,8 +353,8 @@ void Keyspace::EraseScopeIfEmpty(std::uint64_t scope) {
   const auto found = scopes_.find(scope);
   if (found == scopes_.end()) return;
   const Scope& keys = found->second;
-  if (keys.values.empty() && keys.queues.empty() && keys.waiting.empty() &&
-      keys.barriers.empty() && keys.exchanges.empty()) {
+  if (keys.values.empty() && keys.queues.empty() && keys.waiting.empty() && keys.barriers.empty() &&
+      keys.exchanges.empty() && keys.watches.empty()) {
     scopes_.erase(found);
   }
 }

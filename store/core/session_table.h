@@ -23,9 +23,9 @@ namespace resilient::store {
 
 // The results of one line of requests (a session's request or control connection), so that a
 // repeated request gets the first answer instead of a second effect. A client has at most
-// kInFlightPerSessionMax requests open, and answers arrive in the order in which they were given; so
-// what a client may still repeat is among the newest results, and older ones are dropped even while
-// an older *wait* holds first_unacked back.
+// kInFlightPerSessionMax requests open, and answers arrive in the order in which they were given;
+// so what a client may still repeat is among the newest results, and older ones are dropped even
+// while an older *wait* holds first_unacked back.
 //
 // In a durable store each result is a row, which also says what had been forgotten when it was
 // written. An acknowledgement alone changes no row, or each read behind a mutation would have to
@@ -146,6 +146,8 @@ class SessionTable {
   void AppendRows(Rows& rows) const;
   // The newest id of a session that is kept.
   SessionId last_kept() const { return last_kept_; }
+  // Of all sessions that have one now.
+  std::vector<ConnectionId> ControlConnections() const;
   // Sessions of each job.
   std::map<std::string, std::size_t> Jobs() const;
 

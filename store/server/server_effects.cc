@@ -75,8 +75,8 @@ void Server::Apply(Effects effects) {
   SendUnordered(effects);
   if (IsEmpty(effects)) return;
   const std::size_t write_bytes = BytesOf(effects.write);
-  const std::uint64_t ticket = effects.write.empty() ? persister_->last_ticket()
-                                                     : persister_->Add(std::move(effects.write));
+  const std::uint64_t ticket =
+      effects.write.empty() ? persister_->last_ticket() : persister_->Add(std::move(effects.write));
   held_.Push(ticket, write_bytes, std::move(effects));
 }
 
@@ -144,6 +144,7 @@ void Server::Perform(Effects& effects) {
     connection->BeginEnd(clock_.Now());
     if (connection->closed()) Drop(*connection);
   }
+  if (effects.drain) Shutdown("it is drained");
   if (effects.last_member_left && options_.linger > Duration::zero()) {
     Shutdown("the last member has left");
   }
