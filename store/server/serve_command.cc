@@ -110,9 +110,8 @@ int OpenEngine(const ServeArguments& arguments, CrashPoints& crash_points,
 
 [[noreturn]] void EndUnkept(const Status& why) {
   // At once: nothing may be acknowledged any more, and destructors could wait for the disk.
-  std::_Exit(Complain(StrCat(why.message(),
-                             " (the server ends; nothing was acknowledged that is "
-                             "not kept)"),
+  std::_Exit(Complain(StrCat(why.message(), " (the server ends; nothing was acknowledged that is "
+                                            "not kept)"),
                       kExitStorage));
 }
 

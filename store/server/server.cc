@@ -317,9 +317,10 @@ void Server::Tick() {
   EndOverdue(now);
   if (!shutting_down_) CheckLinger(now);
   if (shutting_down_ && !held_.empty() && now - shutdown_since_ >= kFlushLimit) {
-    options_.on_storage_failure(Status(
-        StatusCode::kInternal,
-        StrCat("the disk did not take what was to be kept within ", ToSeconds(kFlushLimit), " s")));
+    options_.on_storage_failure(
+        Status(StatusCode::kInternal,
+               StrCat("the disk did not take what was to be kept within ", ToSeconds(kFlushLimit),
+                      " s")));
   }
   last_tick_ = now;
 }
