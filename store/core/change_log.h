@@ -13,7 +13,8 @@
 namespace resilient::store {
 
 // The latest changes of the keys of one job, for its watches: bounded in number and bytes, not kept
-// over a restart of the server, and kept at all only from the first watch on. Owner: Keyspace.
+// over a restart of the server, and kept at all only from the first watch or such a restart on.
+// Owner: Keyspace.
 // Thread: caller-synchronised. Pure.
 class ChangeLog {
  public:

@@ -137,6 +137,7 @@ Status ServerCore::Impl::FinishRestore(Instant now, Effects& effects) {
       return Status(StatusCode::kInternal, "the data of the store is damaged: " + why.message());
     }
     Apply(job, members, moment, effects);
+    job.keys.BeginWatches();  // Who watched before has missed nothing so far.
     lived = lived || job.membership.generation() > 0;
     ended_well = ended_well && job.membership.EndedWell();
   }

@@ -289,10 +289,10 @@ void Sim::OnWelcome(Process& process, Line& line, const Reply& reply) {
     SendUp(line, Request{.op = HeartbeatOp{++process.beat}});  // It lives.
   }
   for (const Request& request : line.core.Unanswered()) {
-    const bool mutation =
-        process.sent.contains(request.seq) && !process.waits.contains(request.seq) &&
-        !std::holds_alternative<WatchOp>(request.op) &&
-        !std::holds_alternative<ListKeysOp>(request.op);
+    const bool mutation = process.sent.contains(request.seq) &&
+                          !process.waits.contains(request.seq) &&
+                          !std::holds_alternative<WatchOp>(request.op) &&
+                          !std::holds_alternative<ListKeysOp>(request.op);
     count_.repeats += mutation && &line == process.request.get() ? 1 : 0;
     const bool add = std::holds_alternative<AddOp>(request.op);
     if (options_.planted == Planted::kRetryUnderNewSeq && add) {
@@ -447,7 +447,7 @@ void Sim::Beat(Process& process) {
 }
 
 void Sim::Work(Process& process) {
-  Write(process);
+  WriteKey(process);
   const auto ask = [this, &process](Op op) {
     Submit(process, *process.request, std::move(op), process.round, process.generation);
   };

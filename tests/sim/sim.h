@@ -147,7 +147,7 @@ class Sim {
   void JoinWorld(Process& process);
 
   // Watches and holds: sim_watch.cc.
-  void Write(Process& process);
+  void WriteKey(Process& process);
   void AskWatch(Process& process);
   void OnWatched(Process& process, Reply reply);
   void OnSnapshot(Process& process, const WatchBatch& batch);

@@ -73,8 +73,8 @@ struct Sim::Process {
   bool writing = false;
   WatchCursor watch{"watched/", 0};
   int snapshots = 0;
-  // Of each key the number of the last change that the watch told of; or of a key that is gone, how,
-  // nobody said, that of the last change before.
+  // Of each key the number of the last change that the watch told of; or of a key that is gone,
+  // how, nobody said, that of the last change before.
   struct Watched {
     std::int64_t number = 0;
     bool exact = false;

@@ -94,9 +94,9 @@ TEST(StoreSim, RandomFaults_BreakNoRule) {
       sum.commits, sum.changes, sum.snapshots, sum.holds);
   if (TheSeeds().count < 50) return;
   // The faults did happen.
-  for (const int count : {sum.crashes, sum.cuts, sum.losses, sum.fences, sum.views, sum.pops,
-                          sum.barriers, sum.repeats, sum.restarts, sum.changes, sum.snapshots,
-                          sum.holds}) {
+  for (const int count :
+       {sum.crashes, sum.cuts, sum.losses, sum.fences, sum.views, sum.pops, sum.barriers,
+        sum.repeats, sum.restarts, sum.changes, sum.snapshots, sum.holds}) {
     EXPECT_GT(count, 20);
   }
 }

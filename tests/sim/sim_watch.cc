@@ -13,7 +13,7 @@ constexpr std::int64_t kDeleteEach = 5;
 
 }  // namespace
 
-void Sim::Write(Process& process) {
+void Sim::WriteKey(Process& process) {
   if (quiet_ || process.writing || process.doomed || !Chance(40)) return;
   process.writing = true;
   const std::string key = StrCat("watched/", process.pid);
@@ -87,8 +87,8 @@ void Sim::OnChange(Process& process, const KeyChange& change) {
 void Sim::CheckRevision(const std::string& key, std::int64_t number, std::uint64_t revision) {
   const auto [told, first] = revisions_.try_emplace({key, number}, revision);
   if (told->second == revision) return;
-  Violated(StrCat("change ", number, " of ", key, " has revision ", told->second, " and ",
-                  revision));
+  Violated(
+      StrCat("change ", number, " of ", key, " has revision ", told->second, " and ", revision));
 }
 
 // Nothing is under way any more: everybody knows everything.
@@ -122,7 +122,8 @@ void Sim::HoldSomebody(const Process& process) {
     });
   };
   ask(HoldOp{process.rank, "", for_ms, "a test"});
-  if (Chance(50)) After(Between(100, 3000), [ask, rank = process.rank] { ask(ReleaseOp{rank, ""}); });
+  if (Chance(50))
+    After(Between(100, 3000), [ask, rank = process.rank] { ask(ReleaseOp{rank, ""}); });
 }
 
 // A hold counts from when it is kept, its end from when it is decided; what was decided before the

@@ -7,9 +7,9 @@
 namespace resilient::store {
 namespace {
 
+using std::chrono::seconds;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using std::chrono::seconds;
 
 constexpr Duration kWait = seconds(60);
 

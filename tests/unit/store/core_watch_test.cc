@@ -108,8 +108,7 @@ TEST_F(Watches, LostConnection_IsArmedAgainWhereItWas) {
   Close(first);
   Ask(other, SetOp{"k", "meanwhile"});
   const ConnectionId second = OpenRequest(1);
-  EXPECT_THAT(Texts(Ask(second, WatchOp{"k", present + 1, true}, 2)),
-              ElementsAre("k=meanwhile"));
+  EXPECT_THAT(Texts(Ask(second, WatchOp{"k", present + 1, true}, 2)), ElementsAre("k=meanwhile"));
 }
 
 TEST_F(Watches, Revisions_SurviveARestartAndTheLogDoesNot) {

@@ -31,8 +31,7 @@ TEST(WatchCursorTest, FromARevision_FollowsBehindEachBatch) {
   ASSERT_TRUE(batch.ok() && *batch);
   EXPECT_FALSE((*batch)->snapshot);
   EXPECT_EQ((*batch)->revision, 9u);
-  EXPECT_EQ((*batch)->changes,
-            (std::vector<KeyChange>{{5, "k1", "v"}, {8, "k2", std::nullopt}}));
+  EXPECT_EQ((*batch)->changes, (std::vector<KeyChange>{{5, "k1", "v"}, {8, "k2", std::nullopt}}));
   EXPECT_EQ(std::get<WatchOp>(cursor.Next()).from_revision, 10u);
   // An answer without changes only moves it on.
   batch = cursor.OnReply(Answer(20, {}));
