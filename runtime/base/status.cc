@@ -51,6 +51,7 @@ constexpr std::array kCodes = {
     CodeEntry{StatusCode::kFailedPrecondition, "FAILED_PRECONDITION"},
     CodeEntry{StatusCode::kUnimplemented, "UNIMPLEMENTED"},
     CodeEntry{StatusCode::kResourceExhausted, "RESOURCE_EXHAUSTED"},
+    CodeEntry{StatusCode::kCompacted, "COMPACTED"},
     CodeEntry{StatusCode::kInternal, "INTERNAL"},
 };
 

@@ -199,8 +199,26 @@ void ControlClient::Handle(const Event& event) {
                  [this](const SessionLostEvent& lost) { LoseSession(lost.why); },
                  [](const HeartbeatAckEvent&) {},
                  [this](const PingEvent&) { Beat(last_tick_); },
+                 [this](const HeldEvent& event) { TellHeld(event); },
+                 [this](const DrainingEvent& event) {
+                   RESILIENT_LOG(kWarn, "the store of job ", job_, " ends: ", event.reason,
+                                 "; this process goes on when it is back");
+                 },
              },
              event);
+}
+
+void ControlClient::TellHeld(const HeldEvent& event) {
+  const std::string who =
+      event.rank < 0 ? std::string("several members")
+                     : StrCat("rank ", event.rank, " (host ", event.host, ", pid ", event.pid, ")");
+  const std::string why = event.reason.empty() ? "" : StrCat(": ", event.reason);
+  if (event.held) {
+    RESILIENT_LOG(kWarn, "HELD: ", who, " of job ", job_, " may be silent for up to ",
+                  SecondsOf(Millis(event.for_ms)), " s and is waited for", why);
+  } else {
+    RESILIENT_LOG(kWarn, "the hold of ", who, " of job ", job_, " has ended", why);
+  }
 }
 
 void ControlClient::Handle(const Reply& reply) {

@@ -56,6 +56,7 @@ class ControlClient {
   void Handle(const ServerMessage& message);
   void Handle(const Event& event);
   void Handle(const Reply& reply);
+  void TellHeld(const HeldEvent& event);
   void OnOpened(Instant now);
   void OnTrouble();
   void LoseSession(const Status& why);

@@ -13,7 +13,7 @@
 namespace resilient::store {
 namespace {
 
-// Drives a link until its one request is answered. Owner: ReportExit or FetchStatus, on the stack.
+// Drives a link until its one request is answered. Owner: a function of this file, on the stack.
 // Thread: the caller's.
 class OneRequest {
  public:
@@ -86,15 +86,47 @@ Status ReportExit(const ConnectOptions& options, const ExitNotice& notice, const
   return request.Run(std::move(report), deadline).status();
 }
 
-Result<std::string> FetchStatus(const ConnectOptions& options, const Clock& clock,
-                                Deadline deadline) {
+namespace {
+
+Result<Reply> Administer(const ConnectOptions& options, Op op, const Clock& clock,
+                         Deadline deadline) {
   Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
   if (!addresses.ok()) return addresses.status();
   Result<std::unique_ptr<TokenSource>> tokens = TokenSource::Open(options.token_file, options.job);
   if (!tokens.ok()) return tokens.status();
   OneRequest request(MakeHello(options, Role::kAdmin), std::move(*addresses), std::move(*tokens),
                      clock);
-  Result<Reply> reply = request.Run(StatusOp{}, deadline);
+  return request.Run(std::move(op), deadline);
+}
+
+Result<std::int64_t> NumberOf(const Result<Reply>& reply) {
+  if (!reply.ok()) return reply.status();
+  return reply->number;
+}
+
+}  // namespace
+
+Result<std::int64_t> HoldMembers(const ConnectOptions& options, const MemberSelection& which,
+                                 Duration limit, const std::string& reason, const Clock& clock,
+                                 Deadline deadline) {
+  const auto millis = static_cast<std::uint64_t>(std::max<Duration::rep>(limit / Millis(1), 0));
+  return NumberOf(
+      Administer(options, HoldOp{which.rank, which.host, millis, reason}, clock, deadline));
+}
+
+Result<std::int64_t> ReleaseMembers(const ConnectOptions& options, const MemberSelection& which,
+                                    const Clock& clock, Deadline deadline) {
+  return NumberOf(Administer(options, ReleaseOp{which.rank, which.host}, clock, deadline));
+}
+
+Status DrainStore(const ConnectOptions& options, bool force, const Clock& clock,
+                  Deadline deadline) {
+  return Administer(options, DrainOp{force}, clock, deadline).status();
+}
+
+Result<std::string> FetchStatus(const ConnectOptions& options, const Clock& clock,
+                                Deadline deadline) {
+  Result<Reply> reply = Administer(options, StatusOp{}, clock, deadline);
   if (!reply.ok()) return reply.status();
   return std::move(reply->status_json);
 }

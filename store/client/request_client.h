@@ -58,11 +58,13 @@ class RequestClient final : public Client {
   Result<std::vector<std::string>> Exchange(const std::string& key, std::int64_t rank,
                                             std::int64_t size, std::string value,
                                             const Call& call) override;
+  std::unique_ptr<KeyWatch> Watch(std::string prefix, std::uint64_t from_revision) override;
   Result<std::string> StatusJson(const Call& call) override;
   std::string server_id() const override;
   void Close() override;
 
  private:
+  friend class WatchLine;
   // What a call is, for its texts, its limits, and for what an unknown outcome means.
   struct Ask {
     std::string_view name;

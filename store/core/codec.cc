@@ -6,40 +6,12 @@
 #include <utility>
 
 #include "store.pb.h"
+#include "store/core/codec_parts.h"
 
 namespace resilient::store {
 namespace {
 
 namespace pb = ::resilient::store::v1;
-
-// Text fields of proto3 must be UTF-8; what people and launchers hand in need not be.
-std::string Utf8(const std::string& text) {
-  std::string out;
-  out.reserve(text.size());
-  std::size_t i = 0;
-  while (i < text.size()) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const std::size_t length = byte < 0x80    ? 1
-                               : byte >= 0xF0 ? (byte < 0xF5 ? 4 : 0)
-                               : byte >= 0xE0 ? 3
-                               : byte >= 0xC2 ? 2
-                                              : 0;
-    bool valid = length != 0 && i + length <= text.size();
-    for (std::size_t k = 1; valid && k < length; ++k) {
-      const auto next = static_cast<unsigned char>(text[i + k]);
-      const unsigned char low = k == 1 && byte == 0xE0   ? 0xA0
-                                : k == 1 && byte == 0xF0 ? 0x90
-                                                         : 0x80;
-      const unsigned char high = k == 1 && byte == 0xED   ? 0x9F
-                                 : k == 1 && byte == 0xF4 ? 0x8F
-                                                          : 0xBF;
-      valid = next >= low && next <= high;
-    }
-    out.append(valid ? text.substr(i, length) : "?");
-    i += valid ? length : 1;
-  }
-  return out;
-}
 
 std::uint64_t ToMillis(Duration duration) {
   const auto count = std::chrono::duration_cast<Millis>(duration).count();
@@ -138,6 +110,7 @@ struct OpWriter {
   void operator()(const ListKeysOp& op) const {
     out->mutable_list_keys()->set_prefix(op.prefix);
     out->mutable_list_keys()->set_after(op.after);
+    out->mutable_list_keys()->set_values(op.values);
   }
   void operator()(const QueuePushOp& op) const {
     out->mutable_queue_push()->set_key(op.key);
@@ -188,6 +161,10 @@ struct OpWriter {
     message->set_text(Utf8(op.text));
   }
   void operator()(const StatusOp&) const { out->mutable_status(); }
+  void operator()(const WatchOp& op) const { PutOp(op, out); }
+  void operator()(const HoldOp& op) const { PutOp(op, out); }
+  void operator()(const ReleaseOp& op) const { PutOp(op, out); }
+  void operator()(const DrainOp& op) const { PutOp(op, out); }
 };
 
 struct EventWriter {
@@ -226,6 +203,8 @@ struct EventWriter {
     out->mutable_heartbeat_ack()->set_beat(event.beat);
   }
   void operator()(const PingEvent& event) const { out->mutable_ping()->set_ping(event.ping); }
+  void operator()(const HeldEvent& event) const { PutEvent(event, out); }
+  void operator()(const DrainingEvent& event) const { PutEvent(event, out); }
 };
 
 Frame EncodeReply(const Reply& reply) {
@@ -246,6 +225,7 @@ Frame EncodeReply(const Reply& reply) {
   }
   message.set_status_json(reply.status_json);
   for (const std::string& value : reply.values) message.add_values(value);
+  PutKeyEvents(reply, &message);
   Frame frame;
   frame.type = FrameType::kReply;
   frame.seq = reply.seq;
@@ -392,7 +372,8 @@ std::optional<Op> ToKeyOp(const pb::Request& message) {
     case pb::Request::kMultiSet:
       return MultiSetOp{ToTexts(message.multi_set().keys()), ToTexts(message.multi_set().values())};
     case pb::Request::kListKeys:
-      return ListKeysOp{message.list_keys().prefix(), message.list_keys().after()};
+      return ListKeysOp{message.list_keys().prefix(), message.list_keys().after(),
+                        message.list_keys().values()};
     case pb::Request::kQueuePush:
       return QueuePushOp{message.queue_push().key(), message.queue_push().value()};
     case pb::Request::kQueuePop:
@@ -411,6 +392,7 @@ std::optional<Op> ToKeyOp(const pb::Request& message) {
 
 Result<Op> ToOp(const pb::Request& message) {
   if (std::optional<Op> op = ToKeyOp(message)) return std::move(*op);
+  if (std::optional<Op> op = ToWatchOp(message)) return std::move(*op);
   switch (message.op_case()) {
     case pb::Request::kHello:
       return ToHello(message.hello());
@@ -475,6 +457,9 @@ Result<ServerMessage> ToEvent(const pb::Event& message) {
       return ServerMessage(Event(HeartbeatAckEvent{message.heartbeat_ack().beat()}));
     case pb::Event::kPing:
       return ServerMessage(Event(PingEvent{message.ping().ping()}));
+    case pb::Event::kHeld:
+    case pb::Event::kDraining:
+      return ServerMessage(ToNotice(message));
     case pb::Event::EVENT_NOT_SET:
       break;
   }
@@ -501,6 +486,7 @@ ServerMessage ToReply(const pb::Reply& message, std::uint64_t seq) {
   }
   reply.status_json = message.status_json();
   reply.values = ToTexts(message.values());
+  TakeKeyEvents(message, &reply);
   return reply;
 }
 

@@ -9,7 +9,8 @@
 #include "runtime/net/frame.h"
 #include "store/core/messages.h"
 
-// Between plain messages and frames with a protobuf body. codec.cc is the only file that sees
+// Between plain messages and frames with a protobuf body. codec.cc and codec_watch.cc are the only
+// files that see
 // *.pb.h. Pure.
 namespace resilient::store {
 

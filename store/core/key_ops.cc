@@ -101,9 +101,38 @@ struct Executor {
     return Number(Result<std::size_t>(keys.NumKeys(scope)));
   }
   Status operator()(const ListKeysOp& op) const {
+    if (op.values) {
+      keys.BeginWatches();
+      Keyspace::ValuePage page = keys.ListValues(scope, op.prefix, op.after);
+      outcome.reply.events = std::move(page.keys);
+      outcome.reply.flag = page.more;
+      return {};
+    }
     Keyspace::Page page = keys.ListKeys(scope, op.prefix, op.after);
     outcome.reply.values = std::move(page.keys);
     outcome.reply.flag = page.more;
+    return {};
+  }
+  Status operator()(const WatchOp& op) const {
+    RESILIENT_RETURN_IF_ERROR(CheckKey(op.prefix));
+    keys.BeginWatches();
+    if (op.from_revision > keys.revision() + 1) {
+      return Status(StatusCode::kInvalidArgument,
+                    "a watch from revision " + std::to_string(op.from_revision) +
+                        " of a store that is at " + std::to_string(keys.revision()) +
+                        ": it was seen at another store");
+    }
+    ChangeLog::Changes changes = keys.ChangesSince(op.from_revision, scope, op.prefix);
+    if (changes.compacted > 0) {
+      outcome.reply.number = static_cast<std::int64_t>(changes.compacted);
+      return Keyspace::Compacted(op.prefix, op.from_revision, changes.compacted);
+    }
+    if (changes.events.empty() && op.wait) {
+      outcome.waits = true;
+      return keys.AddWatch(id, scope, op.prefix);
+    }
+    outcome.reply.events = std::move(changes.events);
+    outcome.reply.revision = changes.seen;
     return {};
   }
   Status operator()(const QueuePushOp& op) const {
@@ -152,7 +181,8 @@ bool IsKeyOp(const Op& op) {
   return IsKeyMutation(op) || std::holds_alternative<GetOp>(op) ||
          std::holds_alternative<CheckOp>(op) || std::holds_alternative<WaitOp>(op) ||
          std::holds_alternative<NumKeysOp>(op) || std::holds_alternative<MultiGetOp>(op) ||
-         std::holds_alternative<ListKeysOp>(op) || std::holds_alternative<QueueLengthOp>(op);
+         std::holds_alternative<ListKeysOp>(op) || std::holds_alternative<QueueLengthOp>(op) ||
+         std::holds_alternative<WatchOp>(op);
 }
 
 bool IsKeyMutation(const Op& op) {
@@ -165,7 +195,11 @@ bool IsKeyMutation(const Op& op) {
 
 Status ExecuteKeyOp(Keyspace& keys, SessionId session, const Request& request,
                     KeyOutcome& outcome) {
-  return std::visit(Executor{keys, {session, request.seq}, request.scope, outcome}, request.op);
+  Status done =
+      std::visit(Executor{keys, {session, request.seq}, request.scope, outcome}, request.op);
+  keys.AnswerWatches(outcome.ended);
+  if (outcome.reply.revision == 0) outcome.reply.revision = keys.revision();
+  return done;
 }
 
 }  // namespace resilient::store

@@ -67,6 +67,7 @@ void Keyspace::Store(std::uint64_t scope, const std::string& key, std::string va
   keys_ += is_new ? 1 : 0;
   if (Noting()) journal_->Put(KeyRow(job_, scope, key), value);
   entry->second = std::move(value);
+  NoteChange(scope, key, &entry->second);
 }
 
 Status Keyspace::Set(std::uint64_t scope, const std::string& key, std::string value,
@@ -155,6 +156,7 @@ bool Keyspace::Delete(std::uint64_t scope, const std::string& key) {
     --keys_;
     found->second.values.erase(entry);
     if (Noting()) journal_->Remove(KeyRow(job_, scope, key));
+    NoteChange(scope, key, nullptr);
     existed = true;
   }
   if (const auto queue = found->second.queues.find(key); queue != found->second.queues.end()) {
@@ -234,6 +236,24 @@ Keyspace::Page Keyspace::ListKeys(std::uint64_t scope, const std::string& prefix
   return page;
 }
 
+Keyspace::ValuePage Keyspace::ListValues(std::uint64_t scope, const std::string& prefix,
+                                         const std::string& after) const {
+  ValuePage page;
+  const Page keys = ListKeys(scope, prefix, after);
+  page.more = keys.more;
+  std::size_t bytes = 0;
+  for (const std::string& key : keys.keys) {
+    if (bytes >= kPageBytesMax) {
+      page.more = true;
+      break;
+    }
+    const std::string& value = *Find(scope, key);
+    bytes += key.size() + value.size();
+    page.keys.push_back({0, key, value});
+  }
+  return page;
+}
+
 // ---- Queues ----
 
 const Keyspace::Queue* Keyspace::FindQueue(std::uint64_t scope, const std::string& key) const {
@@ -305,6 +325,7 @@ void Keyspace::RemoveItems(std::uint64_t scope, const std::string& key, Queue& q
 // ---- Scopes ----
 
 void Keyspace::DropKeys(std::uint64_t scope) {
+  NoteDrop(scope);
   const auto found = scopes_.find(scope);
   if (found == scopes_.end()) return;
   for (const auto& [key, value] : found->second.values) {
@@ -333,7 +354,7 @@ void Keyspace::EraseScopeIfEmpty(std::uint64_t scope) {
   if (found == scopes_.end()) return;
   const Scope& keys = found->second;
   if (keys.values.empty() && keys.queues.empty() && keys.waiting.empty() && keys.barriers.empty() &&
-      keys.exchanges.empty()) {
+      keys.exchanges.empty() && keys.watches.empty()) {
     scopes_.erase(found);
   }
 }

@@ -15,6 +15,7 @@
 
 #include <resilient/status.h>
 
+#include "store/core/change_log.h"
 #include "store/core/gathering.h"
 #include "store/core/journal.h"
 #include "store/core/messages.h"
@@ -30,6 +31,10 @@ struct EndedWait {
   std::string value{};                                  // Of a get, or the popped item.
   std::vector<std::string> values{};                    // Of a multi_get.
   std::shared_ptr<const SharedValues> shared_values{};  // Of an exchange.
+  // Of a watch; its revision is 0 for all others.
+  std::vector<KeyEvent> events{};
+  std::uint64_t revision = 0;
+  std::uint64_t oldest = 0;  // Of a watch that was compacted.
   // The wait has taken effect, or was about to: its result must be remembered, as a repeat of the
   // request would take effect again.
   bool mutation = false;
@@ -40,6 +45,8 @@ struct KeyspaceLimits {
   std::size_t keys = kKeysPerJobMax;    // Values, and queues with items.
   std::size_t bytes = kBytesPerJobMax;  // Keys, values, items, and what waits name and bring.
   std::size_t queue_items = kQueueItemsMax;
+  std::size_t changes = kChangesPerJobMax;  // That are kept for watches, apart from the above.
+  std::size_t change_bytes = kChangeBytesPerJobMax;
 };
 
 // The keys of one job, by scope (0: the job's own; else a round), and all that waits for them.
@@ -50,13 +57,22 @@ struct KeyspaceLimits {
 //
 // There is one registry for all waits, by session and number, so that a cancel, a fence or a lost
 // connection ends them alike and costs only its own. In a durable store each change of a value or
-// item is noted; waits and arrivals are not, as clients repeat them. Owner: ServerCore. Thread:
-// caller-synchronised. Pure.
+// item is noted; waits and arrivals are not, as clients repeat them.
+//
+// Each change of a value has a revision. A watch is a wait for changes from a revision on, answered
+// with those that the log of changes holds; who watches asks again behind what he has seen. So
+// nothing waits in the server for one that is slow: he finds his place in the log, or gets
+// COMPACTED. Items of queues are not watched. Owner: ServerCore. Thread: caller-synchronised. Pure.
 class Keyspace {
  public:
   // `journal` outlives this, or is null; its rows are named by `job`.
   explicit Keyspace(KeyspaceLimits limits = {}, std::string job = {}, Journal* journal = nullptr)
-      : limits_(limits), job_(std::move(job)), journal_(journal) {}
+      : limits_(limits),
+        job_(std::move(job)),
+        journal_(journal ? journal : &own_journal_),
+        changes_(limits.changes, limits.change_bytes) {}
+  Keyspace(const Keyspace&) = delete;
+  Keyspace& operator=(const Keyspace&) = delete;
 
   // ---- Values. Mutations append the waits that they end to `ended`. kTooLarge,
   // kResourceExhausted.
@@ -100,6 +116,13 @@ class Keyspace {
     bool more = false;
   };
   Page ListKeys(std::uint64_t scope, const std::string& prefix, const std::string& after) const;
+  // Likewise with their values, about kPageBytesMax together, one at least.
+  struct ValuePage {
+    std::vector<KeyEvent> keys;
+    bool more = false;
+  };
+  ValuePage ListValues(std::uint64_t scope, const std::string& prefix,
+                       const std::string& after) const;
 
   // ---- Queues.
 
@@ -132,6 +155,23 @@ class Keyspace {
   Status ArriveAtExchange(WaitId id, std::uint64_t scope, const ExchangeOp& op,
                           std::vector<EndedWait>& ended, SessionId& rival);
 
+  // ---- Watches: keyspace_watches.cc.
+
+  // Changes are kept from now on; there was a watch, or there will be.
+  void BeginWatches() { changes_.Begin(journal_->revision()); }
+  // REQUIRES: BeginWatches before. What has happened to keys that begin with `prefix`, from a
+  // revision on.
+  ChangeLog::Changes ChangesSince(std::uint64_t from, std::uint64_t scope,
+                                  const std::string& prefix) const {
+    return changes_.Since(from, scope, prefix, journal_->revision());
+  }
+  // Until something happens to them from now on.
+  Status AddWatch(WaitId id, std::uint64_t scope, const std::string& prefix);
+  // At the end of a step: answers the watches whose keys it has changed.
+  void AnswerWatches(std::vector<EndedWait>& ended);
+  std::uint64_t revision() const { return journal_->revision(); }
+  static Status Compacted(const std::string& prefix, std::uint64_t from, std::uint64_t oldest);
+
   // Ends a wait without an answer. nullopt: there is none of that id; else whom it waited for,
   // empty for keys and items.
   std::optional<std::string> CancelWait(WaitId id);
@@ -160,13 +200,15 @@ class Keyspace {
   std::size_t WaitsOf(SessionId session) const;
 
  private:
-  enum class Kind : std::uint8_t { kKeys, kValue, kValues, kPop, kBarrier, kExchange };
+  enum class Kind : std::uint8_t { kKeys, kValue, kValues, kPop, kBarrier, kExchange, kWatch };
   struct Wait {
     Kind kind = Kind::kKeys;
     std::uint64_t scope = 0;
-    std::vector<std::string> keys;  // Of kValues all, else the only one, or none of kKeys.
+    std::vector<std::string> keys;  // Of kValues all, else the only one, or none of kKeys; of
+                                    // kWatch the prefix.
     std::set<std::string> missing;  // Of kKeys, kValue and kValues.
     std::uint64_t ticket = 0;       // Of kPop.
+    std::uint64_t from = 0;         // Of kWatch.
     std::size_t bytes = 0;          // That it counts for.
   };
   // Items are numbered without gaps; nobody waits while there are any.
@@ -181,6 +223,7 @@ class Keyspace {
     std::unordered_map<std::string, std::set<WaitId>> waiting;  // For keys to come.
     std::map<std::string, Gathering> barriers;
     std::map<std::string, Gathering> exchanges;
+    std::map<std::string, std::set<WaitId>> watches;  // By prefix.
   };
 
   Status CheckRoom(std::size_t new_keys, std::size_t bytes_freed, std::size_t bytes_needed) const;
@@ -205,11 +248,17 @@ class Keyspace {
   static std::map<std::string, Gathering>& Gatherings(Scope& scope, Kind kind);
   static bool IsMutation(Kind kind);
   void EraseScopeIfEmpty(std::uint64_t scope);
-  bool Noting() const { return journal_ && journal_->on(); }
+  // What every change of a value ends with.
+  void NoteChange(std::uint64_t scope, const std::string& key, const std::string* value);
+  void NoteDrop(std::uint64_t scope);
+  bool Noting() const { return journal_->on(); }
 
   const KeyspaceLimits limits_;
   const std::string job_;
+  Journal own_journal_{false};
   Journal* const journal_;
+  ChangeLog changes_;
+  std::set<WaitId> changed_;  // Watches to be answered at the end of the step.
   std::map<std::uint64_t, Scope> scopes_;
   std::unordered_map<SessionId, std::map<std::uint64_t, Wait>> waits_of_;
   std::uint64_t last_ticket_ = 0;

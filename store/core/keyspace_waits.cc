@@ -84,6 +84,10 @@ std::optional<Keyspace::Wait> Keyspace::Detach(WaitId id) {
     const auto gathering = gatherings.find(wait.keys.front());
     gathering->second.Withdraw(id);
     if (gathering->second.empty()) gatherings.erase(gathering);
+  } else if (wait.kind == Kind::kWatch) {
+    const auto watches = scope.watches.find(wait.keys.front());
+    watches->second.erase(id);
+    if (watches->second.empty()) scope.watches.erase(watches);
   }
   EraseScopeIfEmpty(wait.scope);
   return wait;
@@ -136,6 +140,7 @@ void Keyspace::EndWaits(std::uint64_t scope, const Status& why, std::vector<Ende
   for (const auto& [key, queue] : found->queues) {
     for (const auto& [ticket, id] : queue.waiting) ids.insert(id);
   }
+  for (const auto& [prefix, watches] : found->watches) ids.insert(watches.begin(), watches.end());
   for (const auto* gatherings : {&found->barriers, &found->exchanges}) {
     for (const auto& [key, gathering] : *gatherings) {
       for (const WaitId id : gathering.Ids()) ids.insert(id);

@@ -16,7 +16,7 @@ Instant AwakeClock::Tick(Instant now) {
 
 void LeaseTable::Grant(SessionId session, Instant now) {
   if (Has(session)) return Renew(session, now);
-  leases_.emplace(session, Lease{now});
+  leases_.emplace(session, Lease{now, false, false});
   by_renewal_.emplace(now, session);
 }
 
@@ -24,8 +24,22 @@ void LeaseTable::Renew(SessionId session, Instant now) {
   const auto lease = leases_.find(session);
   if (lease == leases_.end()) return;
   by_renewal_.erase({lease->second.renewed, session});
-  lease->second = Lease{std::max(lease->second.renewed, now)};
-  by_renewal_.emplace(lease->second.renewed, session);
+  lease->second = Lease{std::max(lease->second.renewed, now), false, lease->second.held};
+  if (!lease->second.held) by_renewal_.emplace(lease->second.renewed, session);
+}
+
+void LeaseTable::Hold(SessionId session) {
+  const auto lease = leases_.find(session);
+  if (lease == leases_.end()) return;
+  lease->second.held = true;
+  by_renewal_.erase({lease->second.renewed, session});
+}
+
+void LeaseTable::Resume(SessionId session, Instant now) {
+  const auto lease = leases_.find(session);
+  if (lease == leases_.end()) return;
+  lease->second.held = false;
+  Renew(session, now);
 }
 
 void LeaseTable::Remove(SessionId session) {

@@ -43,6 +43,9 @@ class LeaseTable {
 
   // Grants or renews.
   void Grant(SessionId session, Instant now);
+  // No-ops without a lease. While it is held it does not expire; afterwards it has a full TTL.
+  void Hold(SessionId session);
+  void Resume(SessionId session, Instant now);
   // No-op without a lease.
   void Renew(SessionId session, Instant now);
   void Remove(SessionId session);
@@ -63,10 +66,11 @@ class LeaseTable {
   struct Lease {
     Instant renewed;
     bool suspect = false;
+    bool held = false;
   };
   const Duration ttl_;
   std::unordered_map<SessionId, Lease> leases_;
-  std::set<std::pair<Instant, SessionId>> by_renewal_;
+  std::set<std::pair<Instant, SessionId>> by_renewal_;  // Without those that are held.
 };
 
 }  // namespace resilient::store

@@ -61,6 +61,7 @@ Status Membership::Leave(SessionId session, Moment moment, MembershipEffects& ef
   if (!who || !who->Active()) return {};  // Nothing to give up, or a repeat.
   const State before = who->state;
   who->state = State::kLeft;
+  who->hold.reset();
   who->out = Status(StatusCode::kStaleGeneration,
                     "this session has left the job; open a new one to join again");
   --active_;
@@ -304,6 +305,7 @@ void Membership::Lose(Participant& who, const Status& cause, Moment moment,
                       MembershipEffects& effects, std::string_view event) {
   const State before = who.state;
   who.state = State::kLost;
+  who.hold.reset();
   who.out = OutOfJob(cause);
   who.accusation.reset();
   who.answers_due = 0;
@@ -349,6 +351,7 @@ void Membership::OnTick(Moment moment, bool input_drained, MembershipEffects& ef
     timers_.erase(timers_.begin());
     OnTimer(timer, moment, effects);
   }
+  EndDueHolds(moment, effects);
   Settle(moment, effects);
 }
 
@@ -363,8 +366,8 @@ void Membership::OnTimer(Timer timer, Moment moment, MembershipEffects& effects)
   if (!who || !who->Active()) return;
   switch (timer.first) {
     case TimerKind::kLoneClose:
-      if (who->closed_at && moment.now - *who->closed_at >= limits_.lone_close_grace &&
-          !MassClose(moment.now)) {
+      if (who->closed_at && !who->hold &&
+          moment.now - *who->closed_at >= limits_.lone_close_grace && !MassClose(moment.now)) {
         Lose(*who,
              LossOf(*who,
                     "lost its connection and did not come back within " +
@@ -380,7 +383,7 @@ void Membership::OnTimer(Timer timer, Moment moment, MembershipEffects& effects)
     case TimerKind::kPing:
       // With a connection that is still open the lease decides, and so it does for one that has not
       // called yet since this server started.
-      if (who->accusation && who->answers_due > 0 && who->closed_at) {
+      if (who->accusation && who->answers_due > 0 && who->closed_at && !who->hold) {
         Lose(
             *who,
             LossOf(*who,
@@ -390,6 +393,9 @@ void Membership::OnTimer(Timer timer, Moment moment, MembershipEffects& effects)
                    moment),
             moment, effects);
       }
+      break;
+    case TimerKind::kHold:
+      if (who->hold && who->held_until <= moment.now) due_holds_.push_back(who->session);
       break;
     case TimerKind::kWorld:
       break;

@@ -51,6 +51,8 @@ struct MembershipEffects {
   std::vector<Push> push;
   std::vector<SessionId> granted;   // Its lease and its watch begin.
   std::vector<SessionId> released;  // They end.
+  std::vector<SessionId> held;      // Its lease does not run, until it is
+  std::vector<SessionId> unheld;    // here: with a full TTL.
   std::vector<LostSession> lost;
   std::vector<EndedScope> ended;
   bool new_life = false;  // All keys of the job are dropped.
@@ -85,6 +87,10 @@ class Membership {
   Status Leave(SessionId session, Moment moment, MembershipEffects& effects);
   Status Report(SessionId session, const resilient::Report& report, Moment moment,
                 MembershipEffects& effects);
+  // Asked by an admin: silence of the members that match ends no lease for a while, of those
+  // already held anew; or again. How many there are. kNotFound: none. membership_holds.cc.
+  Result<std::int64_t> Hold(const HoldOp& op, Moment moment, MembershipEffects& effects);
+  Result<std::int64_t> Release(const ReleaseOp& op, Moment moment, MembershipEffects& effects);
   // OK when the session may touch the keys of `scope` in `generation`; else kStaleGeneration.
   Status CheckAccess(SessionId session, std::uint64_t scope, std::uint64_t generation) const;
   // Not OK: the session is dead, and this is what it is to be told.
@@ -130,7 +136,7 @@ class Membership {
   // A frame that was under way when the ping was sent must not count as its answer, so the accused
   // answers twice in a row.
   static constexpr int kAnswersWanted = 2;
-  enum class TimerKind : std::uint8_t { kLoneClose, kExitReport, kPing, kWorld };
+  enum class TimerKind : std::uint8_t { kLoneClose, kExitReport, kPing, kWorld, kHold };
   using Timer = std::pair<TimerKind, std::uint64_t>;  // Of a session, or of a world's round.
 
   // Joining: membership_join.cc.
@@ -176,6 +182,15 @@ class Membership {
   void OnAnswers(Participant& who, Moment moment, MembershipEffects& effects);
   void OnTimer(Timer timer, Moment moment, MembershipEffects& effects);
   bool MassClose(Instant now) const;
+
+  // Holds: membership_holds.cc.
+  std::vector<Participant*> Matching(int rank, const std::string& host);
+  void BeginHold(Participant& who, Moment moment, MembershipEffects& effects);
+  void EndHolds(const std::vector<Participant*>& held, const std::string& why, Moment moment,
+                MembershipEffects& effects);
+  void EndDueHolds(Moment moment, MembershipEffects& effects);
+  void TellHolds(const std::vector<Participant*>& which, HeldEvent event, const std::string& text,
+                 MembershipEffects& effects);
   Status LossOf(const Participant& who, const std::string& how, Moment moment) const;
 
   // What a row is to be written of: membership_rows.cc.
@@ -232,6 +247,7 @@ class Membership {
   std::map<std::pair<std::string, std::int64_t>, std::set<SessionId>> by_process_;  // Boot id, pid.
   std::multimap<Instant, Timer> timers_;
   std::deque<Instant> closes_;        // Of control connections, within the last second.
+  std::vector<SessionId> due_holds_;  // Within a tick.
   std::deque<SessionId> to_replace_;  // Claimants whose holder is gone.
   Changes changed_;
 };

@@ -202,7 +202,12 @@ void Membership::AppendJson(std::string& out, Moment moment) const {
                ",\"pid\":" + std::to_string(who->hello.process.pid) +
                ",\"session\":" + JsonString(who->hello.session) +
                ",\"connected\":" + (who->connected ? "true" : "false") +
-               ",\"last_seen_s\":" + Seconds(moment.now - who->last_seen);
+               ",\"last_seen_s\":" + Seconds(moment.now - who->last_seen) +
+               ",\"held\":" + (who->hold ? "true" : "false");
+        if (who->hold) {
+          out += ",\"held_for_s\":" + Seconds(who->held_until - moment.now) +
+                 ",\"held_because\":" + JsonString(who->hold->reason);
+        }
       }
       out += "}";
     }

@@ -19,10 +19,15 @@ void Fields(Archive& archive, Accusation& accusation) {
 }
 
 template <typename Archive>
+void Fields(Archive& archive, Hold& hold) {
+  archive(hold.limit, hold.reason);
+}
+
+template <typename Archive>
 void Fields(Archive& archive, Participant& who) {
   archive(who.request);
   archive.Enum(who.state, ParticipantState::kLost);
-  archive(who.round, who.out, who.accusation, who.holder, who.wanted_size);
+  archive(who.round, who.out, who.accusation, who.holder, who.wanted_size, who.hold);
 }
 
 namespace {
@@ -227,6 +232,7 @@ Status Membership::FinishRestore(Moment moment, MembershipEffects& effects) {
     ++active_;
     seated += who.state == State::kSeated ? 1 : 0;
     effects.granted.push_back(session);
+    if (who.hold) BeginHold(who, moment, effects);
     if (who.accusation) who.answers_due = kAnswersWanted;
     if (who.state != State::kWaiting) continue;
     Participant& holder = participants_.at(who.holder);
@@ -236,6 +242,7 @@ Status Membership::FinishRestore(Moment moment, MembershipEffects& effects) {
   }
   if (live != seated) return Damaged("job " + job_ + " has seats that nobody holds");
   std::sort(effects.granted.begin(), effects.granted.end());
+  std::sort(effects.held.begin(), effects.held.end());
   Settle(moment, effects);
   std::vector<std::uint64_t> rounds;
   for (const auto& [round, world] : worlds_) rounds.push_back(round);

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -73,7 +74,14 @@ struct MultiSetOp {
 };
 struct ListKeysOp {
   std::string prefix;
-  std::string after;  // The page begins behind this key.
+  std::string after;    // The page begins behind this key.
+  bool values = false;  // The keys come with their values, as Reply::events.
+};
+// What happened to keys that begin with `prefix` in `from_revision` or later.
+struct WatchOp {
+  std::string prefix;
+  std::uint64_t from_revision = 0;
+  bool wait = false;  // Until something has happened.
 };
 struct QueuePushOp {
   std::string key;
@@ -120,11 +128,27 @@ struct ExitReportOp {
   std::string text;
 };
 struct StatusOp {};
+// Silence of these members ends no lease for a while. Admin. Rank -1 and an empty host mean all.
+struct HoldOp {
+  int rank = -1;
+  std::string host;
+  std::uint64_t for_ms = 0;
+  std::string reason;
+};
+struct ReleaseOp {
+  int rank = -1;
+  std::string host;
+};
+// The server is to end as by SIGTERM. Admin.
+struct DrainOp {
+  bool force = false;  // Even when it keeps nothing beyond its memory.
+};
 
-using Op = std::variant<Hello, SetOp, GetOp, AddOp, CompareSetOp, CheckOp, WaitOp, DeleteOp,
-                        NumKeysOp, AppendOp, MultiGetOp, MultiSetOp, ListKeysOp, QueuePushOp,
-                        QueuePopOp, QueueLengthOp, BarrierOp, ExchangeOp, CancelOp, HeartbeatOp,
-                        JoinOp, ReadyOp, LeaveOp, ReportOp, ExitReportOp, StatusOp>;
+using Op =
+    std::variant<Hello, SetOp, GetOp, AddOp, CompareSetOp, CheckOp, WaitOp, DeleteOp, NumKeysOp,
+                 AppendOp, MultiGetOp, MultiSetOp, ListKeysOp, QueuePushOp, QueuePopOp,
+                 QueueLengthOp, BarrierOp, ExchangeOp, CancelOp, HeartbeatOp, JoinOp, ReadyOp,
+                 LeaveOp, ReportOp, ExitReportOp, StatusOp, WatchOp, HoldOp, ReleaseOp, DrainOp>;
 
 struct Request {
   std::uint64_t seq = 0;  // Of the frame.
@@ -151,6 +175,14 @@ struct SharedValues {
   std::string encoded;
 };
 
+// A change of a key, or in a listing a key and its value.
+struct KeyEvent {
+  std::uint64_t revision = 0;  // 0 in a listing.
+  std::string key;
+  std::optional<std::string> value;  // nullopt: the key was deleted.
+  friend bool operator==(const KeyEvent&, const KeyEvent&) = default;
+};
+
 struct Reply {
   std::uint64_t seq = 0;  // Of the frame.
   Status status;
@@ -162,6 +194,9 @@ struct Reply {
   bool flag = false;
   Welcome welcome;  // Only in the answer to Hello; server is empty otherwise.
   std::string status_json;
+  // Of the store behind a key operation; of a watch the last one that it has seen.
+  std::uint64_t revision = 0;
+  std::vector<KeyEvent> events;
 };
 
 struct RunningEvent {
@@ -179,8 +214,20 @@ struct HeartbeatAckEvent {
 struct PingEvent {
   std::uint64_t ping = 0;
 };
+// A member of the receiver's job is held, or is so no longer.
+struct HeldEvent {
+  int rank = -1;
+  std::string host;
+  std::int64_t pid = 0;
+  bool held = false;
+  std::uint64_t for_ms = 0;  // At most so long.
+  std::string reason;
+};
+struct DrainingEvent {
+  std::string reason;
+};
 using Event = std::variant<View, RunningEvent, Fence, JoinRefusedEvent, SessionLostEvent,
-                           HeartbeatAckEvent, PingEvent>;
+                           HeartbeatAckEvent, PingEvent, HeldEvent, DrainingEvent>;
 
 using ServerMessage = std::variant<Reply, Event>;
 
@@ -204,6 +251,13 @@ inline constexpr std::size_t kJobsMax =
 inline constexpr std::size_t kWorldsPerJobMax = 1024;  // At one time.
 inline constexpr std::size_t kResultsPerLineMax = kInFlightPerSessionMax;
 inline constexpr std::size_t kResultBytesPerLineMax = 16u << 20;
+// Of the changes that are kept for watches; who is further behind gets COMPACTED.
+inline constexpr std::size_t kChangesPerJobMax = 64u << 10;
+inline constexpr std::size_t kChangeBytesPerJobMax = 16u << 20;
+// Of one answer to a watch; it holds one change at least.
+inline constexpr std::size_t kWatchBatchEventsMax = 1024;
+inline constexpr std::size_t kWatchBatchBytesMax = 1u << 20;
+inline constexpr Duration kHoldMax = std::chrono::hours(1);
 inline constexpr std::size_t kEndpointBytesMax = 4u << 10;
 inline constexpr std::size_t kTextBytesMax = 4u << 10;  // Of reports; longer texts are cut.
 

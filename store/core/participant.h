@@ -29,6 +29,12 @@ struct Accusation {
   std::string text;
 };
 
+// While it lasts silence is no evidence of death: a debugger, a frozen container, a live migration.
+struct Hold {
+  Duration limit{};
+  std::string reason;
+};
+
 // A session from its first join on. Owner: Membership. Thread: caller-synchronised.
 struct Participant {
   // Kept with the session.
@@ -43,6 +49,7 @@ struct Participant {
   std::optional<Accusation> accusation;  // Its links broke.
   SessionId holder = 0;                  // In kWaiting: who must answer or end.
   int wanted_size = 0;                   // In kWaiting: of the holder's world.
+  std::optional<Hold> hold;              // Only while Active().
 
   // Not kept: found out anew by a server that starts.
   bool connected = true;  // Its control connection is up.
@@ -51,6 +58,7 @@ struct Participant {
   bool exited = false;               // Its process is gone; a report may still come.
   std::vector<SessionId> claimants;  // Wait for this one's seat.
   int answers_due = 0;               // Frames until it counts as alive.
+  Instant held_until{};              // Of a hold; its limit anew when a server starts.
 
   bool Active() const {
     return state == ParticipantState::kWaiting || state == ParticipantState::kSeated ||

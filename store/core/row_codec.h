@@ -23,7 +23,7 @@
 // kRowFormat says which fields there are; it is kept in the store's own row.
 namespace resilient::store {
 
-inline constexpr std::uint64_t kRowFormat = 1;
+inline constexpr std::uint64_t kRowFormat = 2;
 
 // Thread: value type on the stack.
 class RowWriter {
@@ -206,7 +206,7 @@ void Fields(Archive& archive, Reply& reply) {
   std::vector<std::string>& values =
       reply.shared_values ? const_cast<std::vector<std::string>&>(reply.shared_values->values)
                           : reply.values;
-  archive(reply.seq, reply.status, reply.value, values, reply.number, reply.flag);
+  archive(reply.seq, reply.status, reply.value, values, reply.number, reply.flag, reply.revision);
 }
 
 template <typename Archive>

@@ -204,6 +204,7 @@ Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {
   if (const auto* op = std::get_if<ExitReportOp>(&request.op)) {
     return ExitReport(exchange, *op, effects);
   }
+  if (IsAdminOp(request.op)) return Administer(exchange, effects);
   const Result<Job*> made = MakeJob(exchange.session.hello.job);
   if (!made) return made.status();
   Job& job = **made;
@@ -299,6 +300,7 @@ void ServerCore::Impl::Apply(Job& job, MembershipEffects& members, Moment moment
     job.keys.DropAllKeys(Status(StatusCode::kStaleGeneration, "a new life of the job has begun"),
                          ended);
   }
+  job.keys.AnswerWatches(ended);
   AnswerWaits(ended, effects);
   for (const SessionId session : members.released) {
     leases_.Remove(session);
@@ -314,6 +316,8 @@ void ServerCore::Impl::Apply(Job& job, MembershipEffects& members, Moment moment
       effects.watch.push_back({session, known->hello.process});
     }
   }
+  for (const SessionId session : members.held) leases_.Hold(session);
+  for (const SessionId session : members.unheld) leases_.Resume(session, moment.now);
   for (MembershipEffects::Push& push : members.push) {
     const Session* session = sessions_.Find(push.session);
     if (!session || session->control.connection == 0) continue;
@@ -334,6 +338,9 @@ void ServerCore::Impl::AnswerWaits(std::vector<EndedWait>& ended, Effects& effec
     reply.value = std::move(end.value);
     reply.values = std::move(end.values);
     reply.shared_values = std::move(end.shared_values);
+    reply.events = std::move(end.events);
+    reply.revision = end.revision != 0 ? end.revision : journal_.revision();
+    reply.number = static_cast<std::int64_t>(end.oldest);
     if ((end.mutation || !reply.status.ok()) && session->hello.role != Role::kAdmin) {
       session->request.results.Remember(reply);
     }
@@ -356,10 +363,10 @@ void ServerCore::Impl::OnTick(Instant now, bool input_drained, Effects& effects)
     job.membership.OnTick(moment, input_drained, members);
     Apply(job, members, moment, effects);
   }
-  ForgetIdle(moment.now);
+  ForgetIdle(moment.now, effects);
 }
 
-void ServerCore::Impl::ForgetIdle(Instant now) {
+void ServerCore::Impl::ForgetIdle(Instant now, Effects& effects) {
   for (const SessionId id : sessions_.Idle(now)) {
     const auto job = jobs_.find(sessions_.Find(id)->hello.job);
     RESILIENT_CHECK(job != jobs_.end());
@@ -370,6 +377,11 @@ void ServerCore::Impl::ForgetIdle(Instant now) {
     --job->second.sessions;
     if (job->second.sessions > 0 || job->second.keys.keys() > 0) continue;
     generation_floor_ = std::max(generation_floor_, job->second.membership.generation());
+    std::vector<EndedWait> ended;  // Of admins.
+    job->second.keys.EndWaits(
+        0, Status(StatusCode::kNotFound, "the job " + job->first + " is forgotten: it has no key"),
+        ended);
+    AnswerWaits(ended, effects);
     job->second.membership.RemoveRows();
     jobs_.erase(job);
   }
@@ -390,8 +402,12 @@ Result<Job*> ServerCore::Impl::MakeJob(const std::string& name) {
   }
   const MembershipLimits limits{options_.lone_close_grace, options_.ping_grace,
                                 options_.exit_report_grace};
-  Job& job = jobs_.try_emplace(name, name, limits, generation_floor_, random_.Next(), &journal_)
-                 .first->second;
+  KeyspaceLimits key_limits;
+  key_limits.changes = options_.changes_per_job;
+  Job& job =
+      jobs_
+          .try_emplace(name, name, limits, generation_floor_, random_.Next(), &journal_, key_limits)
+          .first->second;
   job.membership.Keep();
   return &job;
 }
@@ -402,7 +418,8 @@ std::string ServerCore::Impl::StatusJson(Moment moment) const {
                     ",\"lease_ttl_s\":" + Seconds(leases_.ttl()) +
                     ",\"live_members\":" + std::to_string(leases_.size()) +
                     ",\"connections\":" + std::to_string(sessions_.connections()) +
-                    ",\"sessions\":" + std::to_string(sessions_.sessions()) + ",\"jobs\":[";
+                    ",\"sessions\":" + std::to_string(sessions_.sessions()) +
+                    ",\"revision\":" + std::to_string(journal_.revision()) + ",\"jobs\":[";
   const char* comma = "";
   for (const auto& [name, job] : jobs_) {
     out += std::exchange(comma, ",");

@@ -27,6 +27,7 @@ struct CoreOptions {
   Duration exit_report_grace =
       Millis(40);  // For a supervised process: the launcher's report adds the how.
   Duration session_memory = std::chrono::hours(1);
+  std::size_t changes_per_job = kChangesPerJobMax;  // For watches; less in the simulator.
   std::uint64_t seed = 1;    // For view secrets in the simulator; the shell passes a random one.
   double wall_offset_s = 0;  // Wall clock minus Instant, for the `since` of messages only.
 };
@@ -49,6 +50,7 @@ struct Effects {
       watch;  // Watch by pidfd if boot id, pid namespace and start time are this host's.
   std::vector<std::uint64_t> unwatch;
   std::vector<std::string> log;   // One line each, level info: join, expiry, fence, refusal.
+  bool drain = false;             // The server is to end, as an admin asked for.
   bool stop_listening = false;    // The seat that hosts the store has left its last world.
   bool last_member_left = false;  // An auto-spawned server ends now.
 };

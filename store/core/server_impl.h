@@ -27,8 +27,9 @@ inline constexpr Duration kLateTick = 4 * kTickInterval;
 // Everything of one job name.
 struct Job {
   Job(const std::string& name, const MembershipLimits& limits, std::uint64_t first_generation,
-      std::uint64_t seed, Journal* journal)
-      : keys({}, name, journal), membership(name, limits, first_generation, seed, journal) {}
+      std::uint64_t seed, Journal* journal, const KeyspaceLimits& key_limits)
+      : keys(key_limits, name, journal),
+        membership(name, limits, first_generation, seed, journal) {}
   Keyspace keys;
   Membership membership;
   std::size_t sessions = 0;
@@ -93,6 +94,10 @@ class ServerCore::Impl {
   void Cancel(Exchange& exchange, std::uint64_t seq, Effects& effects);
   Status Leave(Exchange& exchange, Job& job, Effects& effects);
   Status ExitReport(Exchange& exchange, const ExitReportOp& report, Effects& effects);
+  // What an admin asks for beyond status and reports: server_admin.cc.
+  static bool IsAdminOp(const Op& op);
+  Status Administer(Exchange& exchange, Effects& effects);
+  Status Drain(const Exchange& exchange, bool force, Effects& effects);
 
   Status RestoreRow(const RowName& name, std::string_view value);
   Status RestoreStore(std::string_view value);
@@ -100,7 +105,7 @@ class ServerCore::Impl {
 
   void Apply(Job& job, MembershipEffects& members, Moment moment, Effects& effects);
   void AnswerWaits(std::vector<EndedWait>& ended, Effects& effects);
-  void ForgetIdle(Instant now);
+  void ForgetIdle(Instant now, Effects& effects);
   Job* FindJob(const std::string& name);
   Result<Job*> MakeJob(const std::string& name);
 

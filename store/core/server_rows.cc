@@ -15,18 +15,20 @@ struct StoreState {
   std::uint64_t epoch = 0;  // Starts, the present one included.
   SessionId last_session = 0;
   std::uint64_t generation_floor = 0;
+  std::uint64_t revision = 0;
 };
 
 template <typename Archive>
 void Fields(Archive& archive, StoreState& store) {
-  archive(store.format, store.server_id, store.epoch, store.last_session, store.generation_floor);
+  archive(store.format, store.server_id, store.epoch, store.last_session, store.generation_floor,
+          store.revision);
 }
 
 }  // namespace
 
 std::string ServerCore::Impl::StoreRowValue() const {
-  return EncodeRow(
-      StoreState{kRowFormat, server_id_, epoch_, sessions_.last_kept(), generation_floor_});
+  return EncodeRow(StoreState{kRowFormat, server_id_, epoch_, sessions_.last_kept(),
+                              generation_floor_, journal_.revision()});
 }
 
 void ServerCore::Impl::Finish(Effects& effects) {
@@ -96,7 +98,7 @@ Status ServerCore::Impl::RestoreRow(const RowName& name, std::string_view value)
 Status ServerCore::Impl::RestoreStore(std::string_view value) {
   StoreState store;
   const bool read = DecodeRow(value, store);
-  if (read && store.format != kRowFormat) {
+  if (store.format != kRowFormat) {
     return Status(StatusCode::kInternal, "the rows are of format " + std::to_string(store.format) +
                                              ", and this server reads format " +
                                              std::to_string(kRowFormat));
@@ -107,6 +109,7 @@ Status ServerCore::Impl::RestoreStore(std::string_view value) {
   epoch_ = store.epoch;
   restored_last_session_ = store.last_session;
   generation_floor_ = store.generation_floor;
+  journal_.RestoreRevision(store.revision);
   return {};
 }
 
@@ -134,6 +137,7 @@ Status ServerCore::Impl::FinishRestore(Instant now, Effects& effects) {
       return Status(StatusCode::kInternal, "the data of the store is damaged: " + why.message());
     }
     Apply(job, members, moment, effects);
+    job.keys.BeginWatches();  // Who watched before has missed nothing so far.
     lived = lived || job.membership.generation() > 0;
     ended_well = ended_well && job.membership.EndedWell();
   }

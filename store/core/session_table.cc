@@ -266,6 +266,15 @@ void SessionTable::AppendRows(Rows& rows) const {
   }
 }
 
+std::vector<ConnectionId> SessionTable::ControlConnections() const {
+  std::vector<ConnectionId> connections;
+  for (const auto& [id, session] : sessions_) {
+    if (session.control.connection != 0) connections.push_back(session.control.connection);
+  }
+  std::sort(connections.begin(), connections.end());
+  return connections;
+}
+
 std::map<std::string, std::size_t> SessionTable::Jobs() const {
   std::map<std::string, std::size_t> jobs;
   for (const auto& [name, id] : by_name_) ++jobs[name.first];

@@ -146,6 +146,8 @@ class SessionTable {
   void AppendRows(Rows& rows) const;
   // The newest id of a session that is kept.
   SessionId last_kept() const { return last_kept_; }
+  // Of all sessions that have one now.
+  std::vector<ConnectionId> ControlConnections() const;
   // Sessions of each job.
   std::map<std::string, std::size_t> Jobs() const;
 

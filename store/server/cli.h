@@ -28,7 +28,7 @@ struct CliContext {
 };
 
 void AddServeCommand(CLI::App& app, CliContext& context);
-// status, report, get, set.
+// All that talk to a server.
 void AddClientCommands(CLI::App& app, CliContext& context);
 
 // One line on stderr, "resilient-store: text"; returns `exit_code`.

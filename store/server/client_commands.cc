@@ -12,17 +12,11 @@
 
 #include "runtime/base/log.h"
 #include "store/server/cli.h"
+#include "store/server/command_support.h"
 #include "store/server/status_table.h"
 
 namespace resilient::store {
 namespace {
-
-struct ClientArguments {
-  std::string store;
-  std::string job;
-  std::string token_file;
-  std::string timeout = "5s";
-};
 
 struct StatusArguments : ClientArguments {
   bool json = false;
@@ -32,12 +26,19 @@ struct ReportArguments : ClientArguments {
   ExitNotice notice;
 };
 
-struct KeyArguments : ClientArguments {
-  std::string key;
-  std::string value;
-};
+std::vector<std::string> SplitAddresses(const std::string& list) {
+  std::vector<std::string> addresses;
+  std::size_t begin = 0;
+  while (begin <= list.size()) {
+    const std::size_t comma = std::min(list.find(',', begin), list.size());
+    if (comma > begin) addresses.push_back(list.substr(begin, comma - begin));
+    begin = comma + 1;
+  }
+  return addresses;
+}
 
-// For options that every client command has. The defaults come from the environment.
+}  // namespace
+
 void AddCommonOptions(CLI::App& command, const CliContext& context, ClientArguments& arguments) {
   arguments.store = context.settings.store;
   arguments.job = context.settings.job;
@@ -52,22 +53,10 @@ void AddCommonOptions(CLI::App& command, const CliContext& context, ClientArgume
       ->capture_default_str();
 }
 
-std::vector<std::string> SplitAddresses(const std::string& list) {
-  std::vector<std::string> addresses;
-  std::size_t begin = 0;
-  while (begin <= list.size()) {
-    const std::size_t comma = std::min(list.find(',', begin), list.size());
-    if (comma > begin) addresses.push_back(list.substr(begin, comma - begin));
-    begin = comma + 1;
-  }
-  return addresses;
-}
-
 Deadline DeadlineOf(const ClientArguments& arguments, const CliContext& context) {
   return Deadline::After(context.clock.Now(), *ParseDuration(arguments.timeout));
 }
 
-// Where to and as whom; kSetting when nobody said where.
 Result<ConnectOptions> OptionsOf(const ClientArguments& arguments) {
   ConnectOptions options;
   options.addresses = SplitAddresses(arguments.store);
@@ -85,9 +74,8 @@ int ComplainStatus(const Status& status) {
                   status.code() == StatusCode::kSetting ? kExitUsage : kExitFailed);
 }
 
-// Connects to the keys of a job and hands the client to `use`, which returns a Status.
-template <typename Use>
-int WithClient(const ClientArguments& arguments, const CliContext& context, Use use) {
+int WithClient(const ClientArguments& arguments, const CliContext& context,
+               const InterruptCheck& interrupt, const UseClient& use) {
   Result<ConnectOptions> options = OptionsOf(arguments);
   if (!options.ok()) return ComplainStatus(options.status());
   if (options->job.empty()) {
@@ -95,7 +83,7 @@ int WithClient(const ClientArguments& arguments, const CliContext& context, Use 
   }
   const Deadline deadline = DeadlineOf(arguments, context);
   Result<std::shared_ptr<Client>> client =
-      Connect(std::move(options).value(), InterruptCheck(), context.clock, deadline);
+      Connect(std::move(options).value(), interrupt, context.clock, deadline);
   if (!client.ok()) return ComplainStatus(client.status());
   Client::Call call;
   call.deadline = deadline;
@@ -103,6 +91,8 @@ int WithClient(const ClientArguments& arguments, const CliContext& context, Use 
   (*client)->Close();
   return done.ok() ? kExitOk : ComplainStatus(done);
 }
+
+namespace {
 
 int RunStatus(const StatusArguments& arguments, const CliContext& context) {
   Result<ConnectOptions> options = OptionsOf(arguments);
@@ -128,27 +118,14 @@ int RunReport(const ReportArguments& arguments, const CliContext& context) {
   return sent.ok() ? kExitOk : ComplainStatus(sent);
 }
 
-int RunGet(const KeyArguments& arguments, const CliContext& context) {
-  return WithClient(arguments, context, [&](Client& client, const Client::Call& call) {
-    const Result<std::string> value = client.Get(arguments.key, /*wait=*/false, call);
-    if (!value.ok()) return value.status();
-    // The bytes alone, so that a value can be piped on.
-    std::fwrite(value->data(), 1, value->size(), stdout);
-    return Status::Ok();
-  });
-}
-
-int RunSet(const KeyArguments& arguments, const CliContext& context) {
-  return WithClient(arguments, context, [&](Client& client, const Client::Call& call) {
-    return client.Set(arguments.key, arguments.value, call);
-  });
-}
-
 void AddStatus(CLI::App& app, CliContext& context) {
   auto arguments = std::make_shared<StatusArguments>();
   CLI::App* command = app.add_subcommand("status", "Show jobs, generations and members");
   AddCommonOptions(*command, context, *arguments);
   command->add_flag("--json", arguments->json, "Print JSON");
+  command->footer(
+      "Example: resilient-store status --store 10.0.0.1:29400 --job train\n"
+      "Exit codes: 0 shown; 1 no answer of a store; 2 bad usage.");
   command->callback([arguments, &context] { context.exit_code = RunStatus(*arguments, context); });
 }
 
@@ -169,22 +146,10 @@ void AddReport(CLI::App& app, CliContext& context) {
   how->add_option("--signal", notice.signal, "The signal that killed it")->check(CLI::Range(1, 64));
   how->require_option(1);
   command->add_option("--text", notice.text, "What else is known, for people");
+  command->footer(
+      "Example: resilient-store report --rank 3 --pid 4711 --signal 9 --text 'out of memory'\n"
+      "Exit codes: 0 told; 1 refused, or no answer of a store; 2 bad usage.");
   command->callback([arguments, &context] { context.exit_code = RunReport(*arguments, context); });
-}
-
-void AddGetAndSet(CLI::App& app, CliContext& context) {
-  auto get = std::make_shared<KeyArguments>();
-  CLI::App* get_command = app.add_subcommand("get", "Print the value of a key of the job");
-  AddCommonOptions(*get_command, context, *get);
-  get_command->add_option("key", get->key, "The key")->required();
-  get_command->callback([get, &context] { context.exit_code = RunGet(*get, context); });
-
-  auto set = std::make_shared<KeyArguments>();
-  CLI::App* set_command = app.add_subcommand("set", "Set a key of the job");
-  AddCommonOptions(*set_command, context, *set);
-  set_command->add_option("key", set->key, "The key")->required();
-  set_command->add_option("value", set->value, "The value")->required();
-  set_command->callback([set, &context] { context.exit_code = RunSet(*set, context); });
 }
 
 }  // namespace
@@ -192,7 +157,8 @@ void AddGetAndSet(CLI::App& app, CliContext& context) {
 void AddClientCommands(CLI::App& app, CliContext& context) {
   AddStatus(app, context);
   AddReport(app, context);
-  AddGetAndSet(app, context);
+  AddKeyCommands(app, context);
+  AddMemberCommands(app, context);
 }
 
 }  // namespace resilient::store

@@ -12,6 +12,9 @@ std::size_t BytesOf(const Effects::Outgoing& outgoing) {
   std::size_t bytes = kMessageBytes;
   if (const Reply* reply = std::get_if<Reply>(&outgoing.message)) {
     bytes += reply->value.size() + reply->status_json.size();
+    for (const KeyEvent& event : reply->events) {
+      bytes += sizeof(event) + event.key.size() + (event.value ? event.value->size() : 0);
+    }
     for (const std::string& value : reply->values) bytes += value.size() + sizeof(std::string);
   } else if (const View* view = std::get_if<View>(&std::get<Event>(outgoing.message))) {
     bytes += view->members.size() * kMessageBytes;
@@ -32,7 +35,7 @@ std::size_t BytesOf(const std::vector<Write>& writes) {
 bool IsEmpty(const Effects& effects) {
   return effects.write.empty() && effects.send.empty() && effects.close.empty() &&
          effects.watch.empty() && effects.unwatch.empty() && effects.log.empty() &&
-         !effects.stop_listening && !effects.last_member_left;
+         !effects.drain && !effects.stop_listening && !effects.last_member_left;
 }
 
 void HeldEffects::Push(std::uint64_t ticket, std::size_t write_bytes, Effects effects) {

@@ -155,6 +155,7 @@ void Server::Perform(Effects& effects) {
     connection->BeginEnd(clock_.Now());
     if (connection->closed()) Drop(*connection);
   }
+  if (effects.drain) Shutdown("it is drained");
   if (effects.last_member_left && options_.linger > Duration::zero()) {
     Shutdown("the last member has left");
   }

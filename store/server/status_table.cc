@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -63,6 +64,7 @@ std::string LeaseLeft(const json& member, double ttl) {
   const auto seen = member.find("last_seen_s");
   if (ttl <= 0 || seen == member.end() || !seen->is_number()) return "-";
   if (state != "joined" && state != "member") return "-";
+  if (Text(member, "held") == "true") return "held, " + SecondsField(member, "held_for_s");
   return Seconds(std::max(0.0, ttl - seen->get<double>()));
 }
 
@@ -91,6 +93,39 @@ void KeepJob(const std::string& job, json* status) {
     if (Text(entry, "job") == job) kept.push_back(std::move(entry));
   }
   *jobs = std::move(kept);
+}
+
+json MembersJson(const json& status) {
+  json members = json::array();
+  for (const json& job : List(status, "jobs")) {
+    for (const json& world : List(job, "worlds")) {
+      for (json member : List(world, "members")) {
+        member["job"] = Text(job, "job");
+        member["round"] = world.value("round", std::uint64_t{0});
+        member["generation"] = world.value("generation", std::uint64_t{0});
+        members.push_back(std::move(member));
+      }
+    }
+  }
+  return members;
+}
+
+std::string MembersTable(const json& status) {
+  const auto ttl = status.find("lease_ttl_s");
+  const double seconds = ttl != status.end() && ttl->is_number() ? ttl->get<double>() : 0;
+  std::vector<Row> rows = {
+      {"JOB", "ROUND", "GENERATION", "RANK", "HOST", "PID", "STATE", "LEASE LEFT", "LAST BEAT"}};
+  for (const json& member : MembersJson(status)) {
+    const std::string beat = SecondsField(member, "last_seen_s");
+    rows.push_back({Text(member, "job"), Text(member, "round"), Text(member, "generation"),
+                    Text(member, "rank"), Text(member, "host"), Text(member, "pid"),
+                    Text(member, "state"), LeaseLeft(member, seconds),
+                    beat == "-" ? beat : beat + " ago"});
+  }
+  if (rows.size() == 1) return "no members\n";
+  std::string out;
+  AppendAligned(rows, &out);
+  return out;
 }
 
 std::string StatusTable(const json& status) {

@@ -9,6 +9,10 @@ namespace resilient::store {
 // Drops every other job from the server's status.
 void KeepJob(const std::string& job, nlohmann::json* status);
 
+// One line for each member, of all jobs and rounds.
+std::string MembersTable(const nlohmann::json& status);
+// The members as an array, each with its job, round and generation.
+nlohmann::json MembersJson(const nlohmann::json& status);
 // The server's status as aligned text for a terminal. Pure.
 std::string StatusTable(const nlohmann::json& status);
 

@@ -194,6 +194,39 @@ TEST_F(StoreClientTest, ConnectionsCutUnderLoad_EveryAddCountsOnce) {
   EXPECT_EQ(*client->Add("n", 0, Patient()), kThreads * kAdds);
 }
 
+TEST_F(StoreClientTest, Watch_OverLostConnections_TellsOfEachChangeOnce) {
+  CuttingProxy proxy(server_.address());
+  auto watcher = ConnectTo(proxy.address());
+  auto writer = ConnectTo(server_.address_text());
+  auto watch = watcher->Watch("k", 0);
+  Result<WatchBatch> batch = watch->Next(Patient());
+  ASSERT_TRUE(batch.ok()) << batch.status().ToString();
+  EXPECT_TRUE(batch->snapshot);
+  EXPECT_TRUE(batch->changes.empty());
+  EXPECT_EQ(watch->Next(Within(Millis(20))).status().code(), StatusCode::kTimeout);
+  proxy.CutEvery(700);
+  constexpr int kSets = 300;
+  auto writing = std::async(std::launch::async, [&] {
+    for (int i = 1; i <= kSets; ++i) {
+      ASSERT_TRUE(writer->Set("k", std::to_string(i), Patient()).ok());
+      ASSERT_TRUE(writer->Set("other", "x", Patient()).ok());
+    }
+  });
+  int told = 0;
+  while (told < kSets) {
+    batch = watch->Next(Patient());
+    ASSERT_TRUE(batch.ok()) << batch.status().ToString();
+    ASSERT_FALSE(batch->snapshot);
+    for (const KeyChange& change : batch->changes) {
+      ASSERT_EQ(change.value.value_or("deleted"), std::to_string(++told));
+    }
+  }
+  writing.get();
+  // A watch of another client from a revision that was told.
+  auto again = writer->Watch("k", batch->changes.back().revision);
+  EXPECT_EQ(again->Next(Patient())->changes, std::vector<KeyChange>{batch->changes.back()});
+}
+
 TEST_F(StoreClientTest, WaitOlderThanTheServersMemory_SurvivesALostConnection) {
   CuttingProxy proxy(server_.address());
   auto client = ConnectTo(proxy.address());

@@ -78,6 +78,9 @@ std::string Sim::Run() {
       }
     }
   }
+  quiet_ = true;
+  RunUntil(now_ + kTtl, never);
+  CheckWatches();
   for (Process* process : at_) Submit(*process, *process->control, LeaveOp{});
   RunUntil(now_ + kTtl, [this] { return last_member_left_; });
   CheckRows();
@@ -203,6 +206,7 @@ void Sim::Spawn(int rank) {
   Connect(process, *process.control);
   Connect(process, *process.request);
   JoinWorld(process);
+  AskWatch(process);
   Beat(process);
   Work(process);
 }
@@ -285,8 +289,10 @@ void Sim::OnWelcome(Process& process, Line& line, const Reply& reply) {
     SendUp(line, Request{.op = HeartbeatOp{++process.beat}});  // It lives.
   }
   for (const Request& request : line.core.Unanswered()) {
-    const bool mutation =
-        process.sent.contains(request.seq) && !process.waits.contains(request.seq);
+    const bool mutation = process.sent.contains(request.seq) &&
+                          !process.waits.contains(request.seq) &&
+                          !std::holds_alternative<WatchOp>(request.op) &&
+                          !std::holds_alternative<ListKeysOp>(request.op);
     count_.repeats += mutation && &line == process.request.get() ? 1 : 0;
     const bool add = std::holds_alternative<AddOp>(request.op);
     if (options_.planted == Planted::kRetryUnderNewSeq && add) {
@@ -304,6 +310,15 @@ void Sim::OnWelcome(Process& process, Line& line, const Reply& reply) {
 // What an answer must be, by what was asked before and answered to whom.
 void Sim::OnResult(Process& process, const Op& op, const Reply& reply) {
   const bool done = reply.status.ok();
+  if (std::holds_alternative<WatchOp>(op) || std::holds_alternative<ListKeysOp>(op)) {
+    return OnWatched(process, reply);
+  }
+  if (std::holds_alternative<SetOp>(op) || std::holds_alternative<DeleteOp>(op)) {
+    process.writing = false;
+    if (!done) return Violated("a change of a key failed: " + reply.status.ToString());
+    if (std::holds_alternative<DeleteOp>(op) && !reply.flag) return;
+    return CheckRevision(StrCat("watched/", process.pid), process.written, reply.revision);
+  }
   if (const auto* barrier = std::get_if<BarrierOp>(&op)) {
     if (!done) return;
     ++count_.barriers;
@@ -432,6 +447,7 @@ void Sim::Beat(Process& process) {
 }
 
 void Sim::Work(Process& process) {
+  WriteKey(process);
   const auto ask = [this, &process](Op op) {
     Submit(process, *process.request, std::move(op), process.round, process.generation);
   };
@@ -488,6 +504,8 @@ void Sim::Fault() {
     StopServer();
   } else if (kind < 90) {
     if (durable_) CrashServer();
+  } else if (kind < 93) {
+    HoldSomebody(*victim);
   } else if (victim->running) {
     Report report;
     report.kind = ReportKind::kLinkLost;

@@ -13,6 +13,7 @@
 
 #include "runtime/base/random.h"
 #include "store/client/client_core.h"
+#include "store/client/watch_cursor.h"
 #include "store/core/server_core.h"
 #include "store/core/storage.h"
 
@@ -27,6 +28,8 @@ enum class Planted : std::uint8_t {
   kFenceDropped,      // A fence does not reach one of the members.
   kReadyForAll,       // A rank says Ready before it was given the view of that generation.
   kAckTooEarly,       // A client acknowledges answers that it has not got.
+  kWatchFromLast,     // A watch goes on from the last revision it saw instead of the next.
+  kCompactedIgnored,  // A watch that is too far behind goes on without listing anew.
   // Of the store's shell and its disk.
   kReleasedBeforeCommit,  // What a step says is said before what it changed is kept.
   kResultsNotKept,        // The rows of results are not written.
@@ -75,6 +78,9 @@ class Sim {
     int pops = 0;
     int restarts = 0;  // Of the server.
     int commits = 0;
+    int changes = 0;    // That watches told of.
+    int snapshots = 0;  // Of watches, behind their first.
+    int holds = 0;
   };
   const Count& count() const { return count_; }
 
@@ -140,6 +146,17 @@ class Sim {
               std::uint64_t generation = 0);
   void JoinWorld(Process& process);
 
+  // Watches and holds: sim_watch.cc.
+  void WriteKey(Process& process);
+  void AskWatch(Process& process);
+  void OnWatched(Process& process, Reply reply);
+  void OnSnapshot(Process& process, const WatchBatch& batch);
+  void OnChange(Process& process, const KeyChange& change);
+  void CheckRevision(const std::string& key, std::int64_t number, std::uint64_t revision);
+  void CheckWatches();
+  void HoldSomebody(const Process& process);
+  void NoteHolds(const std::string& line, bool kept);
+
   void PlanFaults();
   void Fault();
   void StopProcess(Process& process);
@@ -155,7 +172,8 @@ class Sim {
   Count count_;
   int ranks_ = 0;
   bool supervised_ = false;
-  bool kind_ = false;  // The faults are over.
+  bool kind_ = false;   // The faults are over.
+  bool quiet_ = false;  // And nobody changes keys any more.
 
   bool durable_ = false;
   int start_ = 0;  // Of the server; what belongs to an earlier one is void.
@@ -187,6 +205,8 @@ class Sim {
   std::set<std::pair<Process*, std::uint64_t>> ready_;    // Handed to the server.
   std::set<std::uint64_t> fenced_;                        // Generations.
   std::map<std::uint64_t, Process*> watches_;
+  // Of the changes that somebody was told of, by key and number.
+  std::map<std::pair<std::string, std::int64_t>, std::uint64_t> revisions_;
 };
 
 }  // namespace resilient::store::sim

@@ -69,12 +69,26 @@ struct Sim::Process {
   std::map<std::uint64_t, std::uint64_t> waits;  // Seq to generation.
   std::uint64_t beat = 0;
 
+  std::int64_t written = 0;  // Changes of its own key that it asked for.
+  bool writing = false;
+  WatchCursor watch{"watched/", 0};
+  int snapshots = 0;
+  // Of each key the number of the last change that the watch told of; or of a key that is gone,
+  // how, nobody said, that of the last change before.
+  struct Watched {
+    std::int64_t number = 0;
+    bool exact = false;
+  };
+  std::map<std::string, Watched> watched;
+
   // Ghosts of the server's side.
   Instant last_arrival{};  // Of a frame of the control line, read or not.
   Instant last_hello{};
   ConnectionId greeted = 0;  // The control connection whose Hello came last.
   Instant last_close{};
   bool lost = false;
+  bool held = false;
+  Instant held_until{};  // Of the last hold that has ended.
 };
 
 }  // namespace resilient::store::sim

@@ -12,6 +12,7 @@ namespace {
 constexpr std::uint64_t kCommitsPerCrash = 300;  // Crashes of the shell at a commit.
 constexpr std::uint64_t kSeedsPerFullCheck = 16;
 constexpr std::uint64_t kStepsPerCheck = 32;
+constexpr std::size_t kFewChanges = 6;
 
 bool IsOf(RowKind kind, const std::string& row) { return row.front() == static_cast<char>(kind); }
 
@@ -33,6 +34,7 @@ void Sim::StartServer() {
   options.lease_ttl = kTtl;
   options.seed = options_.seed * 1000 + static_cast<std::uint64_t>(start_);
   options.durable = durable_;
+  if (options_.seed % 3 != 0) options.changes_per_job = kFewChanges;
   const bool stale = options_.planted == Planted::kStaleLeases && start_ > 0;
   const Instant began = stale ? started_at_ : now_;
   core_ = std::make_unique<ServerCore>(options, began);
@@ -139,6 +141,7 @@ void Sim::Finish(Effects effects) {
   for (const std::string& line : effects.log) {
     if (options_.trace) std::printf("%9.4f %s\n", SecondsOf(now_), line.c_str());
     if (Process* lost = CheckLoss(line)) step.lost.push_back(lost);
+    NoteHolds(line, false);
   }
   if (options_.planted == Planted::kChangeNotNoted) {
     std::erase_if(effects.write, [](const Write& write) {
@@ -248,6 +251,7 @@ void Sim::CheckRestored() {
 // ---- What it says ----
 
 void Sim::Release(const Step& step) {
+  for (const std::string& line : step.effects.log) NoteHolds(line, true);
   for (Process* process : step.lost) {
     process->lost = true;
     ++count_.losses;
@@ -350,8 +354,11 @@ Sim::Process* Sim::CheckLoss(const std::string& line) {
   const auto pid = std::strtoll(line.c_str() + pid_at + 4, nullptr, 10);
   Process& process = *processes_.at(static_cast<std::size_t>(pid - 1));
   const auto says = [&line](const char* text) { return line.find(text) != std::string::npos; };
+  if (process.held && (says("sent no heartbeat") || says("lost its "))) {
+    Violated("lost for its silence while it is held: " + line);
+  }
   if (says("sent no heartbeat")) {
-    if (AwakeSince(std::max(process.last_arrival, started_at_)) < kTtl) {
+    if (AwakeSince(std::max({process.last_arrival, started_at_, process.held_until})) < kTtl) {
       Violated("lost before its lease ended: " + line);
     }
   } else if (says("lost its connection")) {

@@ -51,6 +51,9 @@ struct Sum {
     count.pops += more.pops;
     count.restarts += more.restarts;
     count.commits += more.commits;
+    count.changes += more.changes;
+    count.snapshots += more.snapshots;
+    count.holds += more.holds;
   }
 };
 
@@ -84,14 +87,16 @@ TEST(StoreSim, RandomFaults_BreakNoRule) {
   const Sim::Count& sum = all.count;
   std::printf(
       "%llu seeds: %d crashes, %d cuts, %d losses, %d fences, %d views, %d adds, %d pops, %d "
-      "barriers, %d repeats, %d restarts of the server, %d commits\n",
+      "barriers, %d repeats, %d restarts of the server, %d commits, %d watched changes, %d "
+      "snapshots, %d holds\n",
       static_cast<unsigned long long>(TheSeeds().count), sum.crashes, sum.cuts, sum.losses,
       sum.fences, sum.views, sum.adds, sum.pops, sum.barriers, sum.repeats, sum.restarts,
-      sum.commits);
+      sum.commits, sum.changes, sum.snapshots, sum.holds);
   if (TheSeeds().count < 50) return;
   // The faults did happen.
-  for (const int count : {sum.crashes, sum.cuts, sum.losses, sum.fences, sum.views, sum.pops,
-                          sum.barriers, sum.repeats, sum.restarts}) {
+  for (const int count :
+       {sum.crashes, sum.cuts, sum.losses, sum.fences, sum.views, sum.pops, sum.barriers,
+        sum.repeats, sum.restarts, sum.changes, sum.snapshots, sum.holds}) {
     EXPECT_GT(count, 20);
   }
 }
@@ -134,6 +139,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bug{Planted::kFenceDropped, "LossOfAFence", "not all ranks run"},
         Bug{Planted::kReadyForAll, "ReadyAheadOfTheView", "was not ready"},
         Bug{Planted::kAckTooEarly, "AcknowledgedTooEarly", "failed"},
+        Bug{Planted::kWatchFromLast, "WatchFromTheLastRevision", "are due"},
+        Bug{Planted::kCompactedIgnored, "CompactionIgnored", "missed"},
         Bug{Planted::kReleasedBeforeCommit, "SaidBeforeItIsKept", "adds, and they are not kept"},
         Bug{Planted::kResultsNotKept, "ResultsNotKept", "applied twice"},
         Bug{Planted::kResultsNotRestored, "ResultsNotRestored", "applied twice"},

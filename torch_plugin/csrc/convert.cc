@@ -48,6 +48,7 @@ ErrorKind KindOf(StatusCode code) {
     case StatusCode::kFailedPrecondition:
     case StatusCode::kUnimplemented:
     case StatusCode::kResourceExhausted:
+    case StatusCode::kCompacted:
     case StatusCode::kInternal:
       return ErrorKind::kBackend;
   }

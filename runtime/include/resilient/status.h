@@ -51,6 +51,7 @@ enum class StatusCode : std::uint8_t {
   kFailedPrecondition,
   kUnimplemented,
   kResourceExhausted,
+  kCompacted,  // A watch is further behind than the store keeps changes.
   kInternal,
 };
 

@@ -79,12 +79,16 @@ std::vector<Op> AllOps() {
           AppendOp{"k", std::string("\0v", 2)},
           MultiGetOp{{"a", "", "a"}, true},
           MultiSetOp{{"a", "b"}, {"", "v"}},
-          ListKeysOp{"p", "q"},
+          ListKeysOp{"p", "q", true},
           QueuePushOp{"k", "v"},
           QueuePopOp{"k", true},
           QueueLengthOp{"k"},
           BarrierOp{"k", -3},
-          ExchangeOp{"k", 2, 4, "v"}};
+          ExchangeOp{"k", 2, 4, "v"},
+          WatchOp{"p", 7, true},
+          HoldOp{-1, "h", 1500, "why"},
+          ReleaseOp{3, ""},
+          DrainOp{true}};
 }
 
 TEST(Codec, EveryRequest_SurvivesTheWay) {
@@ -175,6 +179,8 @@ std::vector<ServerMessage> AllServerMessages() {
   reply.flag = true;
   reply.welcome = {"server", 1, 5000, 1000, 10, 20, true};
   reply.status_json = "{}";
+  reply.revision = 9;
+  reply.events = {{8, std::string("k\0", 2), ""}, {9, "l", std::nullopt}};
   View view;
   view.life = 1;
   view.round = 2;
@@ -190,7 +196,9 @@ std::vector<ServerMessage> AllServerMessages() {
           Event(JoinRefusedEvent{SomeFailure()}),
           Event(SessionLostEvent{SomeFailure()}),
           Event(HeartbeatAckEvent{8}),
-          Event(PingEvent{9})};
+          Event(PingEvent{9}),
+          Event(HeldEvent{2, "h", 7, true, 1500, "why"}),
+          Event(DrainingEvent{"why"})};
 }
 
 TEST(Codec, EveryServerMessage_SurvivesTheWay) {
@@ -211,6 +219,8 @@ TEST(Codec, FieldsOfServerMessages_ArriveWhereTheyBelong) {
   EXPECT_EQ(reply.status.message(), "rank 2 is lost");
   EXPECT_EQ(reply.status.detail(), SomeFailure().detail());
   EXPECT_EQ(reply.number, -4);
+  EXPECT_EQ(reply.revision, 9u);
+  EXPECT_EQ(reply.events, std::get<Reply>(messages[0]).events);
   EXPECT_TRUE(reply.flag);
   EXPECT_EQ(reply.welcome.heartbeat_interval_ms, 1000u);
   EXPECT_TRUE(reply.welcome.session_known);

@@ -56,6 +56,23 @@ TEST(LeaseTable, Expired_ComeLongestSilentFirst) {
   EXPECT_EQ(leases.size(), 1u);
 }
 
+TEST(LeaseTable, HeldLease_RunsAgainWithAFullTtl) {
+  LeaseTable leases(Millis(1000));
+  leases.Grant(1, At(0));
+  leases.Hold(1);
+  leases.Renew(1, At(100));
+  for (int ms = 1000; ms < 9000; ms += 50) EXPECT_TRUE(leases.Tick(At(ms), true).empty());
+  leases.Resume(1, At(9000));
+  EXPECT_TRUE(leases.Tick(At(9999), true).empty());
+  EXPECT_TRUE(leases.Tick(At(10000), true).empty());  // Suspect.
+  EXPECT_EQ(Ids(leases.Tick(At(10050), true)), (std::vector<SessionId>{1}));
+  leases.Grant(2, At(0));
+  leases.Hold(2);
+  leases.Remove(2);
+  leases.Resume(2, At(1));
+  EXPECT_EQ(leases.size(), 0u);
+}
+
 TEST(LeaseTable, Remove_AndUnknown_AreHarmless) {
   LeaseTable leases(Millis(1000));
   leases.Grant(1, At(0));

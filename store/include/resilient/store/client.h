@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,23 @@ struct ConnectOptions {
 // child).
 std::string NewSessionId();
 std::string ThisIncarnation();
+
+// What a watch of keys tells. Thread: value types.
+struct KeyChange {
+  std::uint64_t revision = 0;  // Ascending, not without gaps; 0 in a snapshot.
+  std::string key;
+  std::optional<std::string> value;  // nullopt: the key was deleted.
+  friend bool operator==(const KeyChange&, const KeyChange&) = default;
+};
+struct WatchBatch {
+  // These are all the keys there are, instead of what has changed: at the beginning, and when the
+  // watch was further behind than the store keeps changes. What was told before is void.
+  bool snapshot = false;
+  std::vector<KeyChange> changes;
+  std::uint64_t revision = 0;  // Everything up to it has been told.
+};
+
+class KeyWatch;
 
 // Key operations of a session, each exactly once over lost connections. Callers drive the socket
 // themselves: who waits reads (leader/follower), so concurrent callers do not block each other and
@@ -97,12 +115,27 @@ class Client {
   virtual Result<std::vector<std::string>> Exchange(const std::string& key, std::int64_t rank,
                                                     std::int64_t size, std::string value,
                                                     const Call& call) = 0;
+  // The keys that begin with `prefix`, as they are and as they change: each change once and in
+  // order, over lost connections and restarts of a durable store. `from_revision`: the first
+  // revision to be told of, one behind a batch's; 0: begins with a snapshot. The client outlives
+  // it.
+  virtual std::unique_ptr<KeyWatch> Watch(std::string prefix, std::uint64_t from_revision) = 0;
   // Admin: the server's status as JSON.
   virtual Result<std::string> StatusJson(const Call& call) = 0;
 
   // Id of the server that answered Hello.
   virtual std::string server_id() const = 0;
   virtual void Close() = 0;
+};
+
+// A watch and where it stands; nothing is asked of the store between calls. Owner: the caller of
+// Client::Watch. Thread: one at a time.
+class KeyWatch {
+ public:
+  virtual ~KeyWatch() = default;
+  // Waits until there is something to tell. As an operation of the client; after kTimeout the next
+  // call goes on where this one was. Of a group's scope it ends with the fence of the group.
+  virtual Result<WatchBatch> Next(const Client::Call& call) = 0;
 };
 
 // Connects (retrying what waiting can help until `deadline`). Errors: semantics row 15.
@@ -125,6 +158,23 @@ struct ExitNotice {
 };
 Status ReportExit(const ConnectOptions& options, const ExitNotice& notice, const Clock& clock,
                   Deadline deadline);
+
+// What an admin asks for: members of options.job whose silence is no sign of death for a while, as
+// they are debugged, frozen or moved. A process that is gone is lost all the same.
+struct MemberSelection {
+  int rank = -1;     // -1: all ranks.
+  std::string host;  // Empty: all hosts.
+};
+// How many members are held; kNotFound: none matches. `limit` zero, or above an hour: an hour.
+Result<std::int64_t> HoldMembers(const ConnectOptions& options, const MemberSelection& which,
+                                 Duration limit, const std::string& reason, const Clock& clock,
+                                 Deadline deadline);
+// How many were held.
+Result<std::int64_t> ReleaseMembers(const ConnectOptions& options, const MemberSelection& which,
+                                    const Clock& clock, Deadline deadline);
+// The server tells its clients and ends as by SIGTERM. kFailedPrecondition without `force` when it
+// keeps nothing beyond its memory.
+Status DrainStore(const ConnectOptions& options, bool force, const Clock& clock, Deadline deadline);
 
 // The server's status as JSON. Admin; needs neither job nor session and leaves none behind.
 Result<std::string> FetchStatus(const ConnectOptions& options, const Clock& clock,

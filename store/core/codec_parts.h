@@ -1,0 +1,36 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "store/core/messages.h"
+
+// Parts of the codec, of codec.cc and codec_watch.cc alone. Pure.
+namespace resilient::store {
+
+namespace v1 {
+class Event;
+class Reply;
+class Request;
+}  // namespace v1
+
+// Text fields of proto3 must be UTF-8; what people and launchers hand in need not be.
+std::string Utf8(const std::string& text);
+
+void PutOp(const WatchOp& op, v1::Request* out);
+void PutOp(const HoldOp& op, v1::Request* out);
+void PutOp(const ReleaseOp& op, v1::Request* out);
+void PutOp(const DrainOp& op, v1::Request* out);
+// nullopt: none of these.
+std::optional<Op> ToWatchOp(const v1::Request& message);
+
+void PutEvent(const HeldEvent& event, v1::Event* out);
+void PutEvent(const DrainingEvent& event, v1::Event* out);
+// REQUIRES: it is one of these.
+Event ToNotice(const v1::Event& message);
+
+// The revision and the events of a reply.
+void PutKeyEvents(const Reply& reply, v1::Reply* out);
+void TakeKeyEvents(const v1::Reply& message, Reply* out);
+
+}  // namespace resilient::store

@@ -1,0 +1,117 @@
+#include <utility>
+
+#include "store.pb.h"
+#include "store/core/codec_parts.h"
+
+namespace resilient::store {
+
+namespace pb = ::resilient::store::v1;
+
+std::string Utf8(const std::string& text) {
+  std::string out;
+  out.reserve(text.size());
+  std::size_t i = 0;
+  while (i < text.size()) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const std::size_t length = byte < 0x80    ? 1
+                               : byte >= 0xF0 ? (byte < 0xF5 ? 4 : 0)
+                               : byte >= 0xE0 ? 3
+                               : byte >= 0xC2 ? 2
+                                              : 0;
+    bool valid = length != 0 && i + length <= text.size();
+    for (std::size_t k = 1; valid && k < length; ++k) {
+      const auto next = static_cast<unsigned char>(text[i + k]);
+      const unsigned char low = k == 1 && byte == 0xE0   ? 0xA0
+                                : k == 1 && byte == 0xF0 ? 0x90
+                                                         : 0x80;
+      const unsigned char high = k == 1 && byte == 0xED   ? 0x9F
+                                 : k == 1 && byte == 0xF4 ? 0x8F
+                                                          : 0xBF;
+      valid = next >= low && next <= high;
+    }
+    out.append(valid ? text.substr(i, length) : "?");
+    i += valid ? length : 1;
+  }
+  return out;
+}
+
+void PutOp(const WatchOp& op, pb::Request* out) {
+  out->mutable_watch()->set_prefix(op.prefix);
+  out->mutable_watch()->set_from_revision(op.from_revision);
+  out->mutable_watch()->set_wait(op.wait);
+}
+
+void PutOp(const HoldOp& op, pb::Request* out) {
+  pb::HoldRequest* message = out->mutable_hold();
+  message->set_rank(op.rank);
+  message->set_host(Utf8(op.host));
+  message->set_for_ms(op.for_ms);
+  message->set_reason(Utf8(op.reason));
+}
+
+void PutOp(const ReleaseOp& op, pb::Request* out) {
+  out->mutable_release()->set_rank(op.rank);
+  out->mutable_release()->set_host(Utf8(op.host));
+}
+
+void PutOp(const DrainOp& op, pb::Request* out) { out->mutable_drain()->set_force(op.force); }
+
+std::optional<Op> ToWatchOp(const pb::Request& message) {
+  if (message.has_watch()) {
+    return WatchOp{message.watch().prefix(), message.watch().from_revision(),
+                   message.watch().wait()};
+  }
+  if (message.has_hold()) {
+    const pb::HoldRequest& hold = message.hold();
+    return HoldOp{hold.rank(), hold.host(), hold.for_ms(), hold.reason()};
+  }
+  if (message.has_release()) return ReleaseOp{message.release().rank(), message.release().host()};
+  if (message.has_drain()) return DrainOp{message.drain().force()};
+  return std::nullopt;
+}
+
+void PutEvent(const HeldEvent& event, pb::Event* out) {
+  pb::HeldEvent* message = out->mutable_held();
+  message->set_rank(event.rank);
+  message->set_host(Utf8(event.host));
+  message->set_pid(event.pid);
+  message->set_held(event.held);
+  message->set_for_ms(event.for_ms);
+  message->set_reason(Utf8(event.reason));
+}
+
+void PutEvent(const DrainingEvent& event, pb::Event* out) {
+  out->mutable_draining()->set_reason(Utf8(event.reason));
+}
+
+Event ToNotice(const pb::Event& message) {
+  if (message.has_draining()) return DrainingEvent{message.draining().reason()};
+  const pb::HeldEvent& held = message.held();
+  return HeldEvent{held.rank(), held.host(), held.pid(), held.held(), held.for_ms(), held.reason()};
+}
+
+void PutKeyEvents(const Reply& reply, pb::Reply* out) {
+  out->set_revision(reply.revision);
+  for (const KeyEvent& event : reply.events) {
+    pb::KeyEvent* entry = out->add_events();
+    entry->set_revision(event.revision);
+    entry->set_key(event.key);
+    if (event.value) {
+      entry->set_value(*event.value);
+    } else {
+      entry->set_deleted(true);
+    }
+  }
+}
+
+void TakeKeyEvents(const pb::Reply& message, Reply* out) {
+  out->revision = message.revision();
+  out->events.reserve(static_cast<std::size_t>(message.events_size()));
+  for (const pb::KeyEvent& entry : message.events()) {
+    KeyEvent event{entry.revision(), entry.key(), std::nullopt};
+    if (!entry.deleted()) event.value = entry.value();
+    out->events.push_back(std::move(event));
+  }
+}
+
+}  // namespace resilient::store
