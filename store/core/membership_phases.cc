@@ -58,6 +58,7 @@ void Membership::FenceWorld(World& world, const Status& cause, Moment moment,
   ChangedJob();
   Changed(world);
   effects.ended.push_back({world.round, cause, false});
+  effects.fenced.push_back(cause.code());
   effects.log.push_back("job " + job_ + ": generation " + std::to_string(ended) +
                         " fenced: " + cause.ToString());
   for (const Seat& seat : world.seats) {

@@ -10,6 +10,7 @@
 #include <resilient/clock.h>
 #include <resilient/status.h>
 
+#include "store/core/counters.h"
 #include "store/core/journal.h"
 #include "store/core/messages.h"
 
@@ -88,6 +89,8 @@ class ServerCore {
   // For tests, metrics and the shell's linger: members with a live lease, over all jobs.
   std::size_t LiveMembers() const;
   std::size_t Connections() const;
+  const CoreCounters& counters() const;
+  CoreGauges Gauges() const;  // Costs one step for each job.
   // Everything a person wants to know, as JSON: jobs, lives, rounds, generations, members, leases.
   std::string StatusJson(Instant now) const;
   // For tests: the rows that a new store would need. What all steps wrote comes to the same.

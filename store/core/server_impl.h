@@ -73,6 +73,8 @@ class ServerCore::Impl {
   Moment At(Instant now) const { return {clock_.At(now), Wall(now)}; }
   const LeaseTable& leases() const { return leases_; }
   const SessionTable& sessions() const { return sessions_; }
+  const CoreCounters& counters() const { return counters_; }
+  CoreGauges Gauges() const;
 
  private:
   double Wall(Instant now) const {
@@ -83,13 +85,14 @@ class ServerCore::Impl {
                Effects& effects);
   Status CheckHello(const Hello& hello);
   // Answers with `why` and ends the connection.
-  void Reject(ConnectionId connection, std::uint64_t seq, Status why, Moment moment,
+  void Reject(ConnectionId connection, const Request& request, Status why, Moment moment,
               Effects& effects);
   void Answer(Exchange& exchange, Effects& effects);
   // False: this is a repeat, and has been answered.
   bool IsFirst(Exchange& exchange, Effects& effects);
 
   Status Execute(Exchange& exchange, Effects& effects);
+  Outcomes& Counts(const Request& request) { return counters_.requests[request.op.index()]; }
   void Cancel(Exchange& exchange, std::uint64_t seq, Effects& effects);
   Status Leave(Exchange& exchange, Job& job, Effects& effects);
   Status ExitReport(Exchange& exchange, const ExitReportOp& report, Effects& effects);
@@ -111,6 +114,7 @@ class ServerCore::Impl {
   SessionTable sessions_;
   Random random_;
   std::string server_id_;
+  CoreCounters counters_;
   std::uint64_t epoch_ = 0;
   SessionId restored_last_session_ = 0;
   std::string store_row_;  // As it was written last.

@@ -37,6 +37,7 @@ struct ServeArguments {
   std::string log_level;
   std::string data;
   std::string durability;
+  std::string metrics;
   std::uint64_t crash_at = 0;
   bool print_address = false;
   bool parent_death = false;
@@ -80,6 +81,14 @@ int ParseServe(const ServeArguments& arguments, const CliContext& context, Serve
                     kExitUsage);
   }
   options->linger = *ParseDuration(arguments.linger);
+  options->version = RESILIENT_VERSION;
+  if (!arguments.metrics.empty()) {
+    const Result<HostPort> metrics = ParseHostPort(arguments.metrics);
+    if (!metrics.ok()) {
+      return Complain(StrCat("--metrics: ", metrics.status().message()), kExitUsage);
+    }
+    options->metrics = *metrics;
+  }
   return kExitOk;
 }
 
@@ -110,8 +119,9 @@ int OpenEngine(const ServeArguments& arguments, CrashPoints& crash_points,
 
 [[noreturn]] void EndUnkept(const Status& why) {
   // At once: nothing may be acknowledged any more, and destructors could wait for the disk.
-  std::_Exit(Complain(StrCat(why.message(), " (the server ends; nothing was acknowledged that is "
-                                            "not kept)"),
+  std::_Exit(Complain(StrCat(why.message(),
+                             " (the server ends; nothing was acknowledged that is "
+                             "not kept)"),
                       kExitStorage));
 }
 
@@ -146,6 +156,11 @@ int Serve(const ServeArguments& arguments, const CliContext& context, pid_t pare
   options.crash_points = &crash_points;
   UvLoop loop;
   Server server(loop, context.clock, options, std::move(engine));
+  const Status watchable = server.StartHttp();
+  if (!watchable.ok()) {
+    return Complain(StrCat("--metrics: ", watchable.message()),
+                    watchable.code() == StatusCode::kRefused ? kExitPortTaken : kExitFailed);
+  }
   if (durable) {
     const Status restored = server.Restore();
     if (!restored.ok()) return Complain(restored.message(), kExitStorage);
@@ -188,6 +203,9 @@ void AddServeCommand(CLI::App& app, CliContext& context) {
                    "--data): the end of the server, kill -9 included; machine: power loss too, "
                    "at one fsync for each group of changes")
       ->check(CLI::IsMember({kInMemory, kOnProcess, kOnMachine}));
+  serve->add_option("--metrics", arguments->metrics,
+                    "Serve HTTP at HOST:PORT, for whoever reaches it: /metrics (Prometheus), "
+                    "/healthz and /readyz; they tell numbers, no keys or names (default: off)");
   serve->add_option("--address-file", arguments->address_file,
                     "Write \"host:port\\nserver-id\\n\" to this file once listening");
   serve->add_flag("--print-address", arguments->print_address,

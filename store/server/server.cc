@@ -88,6 +88,7 @@ Server::Server(UvLoop& loop, const Clock& clock, ServerOptions options,
       options_(std::move(options)),
       server_id_(RandomHexId()),
       connections_max_(ConnectionLimit()),
+      started_unix_s_(clock.WallSeconds()),
       engine_(std::move(engine)),
       processes_(loop, [this](std::uint64_t watch) { OnProcessExit(watch); }),
       tick_timer_(loop, [this] { OnTickDue(); }),
@@ -146,6 +147,7 @@ void Server::Accept() {
                                                  static_cast<Connection::Owner&>(*this), now);
   if (!connection->AcceptFrom(*listener_)) return;
   if (connections_.size() + processes_.size() >= connections_max_) {
+    metrics_.Refused(Refusal::kConnections);
     if (MayComplain("connections")) {
       RESILIENT_LOG(kWarn, "refused a connection from ", connection->name(), ": ",
                     connections_.size(), " are open, the limit is ", connections_max_,
@@ -153,6 +155,7 @@ void Server::Accept() {
     }
     return;
   }
+  ++metrics_.accepted;
   const ConnectionId id = next_connection_++;
   Connection& added = *connections_.emplace(id, std::move(connection)).first->second;
   before_hello_.insert(id);
@@ -184,11 +187,17 @@ void Server::Handle(Connection& connection, const Frame& frame) {
   const Result<Request> request = DecodeRequest(frame);
   if (!request.ok()) return HandleBadRequest(connection, frame, request.status());
   Effects effects;
-  core_->OnRequest(connection.id(), *request, clock_.Now(), effects);
+  const Instant begun = clock_.Now();
+  core_->OnRequest(connection.id(), *request, begun, effects);
   if (const Hello* hello = std::get_if<Hello>(&request->op)) {
     NoteWelcome(connection, *hello, effects);
   }
-  Apply(std::move(effects));
+  const bool answered =
+      std::any_of(effects.send.begin(), effects.send.end(), [&](const Effects::Outgoing& out) {
+        const Reply* reply = std::get_if<Reply>(&out.message);
+        return out.connection == connection.id() && reply != nullptr && reply->seq == request->seq;
+      });
+  Apply(std::move(effects), answered ? std::optional(begun) : std::nullopt);
 }
 
 void Server::HandleBadRequest(Connection& connection, const Frame& frame, const Status& why) {
@@ -199,6 +208,7 @@ void Server::HandleBadRequest(Connection& connection, const Frame& frame, const 
   touched_.insert(connection.id());
   // A newer client asks for something this build does not have: it can live with the answer.
   if (why.code() == StatusCode::kUnimplemented) return;
+  metrics_.Refused(Refusal::kRequest);
   if (MayComplain("request")) {
     RESILIENT_LOG(kWarn, "closed the connection of ", connection.name(), ": ", why.message());
   }
@@ -223,6 +233,7 @@ void Server::NoteWelcome(Connection& connection, const Hello& hello, const Effec
 
 void Server::OnEnd(Connection& connection, const Status& why) {
   if (why.code() == StatusCode::kProtocol) {
+    metrics_.Refused(Refusal::kProtocol);
     // The text names what speaks there; ports and lengths in it do not make another kind.
     if (MayComplain(why.message().substr(0, why.message().find_first_of("0123456789\"'(")))) {
       RESILIENT_LOG(kWarn, "closed the connection from ", connection.name(), ": ", why.message());
@@ -235,6 +246,7 @@ void Server::OnEnd(Connection& connection, const Status& why) {
 }
 
 void Server::Cut(Connection& connection, std::string_view why) {
+  metrics_.Refused(Refusal::kSlow);
   RESILIENT_LOG(kWarn, "cut the connection of ", connection.name(), ": ", why);
   Drop(connection);
 }
@@ -317,10 +329,9 @@ void Server::Tick() {
   EndOverdue(now);
   if (!shutting_down_) CheckLinger(now);
   if (shutting_down_ && !held_.empty() && now - shutdown_since_ >= kFlushLimit) {
-    options_.on_storage_failure(
-        Status(StatusCode::kInternal,
-               StrCat("the disk did not take what was to be kept within ", ToSeconds(kFlushLimit),
-                      " s")));
+    options_.on_storage_failure(Status(
+        StatusCode::kInternal,
+        StrCat("the disk did not take what was to be kept within ", ToSeconds(kFlushLimit), " s")));
   }
   last_tick_ = now;
 }
@@ -331,6 +342,7 @@ void Server::EndOverdue(Instant now) {
     Connection& oldest = *connections_.at(*before_hello_.begin());
     if (now - oldest.accepted() < (full ? kHelloLimitWhenFull : kHelloLimit)) break;
     if (MustWait(oldest)) break;  // It may have said it.
+    metrics_.Refused(Refusal::kSilent);
     if (MayComplain("silent")) {
       RESILIENT_LOG(kWarn, "closed the connection from ", oldest.name(),
                     ": it did not say Hello in ", ToSeconds(now - oldest.accepted()), " s");
@@ -396,6 +408,7 @@ void Server::EndConnections() {
 
 void Server::Finish() {
   if (persister_ != nullptr) persister_->Stop();
+  http_.reset();
   tick_timer_.Close();
   turn_check_.Close();
   idle_.Close();

@@ -20,6 +20,8 @@
 #include "store/server/crash_points.h"
 #include "store/server/engine.h"
 #include "store/server/held_effects.h"
+#include "store/server/http_endpoint.h"
+#include "store/server/metrics.h"
 #include "store/server/persister.h"
 #include "store/server/process_watch.h"
 #include "store/server/uv_handle.h"
@@ -49,13 +51,15 @@ struct ServerOptions {
   // be acknowledged any more.
   std::function<void(const Status& why)> on_storage_failure;
   CrashPoints* crash_points = nullptr;  // For tests; outlives the server.
+  std::optional<HostPort> metrics;      // Where /metrics, /healthz and /readyz are served.
+  std::string version;                  // Of this build, for metrics.
 };
 
 // The server around ServerCore: sockets, timers, signals, process exits, and for a durable store
 // the disk: what a step of the core says goes out when the step's writes are kept, and not before
-// what earlier steps say. It decides nothing about keys and members. Owner: the serve command or a test. Thread: the one that runs the loop.
-// Lifetime: ends its handles by itself after Shutdown (or a signal, or the linger), so that
-// UvLoop::Run returns; destroyed after that, before the loop.
+// what earlier steps say. It decides nothing about keys and members. Owner: the serve command or a
+// test. Thread: the one that runs the loop. Lifetime: ends its handles by itself after Shutdown (or
+// a signal, or the linger), so that UvLoop::Run returns; destroyed after that, before the loop.
 class Server final : private Connection::Owner {
  public:
   // `engine`: null for a store in memory.
@@ -63,6 +67,11 @@ class Server final : private Connection::Owner {
          std::unique_ptr<Engine> engine = nullptr);
   ~Server() override;
 
+  // Serves ServerOptions::metrics; before Restore, so that probes are answered meanwhile. Errors as
+  // ListenTcp.
+  Status StartHttp();
+  // REQUIRES: StartHttp was OK.
+  const HostPort& http_address() const { return http_->address(); }
   // Reads the data directory; for a durable store before Start. Blocks. As OpenSqliteEngine.
   Status Restore();
   // Listens. kRefused when the port is taken, kSetting for a wildcard address.
@@ -94,8 +103,10 @@ class Server final : private Connection::Owner {
   void Handle(Connection& connection, const Frame& frame);
   void HandleBadRequest(Connection& connection, const Frame& frame, const Status& why);
   void NoteWelcome(Connection& connection, const Hello& hello, const Effects& effects);
-  // Carries the effects out, at once or when what they tell of is kept.
-  void Apply(Effects effects);
+  // Carries the effects out, at once or when what they tell of is kept. `begun`: of the request
+  // that they answer.
+  void Apply(Effects effects, std::optional<Instant> begun = std::nullopt);
+  void Answered(std::optional<Instant> begun);
   void Perform(Effects& effects);
   void SendUnordered(Effects& effects);
   void OnKept(std::uint64_t ticket);
@@ -115,6 +126,13 @@ class Server final : private Connection::Owner {
   void UpdateIdle();
   void Finish();
   Connection* Find(ConnectionId id);
+  // What people and their tools ask: server_status.cc.
+  HttpAnswer AnswerHttp(std::string_view path);
+  HttpAnswer AnswerHealth() const;
+  HttpAnswer AnswerReady() const;
+  std::string WhyNotReady() const;  // Empty: ready.
+  std::string MetricsText() const;
+
   // A complaint of this kind is due (not more than one per kComplaintInterval).
   bool MayComplain(std::string_view kind);
 
@@ -125,6 +143,10 @@ class Server final : private Connection::Owner {
   const std::size_t connections_max_;
   HostPort address_;
   std::unique_ptr<ServerCore> core_;
+
+  const double started_unix_s_;
+  ServerMetrics metrics_;
+  std::unique_ptr<HttpEndpoint> http_;  // Null when not asked for.
 
   std::unique_ptr<Engine> engine_;        // Until the persister has it.
   std::unique_ptr<Persister> persister_;  // Null for a store in memory.

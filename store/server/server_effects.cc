@@ -17,6 +17,7 @@ namespace {
 // Large answers are handed to the kernel as they come, so that the queue limit counts only what the
 // peer really leaves unread.
 constexpr std::size_t kFlushAtBytes = 256u << 10;
+constexpr std::size_t kRowsBetweenPolls = 1024;  // While restoring, for probes.
 // What a person wants to know of a store that was restored.
 struct StoreSummary {
   std::string server;
@@ -47,7 +48,7 @@ Status Server::Restore() {
   std::size_t rows = 0;
   Status restored;
   RESILIENT_RETURN_IF_ERROR(engine_->Load([&](std::string_view name, std::string_view value) {
-    ++rows;
+    if (++rows % kRowsBetweenPolls == 0 && http_ != nullptr) http_->Poll();
     if (restored.ok()) restored = core_->Restore(name, value);
   }));
   RESILIENT_RETURN_IF_ERROR(restored);
@@ -65,19 +66,28 @@ Status Server::Restore() {
       loop_, std::move(engine_),
       PersisterEvents{.on_kept = [this](std::uint64_t ticket) { OnKept(ticket); },
                       .on_failure = options_.on_storage_failure},
-      options_.crash_points);
+      options_.crash_points, CommitMeter{&clock_, &metrics_});
   restored_ = std::move(effects);
   return Status::Ok();
 }
 
-void Server::Apply(Effects effects) {
-  if (persister_ == nullptr || (effects.write.empty() && held_.empty())) return Perform(effects);
+void Server::Apply(Effects effects, std::optional<Instant> begun) {
+  if (persister_ == nullptr || (effects.write.empty() && held_.empty())) {
+    Perform(effects);
+    return Answered(begun);
+  }
   SendUnordered(effects);
   if (IsEmpty(effects)) return;
   const std::size_t write_bytes = BytesOf(effects.write);
-  const std::uint64_t ticket = effects.write.empty() ? persister_->last_ticket()
-                                                     : persister_->Add(std::move(effects.write));
-  held_.Push(ticket, write_bytes, std::move(effects));
+  const std::uint64_t ticket =
+      effects.write.empty() ? persister_->last_ticket() : persister_->Add(std::move(effects.write));
+  held_.Push(ticket, write_bytes, std::move(effects), begun);
+}
+
+void Server::Answered(std::optional<Instant> begun) {
+  if (!begun) return;
+  const std::chrono::duration<double> took = clock_.Now() - *begun;
+  metrics_.request_seconds.Observe(took.count());
 }
 
 // A slow disk must not look like a dead server to those who beat, nor a live member dead to the
@@ -97,7 +107,10 @@ void Server::SendUnordered(Effects& effects) {
 }
 
 void Server::OnKept(std::uint64_t ticket) {
-  while (std::optional<Effects> effects = held_.Pop(ticket)) Perform(*effects);
+  while (std::optional<HeldEffects::Step> step = held_.Pop(ticket)) {
+    Perform(step->effects);
+    Answered(step->begun);
+  }
   if (held_.bytes() < kHeldBytesMax) WakeStalled();
   if (shutting_down_ && held_.empty()) EndConnections();
   Settle();
