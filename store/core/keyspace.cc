@@ -44,13 +44,17 @@ Status Keyspace::CheckRoom(std::size_t new_keys, std::size_t bytes_freed,
                       std::to_string(limits_.keys) +
                       " at most for a job; delete keys no longer used");
   }
-  if (bytes_needed > bytes_freed && bytes_ - bytes_freed + bytes_needed > limits_.bytes) {
-    return Status(StatusCode::kResourceExhausted,
-                  "the job's keys and values take " + std::to_string(bytes_) + " of " +
-                      std::to_string(limits_.bytes) +
-                      " bytes, and this would go beyond; delete keys no longer used");
-  }
-  return {};
+  return bytes_needed > bytes_freed ? CheckBytes(bytes_needed - bytes_freed) : Status();
+}
+
+Status Keyspace::CheckBytes(std::size_t more) const {
+  const bool of_job = bytes_.own() + more > limits_.bytes;
+  if (!of_job && bytes_.total() + more <= limits_.all_bytes) return {};
+  return Status(StatusCode::kResourceExhausted,
+                std::string("keys, values and waits of ") + (of_job ? "the job" : "all jobs") +
+                    " take " + std::to_string(of_job ? bytes_.own() : bytes_.total()) + " of " +
+                    std::to_string(of_job ? limits_.bytes : limits_.all_bytes) +
+                    " bytes, and this would go beyond; delete keys no longer used");
 }
 
 Status Keyspace::CheckValueRoom(std::uint64_t scope, const std::string& key,
@@ -79,8 +83,7 @@ Status Keyspace::Set(std::uint64_t scope, const std::string& key, std::string va
 }
 
 Status Keyspace::MultiSet(std::uint64_t scope, const std::vector<std::string>& keys,
-                          const std::vector<std::string>& values,
-                          std::vector<EndedWait>& ended) {
+                          const std::vector<std::string>& values, std::vector<EndedWait>& ended) {
   if (keys.size() != values.size()) {
     return Status(StatusCode::kInvalidArgument,
                   "a multi_set of " + std::to_string(keys.size()) + " keys came with " +
@@ -112,9 +115,9 @@ Result<std::int64_t> Keyspace::Add(std::uint64_t scope, const std::string& key, 
   RESILIENT_RETURN_IF_ERROR(CheckSizes(key, 0));
   std::int64_t number = 0;
   if (const std::string* present = Find(scope, key); present && !ParseDecimal(*present, &number)) {
-    return Status(StatusCode::kWrongType,
-                  "add() needs a decimal number at key '" + key + "', which holds " +
-                      std::to_string(present->size()) + " other bytes");
+    return Status(StatusCode::kWrongType, "add() needs a decimal number at key '" + key +
+                                              "', which holds " + std::to_string(present->size()) +
+                                              " other bytes");
   }
   if (__builtin_add_overflow(number, amount, &number)) {
     return Status(StatusCode::kInvalidArgument,
@@ -221,8 +224,8 @@ Keyspace::Page Keyspace::ListKeys(std::uint64_t scope, const std::string& prefix
   const Scope* found = FindScope(scope);
   if (!found) return page;
   const auto& values = found->values;
-  auto entry = !after.empty() && after >= prefix ? values.upper_bound(after)
-                                                 : values.lower_bound(prefix);
+  auto entry =
+      !after.empty() && after >= prefix ? values.upper_bound(after) : values.lower_bound(prefix);
   std::size_t bytes = 0;
   for (; entry != values.end() && entry->first.starts_with(prefix); ++entry) {
     if (page.keys.size() >= kKeysPerPage || bytes >= kPageBytesMax) {
@@ -333,8 +336,8 @@ void Keyspace::EraseScopeIfEmpty(std::uint64_t scope) {
   const auto found = scopes_.find(scope);
   if (found == scopes_.end()) return;
   const Scope& keys = found->second;
-  if (keys.values.empty() && keys.queues.empty() && keys.waiting.empty() &&
-      keys.barriers.empty() && keys.exchanges.empty()) {
+  if (keys.values.empty() && keys.queues.empty() && keys.waiting.empty() && keys.barriers.empty() &&
+      keys.exchanges.empty()) {
     scopes_.erase(found);
   }
 }

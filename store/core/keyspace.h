@@ -17,6 +17,7 @@
 
 #include "store/core/gathering.h"
 #include "store/core/journal.h"
+#include "store/core/limits.h"
 #include "store/core/messages.h"
 
 namespace resilient::store {
@@ -40,6 +41,7 @@ struct KeyspaceLimits {
   std::size_t keys = kKeysPerJobMax;    // Values, and queues with items.
   std::size_t bytes = kBytesPerJobMax;  // Keys, values, items, and what waits name and bring.
   std::size_t queue_items = kQueueItemsMax;
+  std::size_t all_bytes = kBytesMax;  // Of all jobs.
 };
 
 // The keys of one job, by scope (0: the job's own; else a round), and all that waits for them.
@@ -54,9 +56,11 @@ struct KeyspaceLimits {
 // caller-synchronised. Pure.
 class Keyspace {
  public:
-  // `journal` outlives this, or is null; its rows are named by `job`.
-  explicit Keyspace(KeyspaceLimits limits = {}, std::string job = {}, Journal* journal = nullptr)
-      : limits_(limits), job_(std::move(job)), journal_(journal) {}
+  // `journal` outlives this, or is null; its rows are named by `job`. `all_bytes`: those of all
+  // jobs, likewise.
+  explicit Keyspace(KeyspaceLimits limits = {}, std::string job = {}, Journal* journal = nullptr,
+                    std::size_t* all_bytes = nullptr)
+      : limits_(limits), job_(std::move(job)), journal_(journal), bytes_(all_bytes) {}
 
   // ---- Values. Mutations append the waits that they end to `ended`. kTooLarge, kResourceExhausted.
 
@@ -154,7 +158,7 @@ class Keyspace {
   void AppendRows(std::map<std::string, std::string>& rows) const;
 
   std::size_t keys() const { return keys_; }
-  std::size_t bytes() const { return bytes_; }
+  std::size_t bytes() const { return bytes_.own(); }
   std::size_t waits() const { return waits_; }
   std::size_t WaitsOf(SessionId session) const;
 
@@ -182,6 +186,8 @@ class Keyspace {
     std::map<std::string, Gathering> exchanges;
   };
 
+  // kResourceExhausted: `more` bytes would go beyond what the job, or all of them, may hold.
+  Status CheckBytes(std::size_t more) const;
   Status CheckRoom(std::size_t new_keys, std::size_t bytes_freed, std::size_t bytes_needed) const;
   Status CheckValueRoom(std::uint64_t scope, const std::string& key, std::size_t value_bytes) const;
   const Scope* FindScope(std::uint64_t scope) const;
@@ -213,7 +219,7 @@ class Keyspace {
   std::unordered_map<SessionId, std::map<std::uint64_t, Wait>> waits_of_;
   std::uint64_t last_ticket_ = 0;
   std::size_t keys_ = 0;
-  std::size_t bytes_ = 0;
+  SharedCount bytes_;
   std::size_t waits_ = 0;
 };
 

@@ -73,6 +73,9 @@ void ServerCore::Impl::OnHello(ConnectionId connection, const Request& request, 
       static_cast<std::uint64_t>(ttl.count()) / kHeartbeatsPerLease;
   reply.welcome.key_bytes_max = kKeyBytesMax;
   reply.welcome.value_bytes_max = kValueBytesMax;
+  reply.welcome.keys_per_request_max = kKeysPerRequestMax;
+  reply.welcome.requests_in_flight_max = kInFlightPerSessionMax;
+  reply.welcome.frame_body_bytes_max = kMaxFrameBody;
   reply.welcome.session_known = opened->known;
   effects.send.push_back({connection, std::move(reply)});
   if (opened->replaced != 0) effects.close.push_back(opened->replaced);
@@ -396,14 +399,18 @@ Job* ServerCore::Impl::FindJob(const std::string& name) {
 Result<Job*> ServerCore::Impl::MakeJob(const std::string& name) {
   if (Job* job = FindJob(name)) return job;
   if (name.empty()) return Status(StatusCode::kInvalidArgument, "name a job");
-  if (jobs_.size() >= kJobsMax) {
+  if (jobs_.size() >= options_.limits.jobs) {
     return Status(StatusCode::kResourceExhausted,
-                  "the store serves " + std::to_string(kJobsMax) +
+                  "the store serves " + std::to_string(jobs_.size()) +
                       " jobs, the most it can; use another store or try again later");
   }
   const MembershipLimits limits{options_.lone_close_grace, options_.ping_grace,
-                                options_.exit_report_grace};
-  Job& job = jobs_.try_emplace(name, name, limits, generation_floor_, random_.Next(), &journal_)
+                                options_.exit_report_grace, options_.limits.worlds_per_job};
+  const KeyspaceLimits key_limits{options_.limits.keys_per_job, options_.limits.bytes_per_job,
+                                  options_.limits.queue_items, options_.limits.bytes};
+  Job& job = jobs_
+                 .try_emplace(name, name, key_limits, &bytes_, limits, generation_floor_,
+                              random_.Next(), &journal_)
                  .first->second;
   job.membership.Keep();
   return &job;

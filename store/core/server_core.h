@@ -12,6 +12,7 @@
 
 #include "store/core/counters.h"
 #include "store/core/journal.h"
+#include "store/core/limits.h"
 #include "store/core/messages.h"
 
 namespace resilient::store {
@@ -28,6 +29,7 @@ struct CoreOptions {
   Duration exit_report_grace =
       Millis(40);  // For a supervised process: the launcher's report adds the how.
   Duration session_memory = std::chrono::hours(1);
+  CoreLimits limits;
   std::uint64_t seed = 1;    // For view secrets in the simulator; the shell passes a random one.
   double wall_offset_s = 0;  // Wall clock minus Instant, for the `since` of messages only.
 };

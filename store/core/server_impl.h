@@ -26,9 +26,11 @@ inline constexpr Duration kLateTick = 4 * kTickInterval;
 
 // Everything of one job name.
 struct Job {
-  Job(const std::string& name, const MembershipLimits& limits, std::uint64_t first_generation,
-      std::uint64_t seed, Journal* journal)
-      : keys({}, name, journal), membership(name, limits, first_generation, seed, journal) {}
+  Job(const std::string& name, const KeyspaceLimits& key_limits, std::size_t* all_bytes,
+      const MembershipLimits& limits, std::uint64_t first_generation, std::uint64_t seed,
+      Journal* journal)
+      : keys(key_limits, name, journal, all_bytes),
+        membership(name, limits, first_generation, seed, journal) {}
   Keyspace keys;
   Membership membership;
   std::size_t sessions = 0;
@@ -53,7 +55,7 @@ class ServerCore::Impl {
         clock_(now, kLateTick),
         leases_(std::max(options_.lease_ttl, kLeaseTtlFloor)),
         journal_(options_.durable),
-        sessions_(options_.session_memory, kSessionsMax, &journal_),
+        sessions_(options_.session_memory, options_.limits.sessions, &journal_),
         random_(options_.seed),
         server_id_(options_.server_id) {}
 
@@ -118,6 +120,7 @@ class ServerCore::Impl {
   std::uint64_t epoch_ = 0;
   SessionId restored_last_session_ = 0;
   std::string store_row_;  // As it was written last.
+  std::size_t bytes_ = 0;  // Of the keyspaces of all jobs, which count it.
   std::map<std::string, Job> jobs_;
   // A job that is forgotten and comes back goes on above its old generations.
   std::uint64_t generation_floor_ = 0;

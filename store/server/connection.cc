@@ -51,8 +51,12 @@ void Connection::Send(const Frame& frame) {
 
 bool Connection::Flush() {
   if (closed()) return false;
-  if (!out_.empty() && !socket_.Write(std::exchange(out_, {}))) return false;
-  return QueuedBytes() <= kOutputHardLimit;
+  flushed_ += out_.size();
+  return out_.empty() || socket_.Write(std::exchange(out_, {}));
+}
+
+std::uint64_t Connection::WrittenBytes() const {
+  return closed() ? flushed_ : flushed_ - socket_.QueuedBytes();
 }
 
 std::size_t Connection::QueuedBytes() const {

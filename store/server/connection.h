@@ -14,10 +14,9 @@
 
 namespace resilient::store {
 
-// Bytes that may wait for one peer. Above the soft limit nothing more is read from it, so that its
-// own requests cannot fill the memory; above the hard limit (pushed by others) it is cut.
+// Bytes that may wait for one peer until nothing more is read from it, so that its own requests
+// cannot fill the memory. What others push to it is bounded by ServerLimits::output_bytes.
 inline constexpr std::size_t kOutputSoftLimit = 8u << 20;
-inline constexpr std::size_t kOutputHardLimit = 32u << 20;
 
 // The bytes of one peer: preamble, frames in, bounded queue of frames out. It knows nothing of what
 // the frames mean. Owner: Server. Thread: the loop's. Lifetime: Server destroys it in a turn of the
@@ -45,9 +44,11 @@ class Connection {
 
   // Queued; goes out with the next Flush.
   void Send(const Frame& frame);
-  // False when the connection is broken or the hard limit was passed: the owner must cut it.
+  // False when the connection is broken.
   bool Flush();
   std::size_t QueuedBytes() const;
+  // That the kernel has taken since the connection was made.
+  std::uint64_t WrittenBytes() const;
 
   // Reads on, or stops: nothing is read while frames wait to be handled.
   void UpdateReading();
@@ -91,6 +92,7 @@ class Connection {
   UvTcp socket_;
   FrameSplitter splitter_;
   std::string out_;
+  std::uint64_t flushed_ = 0;  // Bytes given to the socket.
   std::string name_;
   bool reading_ = false;
   bool greeted_ = false;

@@ -9,10 +9,6 @@
 
 namespace resilient::store {
 
-// What may be under way to the disk, together with the messages that wait for it. Above it requests
-// are left unread; above twice as much control connections, too.
-inline constexpr std::size_t kHeldBytesMax = 64u << 20;
-
 // The steps of the core that must not be seen yet, in order: those whose writes are not kept, and
 // all later ones, which may tell of values that are not kept. Owner: Server. Thread: the loop's.
 class HeldEffects {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "runtime/base/log.h"
 #include "runtime/net/socket.h"
@@ -21,6 +22,7 @@ namespace resilient::store {
 namespace {
 
 constexpr Duration kLeaseTtlMin = std::chrono::seconds(1);
+constexpr Duration kLeaseTtlMax = std::chrono::hours(1);
 constexpr char kInMemory[] = "mem";
 constexpr char kOnProcess[] = "process";
 constexpr char kOnMachine[] = "machine";
@@ -38,6 +40,7 @@ struct ServeArguments {
   std::string data;
   std::string durability;
   std::string metrics;
+  std::vector<std::string> limits;
   std::uint64_t crash_at = 0;
   bool print_address = false;
   bool parent_death = false;
@@ -80,8 +83,16 @@ int ParseServe(const ServeArguments& arguments, const CliContext& context, Serve
                            " is too short; the least is 1s, the default 5s"),
                     kExitUsage);
   }
+  if (options->lease_ttl > kLeaseTtlMax) {
+    return Complain(StrCat("--lease-ttl ", arguments.lease_ttl, " is too long; the most is 1h"),
+                    kExitUsage);
+  }
   options->linger = *ParseDuration(arguments.linger);
   options->version = RESILIENT_VERSION;
+  for (const std::string& limit : arguments.limits) {
+    const Status set = SetLimit(limit, options->limits);
+    if (!set.ok()) return Complain(StrCat("--limit ", set.message()), kExitUsage);
+  }
   if (!arguments.metrics.empty()) {
     const Result<HostPort> metrics = ParseHostPort(arguments.metrics);
     if (!metrics.ok()) {
@@ -154,6 +165,8 @@ int Serve(const ServeArguments& arguments, const CliContext& context, pid_t pare
   const bool durable = engine != nullptr;
   options.on_storage_failure = EndUnkept;
   options.crash_points = &crash_points;
+  ServiceNotifier notifier(ProcessEnvironment(), getpid());
+  options.notifier = &notifier;
   UvLoop loop;
   Server server(loop, context.clock, options, std::move(engine));
   const Status watchable = server.StartHttp();
@@ -206,6 +219,10 @@ void AddServeCommand(CLI::App& app, CliContext& context) {
   serve->add_option("--metrics", arguments->metrics,
                     "Serve HTTP at HOST:PORT, for whoever reaches it: /metrics (Prometheus), "
                     "/healthz and /readyz; they tell numbers, no keys or names (default: off)");
+  serve
+      ->add_option("--limit", arguments->limits,
+                   "NAME=VALUE, may be repeated: what the server takes on (below)")
+      ->take_all();
   serve->add_option("--address-file", arguments->address_file,
                     "Write \"host:port\\nserver-id\\n\" to this file once listening");
   serve->add_flag("--print-address", arguments->print_address,
@@ -222,7 +239,9 @@ void AddServeCommand(CLI::App& app, CliContext& context) {
       ->add_option("--crash-at", arguments->crash_at,
                    "End as by kill -9 at the N-th step on the way to the disk")
       ->group("For tests");
-  serve->footer(kServeFooter);
+  serve->footer(
+      StrCat("Limits, with their defaults; beyond one a request or connection is refused:\n",
+             DescribeLimits(), "\n", kServeFooter));
   const pid_t parent = getppid();
   serve->callback([arguments, &context, parent] {
     if (arguments->log_level.empty()) {

@@ -23,11 +23,11 @@ constexpr int kListenBacklog = 4096;
 constexpr std::uint64_t kDrainTurns = 2;
 constexpr Duration kPauseGap = std::chrono::seconds(1);  // Between ticks: we were stopped.
 
-// The descriptor limit, raised as far as this process may.
-std::size_t RaiseDescriptorLimit() {
+// The descriptor limit, raised to `wanted` or as far as this process may.
+std::size_t RaiseDescriptorLimit(rlim_t wanted) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1024;
-  const rlim_t wanted = std::min<rlim_t>(limit.rlim_max, kConnectionsMax + kDescriptorReserve);
+  wanted = std::min(limit.rlim_max, wanted);
   if (limit.rlim_cur < wanted) {
     rlimit raised = limit;
     raised.rlim_cur = wanted;
@@ -36,10 +36,14 @@ std::size_t RaiseDescriptorLimit() {
   return static_cast<std::size_t>(limit.rlim_cur);
 }
 
-std::size_t ConnectionLimit() {
-  const std::size_t descriptors = RaiseDescriptorLimit();
-  if (descriptors <= 2 * kDescriptorReserve) return kDescriptorReserve;
-  return std::min(descriptors - kDescriptorReserve, kConnectionsMax);
+std::size_t ConnectionLimit(std::size_t wanted) {
+  constexpr std::size_t kReserve = kDescriptorReserve + kAdminReserve;
+  const std::size_t descriptors = RaiseDescriptorLimit(wanted + kReserve);
+  const std::size_t possible = descriptors > 2 * kReserve ? descriptors - kReserve : kReserve;
+  if (possible >= wanted) return wanted;
+  RESILIENT_LOG(kInfo, "takes ", possible, " connections instead of ", wanted,
+                ", as the limit of open files (ulimit -n) is ", descriptors);
+  return possible;
 }
 
 CoreOptions MakeCoreOptions(const ServerOptions& options, const std::string& server_id,
@@ -48,6 +52,7 @@ CoreOptions MakeCoreOptions(const ServerOptions& options, const std::string& ser
   core.durable = durable;
   core.server_id = server_id;
   core.lease_ttl = options.lease_ttl;
+  core.limits = options.limits.core;
   core.seed = RandomSeed();
   core.wall_offset_s =
       clock.WallSeconds() - std::chrono::duration<double>(clock.Now().time_since_epoch()).count();
@@ -87,7 +92,7 @@ Server::Server(UvLoop& loop, const Clock& clock, ServerOptions options,
       clock_(clock),
       options_(std::move(options)),
       server_id_(RandomHexId()),
-      connections_max_(ConnectionLimit()),
+      connections_max_(ConnectionLimit(options_.limits.connections)),
       started_unix_s_(clock.WallSeconds()),
       engine_(std::move(engine)),
       processes_(loop, [this](std::uint64_t watch) { OnProcessExit(watch); }),
@@ -126,6 +131,9 @@ Status Server::Start() {
   RESILIENT_RETURN_IF_ERROR(listener_->Listen(*bound, kListenBacklog));
   tick_timer_.Start(ToMillis(kTickInterval), ToMillis(kTickInterval));
   Perform(restored_);
+  if (options_.notifier != nullptr) {
+    options_.notifier->Ready(StrCat("listens on ", FormatHostPort(address_)));
+  }
   return Status::Ok();
 }
 
@@ -133,7 +141,7 @@ Status Server::Start() {
 
 void Server::OnConnectionWaiting() {
   // Many ranks start at once: who cannot be taken yet waits in the kernel's queue, unharmed.
-  if (before_hello_.size() >= kBeforeHelloMax) {
+  if (before_hello_.size() >= options_.limits.before_hello) {
     connection_waiting_ = true;
     return;
   }
@@ -146,12 +154,13 @@ void Server::Accept() {
   auto connection = std::make_unique<Connection>(next_connection_, loop_,
                                                  static_cast<Connection::Owner&>(*this), now);
   if (!connection->AcceptFrom(*listener_)) return;
-  if (connections_.size() + processes_.size() >= connections_max_) {
+  if (connections_.size() + processes_.size() >= connections_max_ + kAdminReserve) {
     metrics_.Refused(Refusal::kConnections);
     if (MayComplain("connections")) {
       RESILIENT_LOG(kWarn, "refused a connection from ", connection->name(), ": ",
                     connections_.size(), " are open, the limit is ", connections_max_,
-                    " (raise the limit of open files, ulimit -n, for more)");
+                    " (for more raise --limit connections and the limit of open files, ulimit "
+                    "-n)");
     }
     return;
   }
@@ -186,6 +195,14 @@ void Server::TakeFrames(Connection& connection) {
 void Server::Handle(Connection& connection, const Frame& frame) {
   const Result<Request> request = DecodeRequest(frame);
   if (!request.ok()) return HandleBadRequest(connection, frame, request.status());
+  if (IsFull(*request)) {
+    metrics_.Refused(Refusal::kConnections);
+    return EndWith(connection, frame.seq,
+                   Status(StatusCode::kResourceExhausted,
+                          StrCat("the store has ", connections_max_,
+                                 " connections, the most it takes; try again later, or raise its "
+                                 "limits (--limit connections, ulimit -n)")));
+  }
   Effects effects;
   const Instant begun = clock_.Now();
   core_->OnRequest(connection.id(), *request, begun, effects);
@@ -201,15 +218,29 @@ void Server::Handle(Connection& connection, const Frame& frame) {
 }
 
 void Server::HandleBadRequest(Connection& connection, const Frame& frame, const Status& why) {
+  // A newer client asks for something this build does not have: it can live with the answer.
+  if (why.code() == StatusCode::kUnimplemented) {
+    Reply reply;
+    reply.seq = frame.seq;
+    reply.status = why;
+    return SendTo({connection.id(), std::move(reply)});
+  }
+  metrics_.Refused(Refusal::kRequest);
+  EndWith(connection, frame.seq, why);
+}
+
+bool Server::IsFull(const Request& request) const {
+  const Hello* hello = std::get_if<Hello>(&request.op);
+  return hello != nullptr && hello->role != Role::kAdmin &&
+         connections_.size() + processes_.size() > connections_max_;
+}
+
+void Server::EndWith(Connection& connection, std::uint64_t seq, const Status& why) {
   Reply reply;
-  reply.seq = frame.seq;
+  reply.seq = seq;
   reply.status = why;
   connection.Send(EncodeServerMessage(reply));
-  touched_.insert(connection.id());
-  // A newer client asks for something this build does not have: it can live with the answer.
-  if (why.code() == StatusCode::kUnimplemented) return;
-  metrics_.Refused(Refusal::kRequest);
-  if (MayComplain("request")) {
+  if (MayComplain(CodeName(why.code()))) {
     RESILIENT_LOG(kWarn, "closed the connection of ", connection.name(), ": ", why.message());
   }
   before_hello_.erase(connection.id());
@@ -263,6 +294,7 @@ void Server::Drop(Connection& connection) {
   deferred_.erase(id);
   stalled_.erase(id);
   touched_.erase(id);
+  output_.Forget(id);
   graveyard_.push_back(std::move(found->second));
   connections_.erase(found);
 }
@@ -292,7 +324,8 @@ void Server::OnTurn() {
   for (const ConnectionId id : std::exchange(deferred_, {})) {
     if (Connection* connection = Find(id)) TakeFrames(*connection);
   }
-  if (connection_waiting_ && listener_ != nullptr && before_hello_.size() < kBeforeHelloMax) {
+  if (connection_waiting_ && listener_ != nullptr &&
+      before_hello_.size() < options_.limits.before_hello) {
     connection_waiting_ = false;
     Accept();
   }
@@ -326,7 +359,9 @@ void Server::Tick() {
     core_->OnTick(now, drained, effects);
     Apply(std::move(effects));
   }
+  if (options_.notifier != nullptr) options_.notifier->Alive(now);
   EndOverdue(now);
+  CutStuck(now);
   if (!shutting_down_) CheckLinger(now);
   if (shutting_down_ && !held_.empty() && now - shutdown_since_ >= kFlushLimit) {
     options_.on_storage_failure(Status(
@@ -338,9 +373,10 @@ void Server::Tick() {
 
 void Server::EndOverdue(Instant now) {
   const bool full = connection_waiting_;
+  const Duration limit = std::chrono::seconds(options_.limits.hello_seconds);
   while (!before_hello_.empty()) {
     Connection& oldest = *connections_.at(*before_hello_.begin());
-    if (now - oldest.accepted() < (full ? kHelloLimitWhenFull : kHelloLimit)) break;
+    if (now - oldest.accepted() < (full ? std::min(limit, kHelloLimitWhenFull) : limit)) break;
     if (MustWait(oldest)) break;  // It may have said it.
     metrics_.Refused(Refusal::kSilent);
     if (MayComplain("silent")) {
@@ -382,6 +418,7 @@ void Server::Shutdown(std::string_view why) {
   if (shutting_down_) return;
   shutting_down_ = true;
   RESILIENT_LOG(kInfo, "ends: ", why);
+  if (options_.notifier != nullptr) options_.notifier->Stopping(StrCat("ends: ", why));
   listener_.reset();
   connection_waiting_ = false;
   processes_.Clear();

@@ -14,10 +14,7 @@
 namespace resilient::store {
 namespace {
 
-// Large answers are handed to the kernel as they come, so that the queue limit counts only what the
-// peer really leaves unread.
-constexpr std::size_t kFlushAtBytes = 256u << 10;
-constexpr std::size_t kRowsBetweenPolls = 1024;  // While restoring, for probes.
+constexpr std::size_t kRowsBetweenPolls = 1024;  // While restoring, for those who watch.
 // What a person wants to know of a store that was restored.
 struct StoreSummary {
   std::string server;
@@ -48,7 +45,7 @@ Status Server::Restore() {
   std::size_t rows = 0;
   Status restored;
   RESILIENT_RETURN_IF_ERROR(engine_->Load([&](std::string_view name, std::string_view value) {
-    if (++rows % kRowsBetweenPolls == 0 && http_ != nullptr) http_->Poll();
+    if (++rows % kRowsBetweenPolls == 0) OnRestoring(rows);
     if (restored.ok()) restored = core_->Restore(name, value);
   }));
   RESILIENT_RETURN_IF_ERROR(restored);
@@ -111,7 +108,7 @@ void Server::OnKept(std::uint64_t ticket) {
     Perform(step->effects);
     Answered(step->begun);
   }
-  if (held_.bytes() < kHeldBytesMax) WakeStalled();
+  if (held_.bytes() < options_.limits.held_bytes) WakeStalled();
   if (shutting_down_ && held_.empty()) EndConnections();
   Settle();
 }
@@ -120,7 +117,7 @@ bool Server::MustWait(const Connection& connection) const {
   if (shutting_down_) return true;
   // Whoever is silent loses his lease, so control connections are read for longer.
   const bool request = connection.greeted() && connection.role() == Role::kRequest;
-  return held_.bytes() >= (request ? kHeldBytesMax : 2 * kHeldBytesMax);
+  return held_.bytes() >= options_.limits.held_bytes * (request ? 1 : 2);
 }
 
 void Server::WakeStalled() {
@@ -160,40 +157,6 @@ void Server::Perform(Effects& effects) {
   if (effects.last_member_left && options_.linger > Duration::zero()) {
     Shutdown("the last member has left");
   }
-}
-
-void Server::SendTo(const Effects::Outgoing& outgoing) {
-  Connection* connection = Find(outgoing.connection);
-  if (connection == nullptr || connection->ending()) return;
-  connection->Send(EncodeServerMessage(outgoing.message));
-  const Reply* reply = std::get_if<Reply>(&outgoing.message);
-  if (reply != nullptr && !reply->welcome.server.empty()) connection->SetWelcomed();
-  touched_.insert(outgoing.connection);
-  if (connection->UnflushedBytes() < kFlushAtBytes || connection->Flush()) return;
-  const std::size_t queued = connection->QueuedBytes();
-  if (queued > kOutputHardLimit) {
-    Cut(*connection, StrCat("it does not read: ", queued >> 20, " MiB wait for it, the limit is ",
-                            kOutputHardLimit >> 20, " MiB"));
-  } else {
-    Drop(*connection);
-  }
-}
-
-void Server::FlushTouched() {
-  while (!touched_.empty()) {
-    const ConnectionId id = *touched_.begin();
-    touched_.erase(touched_.begin());
-    Connection* connection = Find(id);
-    if (connection == nullptr) continue;
-    if (!connection->Flush()) {
-      Drop(*connection);
-      continue;
-    }
-    // Room again without a word from libuv: everything fitted at once.
-    if (connection->WantsInput() && connection->HasFrame()) deferred_.insert(id);
-    connection->UpdateReading();
-  }
-  UpdateIdle();
 }
 
 void Server::Settle() {

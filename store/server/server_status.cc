@@ -28,6 +28,13 @@ Status Server::StartHttp() {
   return {};
 }
 
+void Server::OnRestoring(std::size_t rows) {
+  if (http_ != nullptr) http_->Poll();
+  if (options_.notifier != nullptr) {
+    options_.notifier->Starting(clock_.Now(), StrCat("restores: ", rows, " rows read"));
+  }
+}
+
 HttpAnswer Server::AnswerHttp(std::string_view path) {
   if (path == "/metrics") return {kOk, kMetricsContentType, MetricsText()};
   if (path == "/healthz") return AnswerHealth();
@@ -64,11 +71,13 @@ std::string Server::MetricsText() const {
   page.durable = engine_ != nullptr || persister_ != nullptr;
   page.ready = WhyNotReady().empty();
   page.held_bytes = held_.bytes();
-  for (const auto& [id, connection] : connections_) page.output_bytes += connection->QueuedBytes();
+  page.output_bytes = output_.total();
   page.before_hello = before_hello_.size();
   page.watched_processes = processes_.size();
   page.start_unix_s = started_unix_s_;
-  page.limits = {{"connections", static_cast<double>(connections_max_)}};
+  ServerLimits limits = options_.limits;
+  limits.connections = connections_max_;
+  page.limits = ListLimits(limits);
   return RenderMetrics(page);
 }
 

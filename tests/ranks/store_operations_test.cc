@@ -2,14 +2,24 @@
 // Prometheus can read and that count what happened, probes that tell the truth, and an HTTP port
 // through which nobody can hurt the store. Method: the real binary, bare sockets.
 
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <atomic>
 #include <csignal>
+#include <cstdio>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "resilient/store/client.h"
 #include "tests/ranks/http_support.h"
 #include "tests/ranks/store_server_support.h"
 
@@ -17,6 +27,10 @@ namespace resilient::store {
 namespace {
 
 using std::chrono::seconds;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::SizeIs;
 
 const std::vector<std::string> kWithMetrics = {"--metrics", "127.0.0.1:0"};
 
@@ -238,6 +252,149 @@ TEST(StoreProbes, PortInUse_ExitsWithThreeAndNamesTheOption) {
   EXPECT_NE(outcome.errors.find("--metrics"), std::string::npos) << outcome.errors;
   EXPECT_NE(outcome.errors.find(address), std::string::npos) << outcome.errors;
   EXPECT_EQ(RunCommand({"serve", "--metrics", "nonsense"}).exit_code, 2);
+}
+
+// Where a service manager would listen.
+class Manager {
+ public:
+  Manager()
+      : path_(testing::TempDir() + "notify." + std::to_string(getpid())),
+        socket_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::snprintf(address.sun_path, sizeof(address.sun_path), "%s", path_.c_str());
+    EXPECT_EQ(bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  }
+  ~Manager() { std::filesystem::remove(path_); }
+
+  const std::string& path() const { return path_; }
+  // Datagrams up to the one that contains `text`; the last one is that, or patience has ended.
+  std::vector<std::string> Until(const std::string& text) {
+    const Deadline deadline = In(kPatience);
+    std::vector<std::string> heard;
+    while (heard.empty() || heard.back().find(text) == std::string::npos) {
+      std::vector<PollEntry> entries = {{socket_.get(), POLLIN, 0}};
+      if (PollUntil(entries, SystemClock(), deadline) == 0) break;
+      char buffer[4096];
+      const ssize_t count = recv(socket_.get(), buffer, sizeof(buffer), 0);
+      if (count > 0) heard.emplace_back(buffer, static_cast<std::size_t>(count));
+    }
+    return heard;
+  }
+
+ private:
+  const std::string path_;
+  const FileDescriptor socket_;
+};
+
+TEST(StoreNotify, ReadyWatchdogAndStopping_AreTold) {
+  Manager manager;
+  ChildProcess server({RESILIENT_STORE_BINARY, "serve", "--print-address"},
+                      {"NOTIFY_SOCKET=" + manager.path(), "WATCHDOG_USEC=200000"});
+  const auto line = server.ReadLine(In(kPatience));
+  ASSERT_TRUE(line) << server.ErrorText();
+  EXPECT_THAT(manager.Until("READY=1").back(),
+              HasSubstr("STATUS=listens on " + line->substr(0, line->find(' '))));
+  const Instant start = Now();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(manager.Until("WATCHDOG=1").back(), "WATCHDOG=1");
+  EXPECT_LT(Now() - start, seconds(2));
+  server.Signal(SIGTERM);
+  EXPECT_THAT(manager.Until("STOPPING=1").back(), HasSubstr("STATUS=ends: SIGTERM"));
+  EXPECT_EQ(server.WaitExit(In(kPatience)), 0);
+}
+
+TEST(StoreNotify, WatchdogOfAnotherProcessAndUnusableSockets_AreLeftAlone) {
+  Manager manager;
+  ChildProcess server(
+      {RESILIENT_STORE_BINARY, "serve", "--print-address"},
+      {"NOTIFY_SOCKET=" + manager.path(), "WATCHDOG_USEC=100000", "WATCHDOG_PID=1"});
+  ASSERT_TRUE(server.ReadLine(In(kPatience)));
+  ASSERT_THAT(manager.Until("READY=1"), Not(IsEmpty()));
+  const auto ticks = [&] { return RunCommand({"version"}).exit_code; };  // Time passes.
+  EXPECT_EQ(ticks(), 0);
+  server.Signal(SIGTERM);
+  EXPECT_THAT(manager.Until("STOPPING=1"), SizeIs(1));
+  for (const std::string& name : {std::string("relative"), std::string("/nonexistent/socket"),
+                                  std::string(4000, '/'), std::string("vsock:2:1234")}) {
+    ChildProcess other({RESILIENT_STORE_BINARY, "serve", "--print-address"},
+                       {"NOTIFY_SOCKET=" + name});
+    EXPECT_TRUE(other.ReadLine(In(kPatience))) << name;
+    other.Signal(SIGTERM);
+    EXPECT_EQ(other.WaitExit(In(kPatience)), 0) << name;
+  }
+}
+
+// Clients that add without a pause, each with a wait of its own, over several ends of the server,
+// which comes back in turn at two addresses.
+TEST(StoreDrain, EndedServer_LosesNoOperationAndAppliesNoneTwice) {
+  constexpr int kClients = 4;
+  constexpr int kEnds = 4;
+  const DataDirectory data;
+  const std::vector<std::string> durable = {"--data", data.path()};
+  const auto serve = [&](const std::string& listen) {
+    std::vector<std::string> arguments = {"--listen", listen};
+    arguments.insert(arguments.end(), durable.begin(), durable.end());
+    return std::make_unique<TestServer>(arguments);
+  };
+  auto server = serve("127.0.0.1:0");
+  const std::string first = server->address_text();
+  const std::string second = "127.0.0.2:" + std::to_string(server->address().port);
+  const SystemClock clock;
+  std::atomic<bool> stop = false;
+  std::atomic<std::int64_t> added = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kClients; ++i) {
+    threads.emplace_back([&, i] {
+      ConnectOptions options;
+      options.addresses = {first, second};
+      options.job = "job";
+      auto client = Connect(options, {}, clock, In(kPatience));
+      ASSERT_TRUE(client.ok()) << client.status().ToString();
+      auto waiting = std::async(std::launch::async, [&] {
+        return (*client)->Get("end", true, Client::Call{.deadline = In(6 * kPatience)});
+      });
+      while (!stop) {
+        const auto sum = (*client)->Add("n", 1, Client::Call{.deadline = In(kPatience)});
+        ASSERT_TRUE(sum.ok()) << i << ": " << sum.status().ToString();
+        ++added;
+      }
+      ASSERT_TRUE((*client)->Set("end", "now", Client::Call{.deadline = In(kPatience)}).ok());
+      const auto end = waiting.get();
+      ASSERT_TRUE(end.ok()) << end.status().ToString();
+      EXPECT_EQ(*end, "now");
+    });
+  }
+  const auto more = [&](std::int64_t than) {
+    const Deadline deadline = In(kPatience);
+    while (added < than + 200 && !deadline.ExpiredAt(Now())) std::this_thread::yield();
+    EXPECT_GE(added, than + 200);
+  };
+  more(0);
+  for (int i = 0; i < kEnds; ++i) {
+    const Instant start = Now();
+    server->process().Signal(SIGTERM);
+    ASSERT_EQ(server->process().WaitExit(In(kPatience)), 0) << server->process().ErrorText();
+    EXPECT_LT(Now() - start, seconds(12));
+    server = serve(i % 2 == 0 ? second : first);
+    more(added);
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  const auto n = RunCommand({"get", "n", "--store", server->address_text(), "--job", "job"});
+  EXPECT_EQ(n.output, std::to_string(added.load())) << n.errors;
+}
+
+TEST(StoreDrain, PeerThatDoesNotReadOrGo_DoesNotHoldTheEnd) {
+  const DataDirectory data;
+  TestServer server({"--data", data.path()});
+  const auto stays = Greeted(server);
+  const auto other = Greeted(server);
+  ASSERT_TRUE(other->Call(SetOp{"big", std::string(4u << 20, 'x')}));
+  for (int i = 0; i < 8; ++i) ASSERT_TRUE(stays->SendOp(GetOp{"big", false}));
+  const Instant start = Now();
+  server.process().Signal(SIGTERM);
+  EXPECT_EQ(server.process().WaitExit(In(kPatience)), 0) << server.process().ErrorText();
+  EXPECT_LT(Now() - start, seconds(5));
 }
 
 }  // namespace
