@@ -202,7 +202,8 @@ Status Membership::CheckRestored(const Participant& who) const {
       return damaged("is to hold a seat and holds none");
     }
   } else if (who.request.rank < 0) {
-    return damaged("has no rank");
+    // Refused for it; the row tells a repeat of the join so.
+    if (who.state == State::kWaiting) return damaged("waits for a seat and has no rank");
   } else if (world && who.Active() && SeatOf(*const_cast<World*>(world), who).Live()) {
     return damaged("holds a seat and is to hold none");
   }

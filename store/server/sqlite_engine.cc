@@ -118,6 +118,8 @@ class SqliteEngine final : public Engine {
   Status Run(const Statement& statement);
   Status Apply(const Write& write);
   Status Error(const std::string& doing) const;
+  // errno of the last system call that failed on the file or its log; 0: not known.
+  int SystemError() const;
   // Leaves the log alone when the database is closed: nothing of the file changes.
   void KeepLogAtClose(bool keep);
 
@@ -146,9 +148,23 @@ void SqliteEngine::KeepLogAtClose(bool keep) {
   sqlite3_db_config(db_, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep ? 1 : 0, nullptr);
 }
 
+// sqlite3_system_errno is that of failed opens alone; a failed write notes it with the file.
+int SqliteEngine::SystemError() const {
+  if (const int error = sqlite3_system_errno(db_); error != 0) return error;
+  for (const int which : {SQLITE_FCNTL_JOURNAL_POINTER, SQLITE_FCNTL_FILE_POINTER}) {
+    sqlite3_file* file = nullptr;
+    if (sqlite3_file_control(db_, "main", which, &file) != SQLITE_OK) continue;
+    if (file == nullptr || file->pMethods == nullptr) continue;
+    int error = 0;
+    if (file->pMethods->xFileControl(file, SQLITE_FCNTL_LAST_ERRNO, &error) != SQLITE_OK) continue;
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
 Status SqliteEngine::Error(const std::string& doing) const {
   const int code = sqlite3_extended_errcode(db_);
-  const int system = sqlite3_system_errno(db_);
+  const int system = SystemError();
   switch (code & 0xff) {
     case SQLITE_FULL:
       return DataError(path_, doing, ENOSPC);

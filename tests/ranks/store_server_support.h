@@ -133,6 +133,8 @@ class RawClient {
 
   bool ended() const { return ended_; }
   std::uint64_t last_seq() const { return next_seq_ - 1; }
+  // For a connection that takes a session up again: its numbers go on.
+  void GoOnAfter(std::uint64_t seq) { next_seq_ = seq + 1; }
   void Close() { socket_.Reset(); }
 
  private:

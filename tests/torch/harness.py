@@ -18,6 +18,7 @@ import rank_server
 
 PR_SET_CHILD_SUBREAPER = 36
 LEFTOVER_SECONDS = 4.0
+START_SECONDS = 180  # The first import of torch after its installation, from a cold disk.
 _numbers = itertools.count(1)
 
 
@@ -40,7 +41,7 @@ class Server:
         )
         theirs.close()
         self._ranks = {}
-        message = self._receive(60)
+        message = self._receive(START_SECONDS)
         assert message and message[0] == "ready", "the fork server did not start"
         self.threads = message[1]
 

@@ -58,7 +58,9 @@ inline Status OpenError(const std::string& directory) {
 inline Rows LoadAll(Engine& engine) {
   Rows rows;
   const Status loaded = engine.Load([&](std::string_view name, std::string_view value) {
-    if (!rows.empty()) EXPECT_LT(rows.rbegin()->first, name) << "not in order";
+    if (!rows.empty()) {
+      EXPECT_LT(rows.rbegin()->first, name) << "not in order";
+    }
     rows.emplace(name, value);
   });
   EXPECT_TRUE(loaded.ok()) << loaded.ToString();
