@@ -78,6 +78,8 @@ class Connection {
   Instant ending_since() const { return ending_since_; }  // REQUIRES: ending().
   // "127.0.0.1:4711", after Hello "host a, pid 7 (127.0.0.1:4711)".
   const std::string& name() const { return name_; }
+  // A line of the log about the peer, for machines and for people.
+  std::string Audit(std::string_view event, std::string_view text) const;
 
   // How many requests the loop's turn number `turn` has already taken from this connection.
   int& TakenInTurn(std::uint64_t turn);
@@ -94,6 +96,11 @@ class Connection {
   std::string out_;
   std::uint64_t flushed_ = 0;  // Bytes given to the socket.
   std::string name_;
+  std::string peer_;  // "127.0.0.1:4711".
+  // Of Hello.
+  std::string job_;
+  std::string host_;
+  std::int64_t pid_ = 0;
   bool reading_ = false;
   bool greeted_ = false;
   bool welcomed_ = false;

@@ -13,9 +13,11 @@
 
 #include "runtime/base/log.h"
 #include "runtime/net/socket.h"
+#include "store/core/audit.h"
 #include "store/server/cli.h"
 #include "store/server/crash_points.h"
 #include "store/server/engine.h"
+#include "store/server/serve_help.h"
 #include "store/server/server.h"
 
 namespace resilient::store {
@@ -26,10 +28,6 @@ constexpr Duration kLeaseTtlMax = std::chrono::hours(1);
 constexpr char kInMemory[] = "mem";
 constexpr char kOnProcess[] = "process";
 constexpr char kOnMachine[] = "machine";
-constexpr char kServeFooter[] =
-    "Exit codes: 0 ended by a signal or by --linger; 1 failed; 2 bad usage; 3 the port is taken;\n"
-    "4 the data directory cannot be used (held by another server, not writable, damaged) or could\n"
-    "not be written (disk full, input/output error): nothing was acknowledged that is not kept.";
 
 struct ServeArguments {
   std::string listen = "127.0.0.1:0";
@@ -182,8 +180,9 @@ int Serve(const ServeArguments& arguments, const CliContext& context, pid_t pare
   if (started.code() == StatusCode::kRefused) return Complain(started.message(), kExitPortTaken);
   if (started.code() == StatusCode::kSetting) return Complain(started.message(), kExitUsage);
   if (!started.ok()) return Complain(started.message(), kExitFailed);
-  RESILIENT_LOG(kInfo, "listens on ", FormatHostPort(server.address()), ", server ",
-                server.server_id());
+  const std::string address = FormatHostPort(server.address());
+  RESILIENT_LOG(kInfo, AuditLine("listen", {{"address", address}, {"server", server.server_id()}},
+                                 StrCat("listens on ", address, ", server ", server.server_id())));
   const int told = TellAddress(arguments, server);
   if (told != kExitOk) server.Shutdown("its address could not be told");
   loop.Run();
@@ -195,6 +194,8 @@ int Serve(const ServeArguments& arguments, const CliContext& context, pid_t pare
 void AddServeCommand(CLI::App& app, CliContext& context) {
   auto arguments = std::make_shared<ServeArguments>();  // Lives as long as the callback.
   CLI::App* serve = app.add_subcommand("serve", "Run a store server");
+  // Only for its own help: a list of commands has one line for each.
+  serve->preparse_callback([serve](std::size_t) { serve->description(ServeDescription()); });
   serve->add_option("--listen", arguments->listen, "HOST:PORT; port 0: chosen by the kernel")
       ->capture_default_str();
   serve
@@ -216,13 +217,16 @@ void AddServeCommand(CLI::App& app, CliContext& context) {
                    "--data): the end of the server, kill -9 included; machine: power loss too, "
                    "at one fsync for each group of changes")
       ->check(CLI::IsMember({kInMemory, kOnProcess, kOnMachine}));
-  serve->add_option("--metrics", arguments->metrics,
-                    "Serve HTTP at HOST:PORT, for whoever reaches it: /metrics (Prometheus), "
-                    "/healthz and /readyz; they tell numbers, no keys or names (default: off)");
+  serve
+      ->add_option("--metrics", arguments->metrics,
+                   "Serve metrics and probes over HTTP, for whoever reaches the address: they tell "
+                   "numbers, no keys or names (default: off)")
+      ->type_name("HOST:PORT");
   serve
       ->add_option("--limit", arguments->limits,
-                   "NAME=VALUE, may be repeated: what the server takes on (below)")
-      ->take_all();
+                   "What the server takes on (LIMITS below); may be repeated")
+      ->type_name("NAME=VALUE")
+      ->allow_extra_args(false);
   serve->add_option("--address-file", arguments->address_file,
                     "Write \"host:port\\nserver-id\\n\" to this file once listening");
   serve->add_flag("--print-address", arguments->print_address,
@@ -239,9 +243,7 @@ void AddServeCommand(CLI::App& app, CliContext& context) {
       ->add_option("--crash-at", arguments->crash_at,
                    "End as by kill -9 at the N-th step on the way to the disk")
       ->group("For tests");
-  serve->footer(
-      StrCat("Limits, with their defaults; beyond one a request or connection is refused:\n",
-             DescribeLimits(), "\n", kServeFooter));
+  serve->footer(ServeFooter());
   const pid_t parent = getppid();
   serve->callback([arguments, &context, parent] {
     if (arguments->log_level.empty()) {

@@ -12,6 +12,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
+#include "store/core/audit.h"
 #include "store/core/codec.h"
 
 namespace resilient::store {
@@ -40,10 +41,7 @@ std::size_t ConnectionLimit(std::size_t wanted) {
   constexpr std::size_t kReserve = kDescriptorReserve + kAdminReserve;
   const std::size_t descriptors = RaiseDescriptorLimit(wanted + kReserve);
   const std::size_t possible = descriptors > 2 * kReserve ? descriptors - kReserve : kReserve;
-  if (possible >= wanted) return wanted;
-  RESILIENT_LOG(kInfo, "takes ", possible, " connections instead of ", wanted,
-                ", as the limit of open files (ulimit -n) is ", descriptors);
-  return possible;
+  return std::min(possible, wanted);
 }
 
 CoreOptions MakeCoreOptions(const ServerOptions& options, const std::string& server_id,
@@ -131,6 +129,13 @@ Status Server::Start() {
   RESILIENT_RETURN_IF_ERROR(listener_->Listen(*bound, kListenBacklog));
   tick_timer_.Start(ToMillis(kTickInterval), ToMillis(kTickInterval));
   Perform(restored_);
+  if (connections_max_ < options_.limits.connections) {
+    RESILIENT_LOG(kInfo, AuditLine("limit", {{"connections", std::to_string(connections_max_)}},
+                                   StrCat("takes ", connections_max_, " connections instead of ",
+                                          options_.limits.connections,
+                                          ", as the limit of open files (ulimit -n) leaves no "
+                                          "more")));
+  }
   if (options_.notifier != nullptr) {
     options_.notifier->Ready(StrCat("listens on ", FormatHostPort(address_)));
   }
@@ -157,10 +162,13 @@ void Server::Accept() {
   if (connections_.size() + processes_.size() >= connections_max_ + kAdminReserve) {
     metrics_.Refused(Refusal::kConnections);
     if (MayComplain("connections")) {
-      RESILIENT_LOG(kWarn, "refused a connection from ", connection->name(), ": ",
-                    connections_.size(), " are open, the limit is ", connections_max_,
-                    " (for more raise --limit connections and the limit of open files, ulimit "
-                    "-n)");
+      RESILIENT_LOG(
+          kWarn,
+          connection->Audit(
+              "refused", StrCat("refused a connection from ", connection->name(), ": ",
+                                connections_.size(), " are open, the limit is ", connections_max_,
+                                " (for more raise --limit connections and the limit of open "
+                                "files, ulimit -n)")));
     }
     return;
   }
@@ -197,11 +205,11 @@ void Server::Handle(Connection& connection, const Frame& frame) {
   if (!request.ok()) return HandleBadRequest(connection, frame, request.status());
   if (IsFull(*request)) {
     metrics_.Refused(Refusal::kConnections);
-    return EndWith(connection, frame.seq,
-                   Status(StatusCode::kResourceExhausted,
-                          StrCat("the store has ", connections_max_,
-                                 " connections, the most it takes; try again later, or raise its "
-                                 "limits (--limit connections, ulimit -n)")));
+    return Refuse(connection, frame.seq,
+                  Status(StatusCode::kResourceExhausted,
+                         StrCat("the store has ", connections_max_,
+                                " connections, the most it takes; try again later, or raise its "
+                                "limits (--limit connections, ulimit -n)")));
   }
   Effects effects;
   const Instant begun = clock_.Now();
@@ -226,7 +234,7 @@ void Server::HandleBadRequest(Connection& connection, const Frame& frame, const 
     return SendTo({connection.id(), std::move(reply)});
   }
   metrics_.Refused(Refusal::kRequest);
-  EndWith(connection, frame.seq, why);
+  Refuse(connection, frame.seq, why);
 }
 
 bool Server::IsFull(const Request& request) const {
@@ -235,13 +243,15 @@ bool Server::IsFull(const Request& request) const {
          connections_.size() + processes_.size() > connections_max_;
 }
 
-void Server::EndWith(Connection& connection, std::uint64_t seq, const Status& why) {
+void Server::Refuse(Connection& connection, std::uint64_t seq, const Status& why) {
   Reply reply;
   reply.seq = seq;
   reply.status = why;
   connection.Send(EncodeServerMessage(reply));
   if (MayComplain(CodeName(why.code()))) {
-    RESILIENT_LOG(kWarn, "closed the connection of ", connection.name(), ": ", why.message());
+    RESILIENT_LOG(kWarn,
+                  connection.Audit("refused", StrCat("closed the connection of ", connection.name(),
+                                                     ": ", why.message())));
   }
   before_hello_.erase(connection.id());
   ending_.insert(connection.id());
@@ -267,10 +277,14 @@ void Server::OnEnd(Connection& connection, const Status& why) {
     metrics_.Refused(Refusal::kProtocol);
     // The text names what speaks there; ports and lengths in it do not make another kind.
     if (MayComplain(why.message().substr(0, why.message().find_first_of("0123456789\"'(")))) {
-      RESILIENT_LOG(kWarn, "closed the connection from ", connection.name(), ": ", why.message());
+      RESILIENT_LOG(kWarn,
+                    connection.Audit("refused", StrCat("closed the connection from ",
+                                                       connection.name(), ": ", why.message())));
     }
   } else if (!why.ok()) {
-    RESILIENT_LOG(kDebug, "lost the connection of ", connection.name(), ": ", why.message());
+    RESILIENT_LOG(kDebug,
+                  connection.Audit("disconnected", StrCat("lost the connection of ",
+                                                          connection.name(), ": ", why.message())));
   }
   Drop(connection);
   Settle();
@@ -278,7 +292,8 @@ void Server::OnEnd(Connection& connection, const Status& why) {
 
 void Server::Cut(Connection& connection, std::string_view why) {
   metrics_.Refused(Refusal::kSlow);
-  RESILIENT_LOG(kWarn, "cut the connection of ", connection.name(), ": ", why);
+  RESILIENT_LOG(kWarn, connection.Audit(
+                           "cut", StrCat("cut the connection of ", connection.name(), ": ", why)));
   Drop(connection);
 }
 
@@ -380,8 +395,10 @@ void Server::EndOverdue(Instant now) {
     if (MustWait(oldest)) break;  // It may have said it.
     metrics_.Refused(Refusal::kSilent);
     if (MayComplain("silent")) {
-      RESILIENT_LOG(kWarn, "closed the connection from ", oldest.name(),
-                    ": it did not say Hello in ", ToSeconds(now - oldest.accepted()), " s");
+      RESILIENT_LOG(kWarn,
+                    oldest.Audit("refused", StrCat("closed the connection from ", oldest.name(),
+                                                   ": it did not say Hello in ",
+                                                   ToSeconds(now - oldest.accepted()), " s")));
     }
     Drop(oldest);
   }
@@ -417,7 +434,7 @@ void Server::UpdateIdle() {
 void Server::Shutdown(std::string_view why) {
   if (shutting_down_) return;
   shutting_down_ = true;
-  RESILIENT_LOG(kInfo, "ends: ", why);
+  RESILIENT_LOG(kInfo, AuditLine("stop", {}, StrCat("ends: ", why)));
   if (options_.notifier != nullptr) options_.notifier->Stopping(StrCat("ends: ", why));
   listener_.reset();
   connection_waiting_ = false;

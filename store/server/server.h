@@ -106,7 +106,7 @@ class Server final : private Connection::Owner {
   void Handle(Connection& connection, const Frame& frame);
   void HandleBadRequest(Connection& connection, const Frame& frame, const Status& why);
   // Answers, then ends the connection.
-  void EndWith(Connection& connection, std::uint64_t seq, const Status& why);
+  void Refuse(Connection& connection, std::uint64_t seq, const Status& why);
   bool IsFull(const Request& request) const;
   void NoteWelcome(Connection& connection, const Hello& hello, const Effects& effects);
   // Carries the effects out, at once or when what they tell of is kept. `begun`: of the request

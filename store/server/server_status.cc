@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "store/core/audit.h"
 #include "store/server/server.h"
 
 namespace resilient::store {
@@ -24,7 +25,9 @@ Status Server::StartHttp() {
       loop_, *options_.metrics, [this](std::string_view path) { return AnswerHttp(path); });
   if (!endpoint.ok()) return endpoint.status();
   http_ = std::move(*endpoint);
-  RESILIENT_LOG(kInfo, "serves metrics on http://", FormatHostPort(http_->address()), "/metrics");
+  const std::string address = FormatHostPort(http_->address());
+  RESILIENT_LOG(kInfo, AuditLine("listen", {{"metrics", address}},
+                                 StrCat("serves metrics on http://", address, "/metrics")));
   return {};
 }
 

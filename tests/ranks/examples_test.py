@@ -195,7 +195,9 @@ class Slurm(Example):
         super().setUp()
         tools = self.directory / "bin"
         tools.mkdir()
-        (tools / "scontrol").write_text('#!/bin/sh\n[ "$*" = "show hostnames nodes" ] && echo localhost\n')
+        (tools / "scontrol").write_text(
+            '#!/bin/sh\n[ "$*" = "show hostnames nodes" ] && echo localhost\n'
+        )
         # Runs what stands behind its options, once for each task.
         (tools / "srun").write_text(
             "#!/bin/bash\n"
