@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -227,6 +228,29 @@ TEST(StoreLimits, HelloSeconds_EndTheSilent) {
   EXPECT_GE(Now() - start, Millis(900));
   EXPECT_LT(Now() - start, seconds(4));
   EXPECT_EQ(Scrape(server)["resilient_store_connections_refused_total{reason=\"silent\"}"], 1);
+}
+
+TEST(StoreLimits, HeldBytes_ClientsAreLeftUnreadUntilTheDiskHasCaughtUp) {
+  constexpr int kSets = 64;
+  const std::string data = testing::TempDir() + "limits." + std::to_string(getpid());
+  {
+    std::vector<std::string> arguments = WithLimits({"held-bytes=1MiB"});
+    arguments.insert(arguments.end(), {"--data", data, "--durability", "machine"});
+    TestServer server(arguments);
+    const auto client = Greeted(server);
+    const auto witness = Greeted(server);
+    for (int i = 0; i < kSets; ++i) {
+      ASSERT_TRUE(client->SendOp(SetOp{"k" + std::to_string(i % 4), std::string(kMebi, 'v')}));
+    }
+    ExpectWorks(*witness);
+    for (int i = 0; i < kSets; ++i) {
+      const auto reply = client->Await<Reply>(In(kPatience));
+      ASSERT_TRUE(reply) << i;
+      EXPECT_TRUE(reply->status.ok()) << reply->status.ToString();
+    }
+    EXPECT_EQ(Scrape(server)["resilient_store_held_bytes"], 0);
+  }
+  std::filesystem::remove_all(data);
 }
 
 TEST(SlowConsumers, OutputOfOne_IsCutAndNamed) {
