@@ -51,6 +51,41 @@ void AppendEscaped(std::string_view text, bool quotes, std::string* out) {
   }
 }
 
+// Text that begins "event=join job=train ...: " becomes members of the JSON object: a value ends at
+// a blank unless it is quoted. Returns what follows; text of another shape is left as it is.
+std::string_view AppendFields(std::string_view text, std::string* line) {
+  const std::string_view whole = text;
+  std::string members;
+  if (!text.starts_with("event=")) return whole;
+  while (true) {
+    const std::size_t equals = text.find('=');
+    if (equals == std::string_view::npos) return whole;
+    const std::string_view name = text.substr(0, equals);
+    if (name.find(' ') != std::string_view::npos) return whole;
+    text.remove_prefix(equals + 1);
+    const bool quoted = text.starts_with('"');
+    if (quoted) text.remove_prefix(1);
+    const std::size_t end = quoted ? text.find('"') : text.find(' ');
+    if (end == std::string_view::npos) return whole;
+    std::string_view value = text.substr(0, end);
+    text.remove_prefix(end + (quoted ? 1 : 0));
+    // The last one ends with the colon before the text, which a value may have inside as well.
+    const bool last = quoted ? text.starts_with(": ") : value.ends_with(':');
+    if (last && !quoted) value.remove_suffix(1);
+    members += ", \"";
+    AppendEscaped(name, true, &members);
+    members += "\": \"";
+    AppendEscaped(value, true, &members);
+    members += '"';
+    if (last) {
+      *line += members;
+      return text.substr(quoted ? 2 : 1);
+    }
+    if (!text.starts_with(' ')) return whole;
+    text.remove_prefix(1);
+  }
+}
+
 // By hand, in UTC: the C library's conversions take a lock that a fork may leave held.
 std::string TimeOfDay(double wall_seconds) {
   const auto millis = static_cast<std::int64_t>(std::floor(wall_seconds * 1000));
@@ -72,8 +107,10 @@ std::string Format(LogLevel level, std::string_view text) {
     line =
         StrCat("{\"time\": ", seconds, ", \"level\": \"", EntryOf(level).name, "\", \"tag\": \"");
     if (tag != nullptr) AppendEscaped(*tag, true, &line);
-    line += "\", \"text\": \"";
-    AppendEscaped(text, true, &line);
+    line += '"';
+    const std::string_view rest = AppendFields(text, &line);
+    line += ", \"text\": \"";
+    AppendEscaped(rest, true, &line);
     line += "\"}\n";
     return line;
   }

@@ -9,7 +9,7 @@ namespace resilient {
 enum class LogLevel : int { kDebug = 0, kInfo = 1, kWarn = 2, kError = 3, kOff = 4 };
 
 // Process-wide like stderr itself, which it writes to: level and tag are set once by main or the
-// plugin, from Settings. "json:" output gives one JSON object a line. Thread: thread-safe.
+// plugin. "json:" gives a JSON object a line, "event=cut job=a: " as members. Thread: thread-safe.
 void SetLogLevel(LogLevel level, bool json = false);
 void SetLogTag(std::string tag);  // "rank 2" or "store"; shown in each line.
 bool LogEnabled(LogLevel level);

@@ -327,7 +327,8 @@ bool StoreLink::OnWelcome(const ServerMessage& message, Instant now) {
     return false;
   }
   if (!reply->status.ok()) {
-    Fail(reply->status, true, now);
+    // A full store may have room later.
+    Fail(reply->status, reply->status.code() != StatusCode::kResourceExhausted, now);
     return false;
   }
   if (handshake_ && !handshake_->proven()) {

@@ -222,6 +222,9 @@ Frame EncodeReply(const Reply& reply) {
     welcome->set_key_bytes_max(reply.welcome.key_bytes_max);
     welcome->set_value_bytes_max(reply.welcome.value_bytes_max);
     welcome->set_session_known(reply.welcome.session_known);
+    welcome->set_keys_per_request_max(reply.welcome.keys_per_request_max);
+    welcome->set_requests_in_flight_max(reply.welcome.requests_in_flight_max);
+    welcome->set_frame_body_bytes_max(reply.welcome.frame_body_bytes_max);
   }
   message.set_status_json(reply.status_json);
   for (const std::string& value : reply.values) message.add_values(value);
@@ -483,6 +486,9 @@ ServerMessage ToReply(const pb::Reply& message, std::uint64_t seq) {
     reply.welcome.key_bytes_max = welcome.key_bytes_max();
     reply.welcome.value_bytes_max = welcome.value_bytes_max();
     reply.welcome.session_known = welcome.session_known();
+    reply.welcome.keys_per_request_max = welcome.keys_per_request_max();
+    reply.welcome.requests_in_flight_max = welcome.requests_in_flight_max();
+    reply.welcome.frame_body_bytes_max = welcome.frame_body_bytes_max();
   }
   reply.status_json = message.status_json();
   reply.values = ToTexts(message.values());

@@ -44,13 +44,17 @@ Status Keyspace::CheckRoom(std::size_t new_keys, std::size_t bytes_freed,
                       std::to_string(limits_.keys) +
                       " at most for a job; delete keys no longer used");
   }
-  if (bytes_needed > bytes_freed && bytes_ - bytes_freed + bytes_needed > limits_.bytes) {
-    return Status(StatusCode::kResourceExhausted,
-                  "the job's keys and values take " + std::to_string(bytes_) + " of " +
-                      std::to_string(limits_.bytes) +
-                      " bytes, and this would go beyond; delete keys no longer used");
-  }
-  return {};
+  return bytes_needed > bytes_freed ? CheckBytes(bytes_needed - bytes_freed) : Status();
+}
+
+Status Keyspace::CheckBytes(std::size_t more) const {
+  const bool of_job = bytes_.own() + more > limits_.bytes;
+  if (!of_job && bytes_.total() + more <= limits_.all_bytes) return {};
+  return Status(StatusCode::kResourceExhausted,
+                std::string("keys, values and waits of ") + (of_job ? "the job" : "all jobs") +
+                    " take " + std::to_string(of_job ? bytes_.own() : bytes_.total()) + " of " +
+                    std::to_string(of_job ? limits_.bytes : limits_.all_bytes) +
+                    " bytes, and this would go beyond; delete keys no longer used");
 }
 
 Status Keyspace::CheckValueRoom(std::uint64_t scope, const std::string& key,

@@ -18,6 +18,7 @@
 #include "store/core/change_log.h"
 #include "store/core/gathering.h"
 #include "store/core/journal.h"
+#include "store/core/limits.h"
 #include "store/core/messages.h"
 
 namespace resilient::store {
@@ -47,6 +48,7 @@ struct KeyspaceLimits {
   std::size_t queue_items = kQueueItemsMax;
   std::size_t changes = kChangesPerJobMax;  // That are kept for watches, apart from the above.
   std::size_t change_bytes = kChangeBytesPerJobMax;
+  std::size_t all_bytes = kBytesMax;  // Of all jobs.
 };
 
 // The keys of one job, by scope (0: the job's own; else a round), and all that waits for them.
@@ -65,12 +67,15 @@ struct KeyspaceLimits {
 // COMPACTED. Items of queues are not watched. Owner: ServerCore. Thread: caller-synchronised. Pure.
 class Keyspace {
  public:
-  // `journal` outlives this, or is null; its rows are named by `job`.
-  explicit Keyspace(KeyspaceLimits limits = {}, std::string job = {}, Journal* journal = nullptr)
+  // `journal` outlives this, or is null; its rows are named by `job`. `all_bytes`: those of all
+  // jobs, likewise.
+  explicit Keyspace(KeyspaceLimits limits = {}, std::string job = {}, Journal* journal = nullptr,
+                    std::size_t* all_bytes = nullptr)
       : limits_(limits),
         job_(std::move(job)),
         journal_(journal ? journal : &own_journal_),
-        changes_(limits.changes, limits.change_bytes) {}
+        changes_(limits.changes, limits.change_bytes),
+        bytes_(all_bytes) {}
   Keyspace(const Keyspace&) = delete;
   Keyspace& operator=(const Keyspace&) = delete;
 
@@ -195,7 +200,7 @@ class Keyspace {
   void AppendRows(std::map<std::string, std::string>& rows) const;
 
   std::size_t keys() const { return keys_; }
-  std::size_t bytes() const { return bytes_; }
+  std::size_t bytes() const { return bytes_.own(); }
   std::size_t waits() const { return waits_; }
   std::size_t WaitsOf(SessionId session) const;
 
@@ -226,6 +231,8 @@ class Keyspace {
     std::map<std::string, std::set<WaitId>> watches;  // By prefix.
   };
 
+  // kResourceExhausted: `more` bytes would go beyond what the job, or all of them, may hold.
+  Status CheckBytes(std::size_t more) const;
   Status CheckRoom(std::size_t new_keys, std::size_t bytes_freed, std::size_t bytes_needed) const;
   Status CheckValueRoom(std::uint64_t scope, const std::string& key, std::size_t value_bytes) const;
   const Scope* FindScope(std::uint64_t scope) const;
@@ -263,7 +270,7 @@ class Keyspace {
   std::unordered_map<SessionId, std::map<std::uint64_t, Wait>> waits_of_;
   std::uint64_t last_ticket_ = 0;
   std::size_t keys_ = 0;
-  std::size_t bytes_ = 0;
+  SharedCount bytes_;
   std::size_t waits_ = 0;
 };
 

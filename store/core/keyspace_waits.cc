@@ -42,12 +42,7 @@ Status Keyspace::CheckWait(WaitId id, std::size_t bytes) const {
                   "the session has " + std::to_string(kInFlightPerSessionMax) +
                       " requests waiting, the most that the store keeps for one");
   }
-  if (bytes_ + bytes > limits_.bytes) {
-    return Status(StatusCode::kResourceExhausted,
-                  "the job's keys, values and waits take " + std::to_string(bytes_) + " of " +
-                      std::to_string(limits_.bytes) + " bytes, and this would go beyond");
-  }
-  return {};
+  return CheckBytes(bytes);
 }
 
 Keyspace::Wait& Keyspace::Register(WaitId id, Kind kind, std::uint64_t scope, std::size_t bytes) {

@@ -55,7 +55,8 @@ struct MembershipEffects {
   std::vector<SessionId> unheld;    // here: with a full TTL.
   std::vector<LostSession> lost;
   std::vector<EndedScope> ended;
-  bool new_life = false;  // All keys of the job are dropped.
+  std::vector<StatusCode> fenced;  // The first causes of the generations that ended.
+  bool new_life = false;           // All keys of the job are dropped.
   bool stop_listening = false;
   std::vector<std::string> log;
 

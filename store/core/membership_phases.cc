@@ -59,6 +59,7 @@ void Membership::FenceWorld(World& world, const Status& cause, Moment moment,
   ChangedJob();
   Changed(world);
   effects.ended.push_back({world.round, cause, false});
+  effects.fenced.push_back(cause.code());
   effects.log.push_back(AuditLine("fence",
                                   {{"job", job_},
                                    {"round", std::to_string(world.round)},

@@ -166,6 +166,9 @@ struct Welcome {
   std::uint64_t key_bytes_max = 0;
   std::uint64_t value_bytes_max = 0;
   bool session_known = false;
+  std::uint64_t keys_per_request_max = 0;
+  std::uint64_t requests_in_flight_max = 0;
+  std::uint64_t frame_body_bytes_max = 0;
 };
 
 // Values that many replies have in common: kept once and encoded once. Made by Share() of codec.h.

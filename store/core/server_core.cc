@@ -57,10 +57,12 @@ Status ServerCore::Impl::CheckHello(const Hello& hello) {
 void ServerCore::Impl::OnHello(ConnectionId connection, const Request& request, const Hello& hello,
                                Moment moment, Effects& effects) {
   if (Status why = CheckHello(hello); !why.ok()) {
-    return Reject(connection, request.seq, std::move(why), moment, effects);
+    return Reject(connection, request, std::move(why), moment, effects);
   }
   const Result<SessionTable::Opened> opened = sessions_.Open(connection, hello);
-  if (!opened) return Reject(connection, request.seq, opened.status(), moment, effects);
+  if (!opened) return Reject(connection, request, opened.status(), moment, effects);
+  Counts(request).Add(StatusCode::kOk);
+  ++(opened->known ? counters_.sessions_resumed : counters_.sessions_opened);
   Reply reply;
   reply.seq = request.seq;
   reply.welcome.server = server_id_;
@@ -71,6 +73,9 @@ void ServerCore::Impl::OnHello(ConnectionId connection, const Request& request, 
       static_cast<std::uint64_t>(ttl.count()) / kHeartbeatsPerLease;
   reply.welcome.key_bytes_max = kKeyBytesMax;
   reply.welcome.value_bytes_max = kValueBytesMax;
+  reply.welcome.keys_per_request_max = kKeysPerRequestMax;
+  reply.welcome.requests_in_flight_max = kInFlightPerSessionMax;
+  reply.welcome.frame_body_bytes_max = kMaxFrameBody;
   reply.welcome.session_known = opened->known;
   effects.send.push_back({connection, std::move(reply)});
   if (opened->replaced != 0) effects.close.push_back(opened->replaced);
@@ -84,10 +89,11 @@ void ServerCore::Impl::OnHello(ConnectionId connection, const Request& request, 
   Apply(job, members, moment, effects);
 }
 
-void ServerCore::Impl::Reject(ConnectionId connection, std::uint64_t seq, Status why, Moment moment,
-                              Effects& effects) {
+void ServerCore::Impl::Reject(ConnectionId connection, const Request& request, Status why,
+                              Moment moment, Effects& effects) {
+  Counts(request).Add(why.code());
   Reply reply;
-  reply.seq = seq;
+  reply.seq = request.seq;
   reply.status = std::move(why);
   effects.send.push_back({connection, std::move(reply)});
   effects.close.push_back(connection);
@@ -124,7 +130,7 @@ void ServerCore::Impl::OnRequest(ConnectionId connection, const Request& request
   if (hello && !bound.session) return OnHello(connection, request, *hello, moment, effects);
   if (hello || !bound.session) {
     return Reject(
-        connection, request.seq,
+        connection, request,
         Status(StatusCode::kProtocol, hello ? "Hello was sent twice on one connection"
                                             : "the first message on a connection must be Hello"),
         moment, effects);
@@ -140,6 +146,11 @@ void ServerCore::Impl::OnRequest(ConnectionId connection, const Request& request
   }
   if (!IsFirst(exchange, effects)) return;
   exchange.key.reply.status = Execute(exchange, effects);
+  if (exchange.key.waits && exchange.key.reply.status.ok()) {
+    Counts(request).Add(Outcomes::kWaits);
+  } else {
+    Counts(request).Add(exchange.key.reply.status.code());
+  }
   Answer(exchange, effects);
   job = FindJob(bound.session->hello.job);
   AnswerWaits(exchange.key.ended, effects);
@@ -156,6 +167,7 @@ bool ServerCore::Impl::IsFirst(Exchange& exchange, Effects& effects) {
   if (request.seq == 0) return true;
   const ConnectionId connection = exchange.session.line(exchange.role).connection;
   if (const Reply* first = results.Find(request.seq)) {
+    Counts(request).Add(Outcomes::kRepeated);
     effects.send.push_back({connection, *first});
     return false;
   }
@@ -165,6 +177,7 @@ bool ServerCore::Impl::IsFirst(Exchange& exchange, Effects& effects) {
       Status(StatusCode::kOutcomeUnknown, "request " + std::to_string(request.seq) +
                                               " was answered before, and the store no longer "
                                               "keeps the answer");
+  Counts(request).Add(exchange.key.reply.status.code());
   effects.send.push_back({connection, exchange.key.reply});
   return false;
 }
@@ -290,6 +303,7 @@ Status ServerCore::Impl::ExitReport(Exchange& exchange, const ExitReportOp& repo
 
 void ServerCore::Impl::Apply(Job& job, MembershipEffects& members, Moment moment,
                              Effects& effects) {
+  for (const StatusCode cause : members.fenced) counters_.fences.Add(cause);
   std::vector<EndedWait> ended;
   for (const auto& lost : members.lost) job.keys.EndScopedWaits(lost.session, lost.why, ended);
   for (const auto& scope : members.ended) {
@@ -330,6 +344,7 @@ void ServerCore::Impl::Apply(Job& job, MembershipEffects& members, Moment moment
 
 void ServerCore::Impl::AnswerWaits(std::vector<EndedWait>& ended, Effects& effects) {
   for (EndedWait& end : ended) {
+    counters_.waits_ended.Add(end.status.code());
     Session* session = sessions_.Find(end.wait.session);
     if (!session) continue;
     Reply reply;
@@ -354,6 +369,7 @@ void ServerCore::Impl::OnTick(Instant now, bool input_drained, Effects& effects)
     Session* session = sessions_.Find(expired.session);
     Job* job = session ? FindJob(session->hello.job) : nullptr;
     if (!job) continue;
+    ++counters_.leases_expired;
     MembershipEffects members;
     job->membership.OnLeaseExpired(expired.session, expired.silent, leases_.ttl(), moment, members);
     Apply(*job, members, moment, effects);
@@ -395,19 +411,23 @@ Job* ServerCore::Impl::FindJob(const std::string& name) {
 Result<Job*> ServerCore::Impl::MakeJob(const std::string& name) {
   if (Job* job = FindJob(name)) return job;
   if (name.empty()) return Status(StatusCode::kInvalidArgument, "name a job");
-  if (jobs_.size() >= kJobsMax) {
+  if (jobs_.size() >= options_.limits.jobs) {
     return Status(StatusCode::kResourceExhausted,
-                  "the store serves " + std::to_string(kJobsMax) +
+                  "the store serves " + std::to_string(jobs_.size()) +
                       " jobs, the most it can; use another store or try again later");
   }
   const MembershipLimits limits{options_.lone_close_grace, options_.ping_grace,
-                                options_.exit_report_grace};
+                                options_.exit_report_grace, options_.limits.worlds_per_job};
   KeyspaceLimits key_limits;
+  key_limits.keys = options_.limits.keys_per_job;
+  key_limits.bytes = options_.limits.bytes_per_job;
+  key_limits.queue_items = options_.limits.queue_items;
+  key_limits.all_bytes = options_.limits.bytes;
   key_limits.changes = options_.changes_per_job;
-  Job& job =
-      jobs_
-          .try_emplace(name, name, limits, generation_floor_, random_.Next(), &journal_, key_limits)
-          .first->second;
+  Job& job = jobs_
+                 .try_emplace(name, name, key_limits, &bytes_, limits, generation_floor_,
+                              random_.Next(), &journal_)
+                 .first->second;
   job.membership.Keep();
   return &job;
 }
@@ -430,6 +450,22 @@ std::string ServerCore::Impl::StatusJson(Moment moment) const {
            ",\"waits\":" + std::to_string(job.keys.waits()) + "}";
   }
   return out + "]}";
+}
+
+CoreGauges ServerCore::Impl::Gauges() const {
+  CoreGauges gauges;
+  gauges.epoch = epoch_;
+  gauges.connections = sessions_.connections();
+  gauges.sessions = sessions_.sessions();
+  gauges.jobs = jobs_.size();
+  gauges.live_members = leases_.size();
+  for (const auto& [name, job] : jobs_) {
+    gauges.worlds += job.membership.worlds();
+    gauges.keys += job.keys.keys();
+    gauges.bytes += job.keys.bytes();
+    gauges.waits += job.keys.waits();
+  }
+  return gauges;
 }
 
 // ---- The facade ----
@@ -475,6 +511,8 @@ std::map<std::string, std::string> ServerCore::DumpRows() const { return impl_->
 
 std::size_t ServerCore::LiveMembers() const { return impl_->leases().size(); }
 std::size_t ServerCore::Connections() const { return impl_->sessions().connections(); }
+const CoreCounters& ServerCore::counters() const { return impl_->counters(); }
+CoreGauges ServerCore::Gauges() const { return impl_->Gauges(); }
 std::string ServerCore::StatusJson(Instant now) const { return impl_->StatusJson(impl_->At(now)); }
 
 }  // namespace resilient::store

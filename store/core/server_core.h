@@ -10,7 +10,9 @@
 #include <resilient/clock.h>
 #include <resilient/status.h>
 
+#include "store/core/counters.h"
 #include "store/core/journal.h"
+#include "store/core/limits.h"
 #include "store/core/messages.h"
 
 namespace resilient::store {
@@ -28,6 +30,7 @@ struct CoreOptions {
       Millis(40);  // For a supervised process: the launcher's report adds the how.
   Duration session_memory = std::chrono::hours(1);
   std::size_t changes_per_job = kChangesPerJobMax;  // For watches; less in the simulator.
+  CoreLimits limits;
   std::uint64_t seed = 1;    // For view secrets in the simulator; the shell passes a random one.
   double wall_offset_s = 0;  // Wall clock minus Instant, for the `since` of messages only.
 };
@@ -90,6 +93,8 @@ class ServerCore {
   // For tests, metrics and the shell's linger: members with a live lease, over all jobs.
   std::size_t LiveMembers() const;
   std::size_t Connections() const;
+  const CoreCounters& counters() const;
+  CoreGauges Gauges() const;  // Costs one step for each job.
   // Everything a person wants to know, as JSON: jobs, lives, rounds, generations, members, leases.
   std::string StatusJson(Instant now) const;
   // For tests: the rows that a new store would need. What all steps wrote comes to the same.

@@ -26,9 +26,10 @@ inline constexpr Duration kLateTick = 4 * kTickInterval;
 
 // Everything of one job name.
 struct Job {
-  Job(const std::string& name, const MembershipLimits& limits, std::uint64_t first_generation,
-      std::uint64_t seed, Journal* journal, const KeyspaceLimits& key_limits)
-      : keys(key_limits, name, journal),
+  Job(const std::string& name, const KeyspaceLimits& key_limits, std::size_t* all_bytes,
+      const MembershipLimits& limits, std::uint64_t first_generation, std::uint64_t seed,
+      Journal* journal)
+      : keys(key_limits, name, journal, all_bytes),
         membership(name, limits, first_generation, seed, journal) {}
   Keyspace keys;
   Membership membership;
@@ -54,7 +55,7 @@ class ServerCore::Impl {
         clock_(now, kLateTick),
         leases_(std::max(options_.lease_ttl, kLeaseTtlFloor)),
         journal_(options_.durable),
-        sessions_(options_.session_memory, kSessionsMax, &journal_),
+        sessions_(options_.session_memory, options_.limits.sessions, &journal_),
         random_(options_.seed),
         server_id_(options_.server_id) {}
 
@@ -74,6 +75,8 @@ class ServerCore::Impl {
   Moment At(Instant now) const { return {clock_.At(now), Wall(now)}; }
   const LeaseTable& leases() const { return leases_; }
   const SessionTable& sessions() const { return sessions_; }
+  const CoreCounters& counters() const { return counters_; }
+  CoreGauges Gauges() const;
 
  private:
   double Wall(Instant now) const {
@@ -84,13 +87,14 @@ class ServerCore::Impl {
                Effects& effects);
   Status CheckHello(const Hello& hello);
   // Answers with `why` and ends the connection.
-  void Reject(ConnectionId connection, std::uint64_t seq, Status why, Moment moment,
+  void Reject(ConnectionId connection, const Request& request, Status why, Moment moment,
               Effects& effects);
   void Answer(Exchange& exchange, Effects& effects);
   // False: this is a repeat, and has been answered.
   bool IsFirst(Exchange& exchange, Effects& effects);
 
   Status Execute(Exchange& exchange, Effects& effects);
+  Outcomes& Counts(const Request& request) { return counters_.requests[request.op.index()]; }
   void Cancel(Exchange& exchange, std::uint64_t seq, Effects& effects);
   Status Leave(Exchange& exchange, Job& job, Effects& effects);
   Status ExitReport(Exchange& exchange, const ExitReportOp& report, Effects& effects);
@@ -116,9 +120,11 @@ class ServerCore::Impl {
   SessionTable sessions_;
   Random random_;
   std::string server_id_;
+  CoreCounters counters_;
   std::uint64_t epoch_ = 0;
   SessionId restored_last_session_ = 0;
   std::string store_row_;  // As it was written last.
+  std::size_t bytes_ = 0;  // Of the keyspaces of all jobs, which count it.
   std::map<std::string, Job> jobs_;
   // A job that is forgotten and comes back goes on above its old generations.
   std::uint64_t generation_floor_ = 0;

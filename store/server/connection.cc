@@ -1,8 +1,10 @@
 #include "store/server/connection.h"
 
+#include <string>
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "store/core/audit.h"
 
 namespace resilient::store {
 
@@ -25,7 +27,7 @@ Connection::Connection(ConnectionId id, UvLoop& loop, Owner& owner, Instant acce
 
 bool Connection::AcceptFrom(UvTcp& listener) {
   if (!socket_.AcceptFrom(listener)) return false;
-  name_ = socket_.PeerName();
+  name_ = peer_ = socket_.PeerName();
   out_ = EncodePreamble();
   return true;
 }
@@ -51,8 +53,12 @@ void Connection::Send(const Frame& frame) {
 
 bool Connection::Flush() {
   if (closed()) return false;
-  if (!out_.empty() && !socket_.Write(std::exchange(out_, {}))) return false;
-  return QueuedBytes() <= kOutputHardLimit;
+  flushed_ += out_.size();
+  return out_.empty() || socket_.Write(std::exchange(out_, {}));
+}
+
+std::uint64_t Connection::WrittenBytes() const {
+  return closed() ? flushed_ : flushed_ - socket_.QueuedBytes();
 }
 
 std::size_t Connection::QueuedBytes() const {
@@ -84,8 +90,20 @@ void Connection::SetHello(const Hello& hello) {
   if (greeted_) return;
   greeted_ = true;
   role_ = hello.role;
+  job_ = hello.job;
+  host_ = hello.process.host;
+  pid_ = hello.process.pid;
   splitter_.set_body_limit(kMaxFrameBody);
   name_ = StrCat("host ", hello.process.host, ", pid ", hello.process.pid, " (", name_, ")");
+}
+
+std::string Connection::Audit(std::string_view event, std::string_view text) const {
+  return AuditLine(event,
+                   {{"job", job_},
+                    {"host", host_},
+                    {"pid", pid_ == 0 ? std::string() : std::to_string(pid_)},
+                    {"peer", peer_}},
+                   text);
 }
 
 int& Connection::TakenInTurn(std::uint64_t turn) {

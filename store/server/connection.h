@@ -14,10 +14,9 @@
 
 namespace resilient::store {
 
-// Bytes that may wait for one peer. Above the soft limit nothing more is read from it, so that its
-// own requests cannot fill the memory; above the hard limit (pushed by others) it is cut.
+// Bytes that may wait for one peer until nothing more is read from it, so that its own requests
+// cannot fill the memory. What others push to it is bounded by ServerLimits::output_bytes.
 inline constexpr std::size_t kOutputSoftLimit = 8u << 20;
-inline constexpr std::size_t kOutputHardLimit = 32u << 20;
 
 // The bytes of one peer: preamble, frames in, bounded queue of frames out. It knows nothing of what
 // the frames mean. Owner: Server. Thread: the loop's. Lifetime: Server destroys it in a turn of the
@@ -45,9 +44,11 @@ class Connection {
 
   // Queued; goes out with the next Flush.
   void Send(const Frame& frame);
-  // False when the connection is broken or the hard limit was passed: the owner must cut it.
+  // False when the connection is broken.
   bool Flush();
   std::size_t QueuedBytes() const;
+  // That the kernel has taken since the connection was made.
+  std::uint64_t WrittenBytes() const;
 
   // Reads on, or stops: nothing is read while frames wait to be handled.
   void UpdateReading();
@@ -77,6 +78,8 @@ class Connection {
   Instant ending_since() const { return ending_since_; }  // REQUIRES: ending().
   // "127.0.0.1:4711", after Hello "host a, pid 7 (127.0.0.1:4711)".
   const std::string& name() const { return name_; }
+  // A line of the log about the peer, for machines and for people.
+  std::string Audit(std::string_view event, std::string_view text) const;
 
   // How many requests the loop's turn number `turn` has already taken from this connection.
   int& TakenInTurn(std::uint64_t turn);
@@ -91,7 +94,13 @@ class Connection {
   UvTcp socket_;
   FrameSplitter splitter_;
   std::string out_;
+  std::uint64_t flushed_ = 0;  // Bytes given to the socket.
   std::string name_;
+  std::string peer_;  // "127.0.0.1:4711".
+  // Of Hello.
+  std::string job_;
+  std::string host_;
+  std::int64_t pid_ = 0;
   bool reading_ = false;
   bool greeted_ = false;
   bool welcomed_ = false;

@@ -38,19 +38,20 @@ bool IsEmpty(const Effects& effects) {
          !effects.drain && !effects.stop_listening && !effects.last_member_left;
 }
 
-void HeldEffects::Push(std::uint64_t ticket, std::size_t write_bytes, Effects effects) {
+void HeldEffects::Push(std::uint64_t ticket, std::size_t write_bytes, Effects effects,
+                       std::optional<Instant> begun) {
   std::size_t bytes = sizeof(Step) + write_bytes;
   for (const Effects::Outgoing& outgoing : effects.send) bytes += BytesOf(outgoing);
   bytes_ += bytes;
-  steps_.push_back({ticket, bytes, std::move(effects)});
+  steps_.push_back({ticket, bytes, std::move(effects), begun});
 }
 
-std::optional<Effects> HeldEffects::Pop(std::uint64_t kept) {
+std::optional<HeldEffects::Step> HeldEffects::Pop(std::uint64_t kept) {
   if (steps_.empty() || steps_.front().ticket > kept) return std::nullopt;
-  Effects effects = std::move(steps_.front().effects);
-  bytes_ -= steps_.front().bytes;
+  Step step = std::move(steps_.front());
+  bytes_ -= step.bytes;
   steps_.pop_front();
-  return effects;
+  return step;
 }
 
 }  // namespace resilient::store

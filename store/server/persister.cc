@@ -32,9 +32,10 @@ std::vector<Write> LastOfEachRow(std::vector<Write> writes) {
 }  // namespace
 
 Persister::Persister(UvLoop& loop, std::unique_ptr<Engine> engine, PersisterEvents events,
-                     CrashPoints* crash_points)
+                     CrashPoints* crash_points, CommitMeter meter)
     : events_(std::move(events)),
       crash_points_(crash_points),
+      meter_(meter),
       kept_signal_(loop, [this] { events_.on_kept(kept_.load()); }),
       engine_(std::move(engine)),
       thread_("res-writer", [this] { WriteLoop(); }) {}
@@ -90,8 +91,14 @@ void Persister::WriteLoop() {
 }
 
 bool Persister::WriteOut(std::vector<Write> writes, std::uint64_t ticket) {
+  const Instant begun = meter_.clock != nullptr ? meter_.clock->Now() : Instant();
   Status outcome = engine_->Commit(LastOfEachRow(std::move(writes)));
   if (outcome.ok()) {
+    if (meter_.clock != nullptr) {
+      const std::chrono::duration<double> took = meter_.clock->Now() - begun;
+      meter_.metrics->commit_seconds.Observe(took.count());
+      meter_.metrics->commit_changes.Observe(static_cast<double>(ticket - kept_.load()));
+    }
     kept_.store(ticket);
     kept_signal_.Send();
     if (crash_points_ != nullptr) crash_points_->Pass();

@@ -8,12 +8,14 @@
 #include <mutex>
 #include <vector>
 
+#include <resilient/clock.h>
 #include <resilient/status.h>
 
 #include "runtime/base/thread.h"
 #include "store/core/journal.h"
 #include "store/server/crash_points.h"
 #include "store/server/engine.h"
+#include "store/server/metrics.h"
 #include "store/server/uv_handle.h"
 
 namespace resilient::store {
@@ -26,6 +28,12 @@ struct PersisterEvents {
   std::function<void(const Status& why)> on_failure;
 };
 
+// Where commits are measured; nowhere by default. What it names outlives the persister.
+struct CommitMeter {
+  const Clock* clock = nullptr;
+  ServerMetrics* metrics = nullptr;
+};
+
 // Brings the writes of the core to the engine, off the loop's thread: one thread "res-writer" makes
 // what has gathered while it was busy into one transaction. Whoever adds bounds what is under way;
 // see HeldEffects. Owner: Server. Thread: the loop's, but for on_failure. Lifetime: Stop, at the
@@ -34,7 +42,7 @@ class Persister {
  public:
   // `crash_points`: outlives this; null: none.
   Persister(UvLoop& loop, std::unique_ptr<Engine> engine, PersisterEvents events,
-            CrashPoints* crash_points = nullptr);
+            CrashPoints* crash_points = nullptr, CommitMeter meter = {});
   ~Persister() { Stop(); }
   Persister(const Persister&) = delete;
   Persister& operator=(const Persister&) = delete;
@@ -55,6 +63,7 @@ class Persister {
 
   const PersisterEvents events_;
   CrashPoints* const crash_points_;
+  const CommitMeter meter_;
   // Self-synchronised.
   UvAsync kept_signal_;
   std::atomic<std::uint64_t> kept_ = 0;

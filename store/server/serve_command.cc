@@ -9,25 +9,25 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "runtime/base/log.h"
 #include "runtime/net/socket.h"
+#include "store/core/audit.h"
 #include "store/server/cli.h"
 #include "store/server/crash_points.h"
 #include "store/server/engine.h"
+#include "store/server/serve_help.h"
 #include "store/server/server.h"
 
 namespace resilient::store {
 namespace {
 
 constexpr Duration kLeaseTtlMin = std::chrono::seconds(1);
+constexpr Duration kLeaseTtlMax = std::chrono::hours(1);
 constexpr char kInMemory[] = "mem";
 constexpr char kOnProcess[] = "process";
 constexpr char kOnMachine[] = "machine";
-constexpr char kServeFooter[] =
-    "Exit codes: 0 ended by a signal or by --linger; 1 failed; 2 bad usage; 3 the port is taken;\n"
-    "4 the data directory cannot be used (held by another server, not writable, damaged) or could\n"
-    "not be written (disk full, input/output error): nothing was acknowledged that is not kept.";
 
 struct ServeArguments {
   std::string listen = "127.0.0.1:0";
@@ -38,6 +38,8 @@ struct ServeArguments {
   std::string data;
   std::string durability;
   std::string token_file;
+  std::string metrics;
+  std::vector<std::string> limits;
   std::uint64_t crash_at = 0;
   bool print_address = false;
   bool parent_death = false;
@@ -82,7 +84,23 @@ int ParseServe(const ServeArguments& arguments, const CliContext& context, Serve
                            " is too short; the least is 1s, the default 5s"),
                     kExitUsage);
   }
+  if (options->lease_ttl > kLeaseTtlMax) {
+    return Complain(StrCat("--lease-ttl ", arguments.lease_ttl, " is too long; the most is 1h"),
+                    kExitUsage);
+  }
   options->linger = *ParseDuration(arguments.linger);
+  options->version = RESILIENT_VERSION;
+  for (const std::string& limit : arguments.limits) {
+    const Status set = SetLimit(limit, options->limits);
+    if (!set.ok()) return Complain(StrCat("--limit ", set.message()), kExitUsage);
+  }
+  if (!arguments.metrics.empty()) {
+    const Result<HostPort> metrics = ParseHostPort(arguments.metrics);
+    if (!metrics.ok()) {
+      return Complain(StrCat("--metrics: ", metrics.status().message()), kExitUsage);
+    }
+    options->metrics = *metrics;
+  }
   return kExitOk;
 }
 
@@ -148,8 +166,15 @@ int Serve(const ServeArguments& arguments, const CliContext& context, pid_t pare
   const bool durable = engine != nullptr;
   options.on_storage_failure = EndUnkept;
   options.crash_points = &crash_points;
+  ServiceNotifier notifier(ProcessEnvironment(), getpid());
+  options.notifier = &notifier;
   UvLoop loop;
   Server server(loop, context.clock, options, std::move(engine));
+  const Status watchable = server.StartHttp();
+  if (!watchable.ok()) {
+    return Complain(StrCat("--metrics: ", watchable.message()),
+                    watchable.code() == StatusCode::kRefused ? kExitPortTaken : kExitFailed);
+  }
   if (durable) {
     const Status restored = server.Restore();
     if (!restored.ok()) return Complain(restored.message(), kExitStorage);
@@ -158,10 +183,15 @@ int Serve(const ServeArguments& arguments, const CliContext& context, pid_t pare
   if (started.code() == StatusCode::kRefused) return Complain(started.message(), kExitPortTaken);
   if (started.code() == StatusCode::kSetting) return Complain(started.message(), kExitUsage);
   if (!started.ok()) return Complain(started.message(), kExitFailed);
+  const std::string address = FormatHostPort(server.address());
+  const std::string_view admission =
+      options.token_file.empty() ? "; whoever reaches it is admitted, no token is asked for" : "";
   RESILIENT_LOG(
-      kInfo, "listens on ", FormatHostPort(server.address()), ", server ", server.server_id(),
-      options.token_file.empty() ? "; whoever reaches it is admitted, no token is asked for"
-                                 : StrCat("; tokens from ", options.token_file));
+      kInfo,
+      AuditLine(
+          "listen",
+          {{"address", address}, {"server", server.server_id()}, {"tokens", options.token_file}},
+          StrCat("listens on ", address, ", server ", server.server_id(), admission)));
   const int told = TellAddress(arguments, server);
   if (told != kExitOk) server.Shutdown("its address could not be told");
   loop.Run();
@@ -174,6 +204,8 @@ void AddServeCommand(CLI::App& app, CliContext& context) {
   auto arguments = std::make_shared<ServeArguments>();  // Lives as long as the callback.
   arguments->token_file = context.settings.token_file;
   CLI::App* serve = app.add_subcommand("serve", "Run a store server");
+  // Only for its own help: a list of commands has one line for each.
+  serve->preparse_callback([serve](std::size_t) { serve->description(ServeDescription()); });
   serve->add_option("--listen", arguments->listen, "HOST:PORT; port 0: chosen by the kernel")
       ->capture_default_str();
   serve
@@ -199,6 +231,16 @@ void AddServeCommand(CLI::App& app, CliContext& context) {
                     "Admit only who proves to know a token of this file: one line with a token, or "
                     "lines \"JOB TOKEN\"; read again when it changes and on SIGHUP (default: "
                     "RESILIENT_TOKEN_FILE)");
+  serve
+      ->add_option("--metrics", arguments->metrics,
+                   "Serve metrics and probes over HTTP, for whoever reaches the address: they tell "
+                   "numbers, no keys or names (default: off)")
+      ->type_name("HOST:PORT");
+  serve
+      ->add_option("--limit", arguments->limits,
+                   "What the server takes on (LIMITS below); may be repeated")
+      ->type_name("NAME=VALUE")
+      ->allow_extra_args(false);
   serve->add_option("--address-file", arguments->address_file,
                     "Write \"host:port\\nserver-id\\n\" to this file once listening");
   serve->add_flag("--print-address", arguments->print_address,
@@ -215,7 +257,7 @@ void AddServeCommand(CLI::App& app, CliContext& context) {
       ->add_option("--crash-at", arguments->crash_at,
                    "End as by kill -9 at the N-th step on the way to the disk")
       ->group("For tests");
-  serve->footer(kServeFooter);
+  serve->footer(ServeFooter());
   const pid_t parent = getppid();
   serve->callback([arguments, &context, parent] {
     if (arguments->log_level.empty()) {

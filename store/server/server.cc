@@ -12,6 +12,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
+#include "store/core/audit.h"
 #include "store/core/codec.h"
 
 namespace resilient::store {
@@ -23,11 +24,11 @@ constexpr int kListenBacklog = 4096;
 constexpr std::uint64_t kDrainTurns = 2;
 constexpr Duration kPauseGap = std::chrono::seconds(1);  // Between ticks: we were stopped.
 
-// The descriptor limit, raised as far as this process may.
-std::size_t RaiseDescriptorLimit() {
+// The descriptor limit, raised to `wanted` or as far as this process may.
+std::size_t RaiseDescriptorLimit(rlim_t wanted) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1024;
-  const rlim_t wanted = std::min<rlim_t>(limit.rlim_max, kConnectionsMax + kDescriptorReserve);
+  wanted = std::min(limit.rlim_max, wanted);
   if (limit.rlim_cur < wanted) {
     rlimit raised = limit;
     raised.rlim_cur = wanted;
@@ -36,10 +37,11 @@ std::size_t RaiseDescriptorLimit() {
   return static_cast<std::size_t>(limit.rlim_cur);
 }
 
-std::size_t ConnectionLimit() {
-  const std::size_t descriptors = RaiseDescriptorLimit();
-  if (descriptors <= 2 * kDescriptorReserve) return kDescriptorReserve;
-  return std::min(descriptors - kDescriptorReserve, kConnectionsMax);
+std::size_t ConnectionLimit(std::size_t wanted) {
+  constexpr std::size_t kReserve = kDescriptorReserve + kAdminReserve;
+  const std::size_t descriptors = RaiseDescriptorLimit(wanted + kReserve);
+  const std::size_t possible = descriptors > 2 * kReserve ? descriptors - kReserve : kReserve;
+  return std::min(possible, wanted);
 }
 
 CoreOptions MakeCoreOptions(const ServerOptions& options, const std::string& server_id,
@@ -48,6 +50,7 @@ CoreOptions MakeCoreOptions(const ServerOptions& options, const std::string& ser
   core.durable = durable;
   core.server_id = server_id;
   core.lease_ttl = options.lease_ttl;
+  core.limits = options.limits.core;
   core.seed = RandomSeed();
   core.wall_offset_s =
       clock.WallSeconds() - std::chrono::duration<double>(clock.Now().time_since_epoch()).count();
@@ -87,8 +90,9 @@ Server::Server(UvLoop& loop, const Clock& clock, ServerOptions options,
       clock_(clock),
       options_(std::move(options)),
       server_id_(RandomHexId()),
-      connections_max_(ConnectionLimit()),
+      connections_max_(ConnectionLimit(options_.limits.connections)),
       access_(loop, clock, options_.token_file),
+      started_unix_s_(clock.WallSeconds()),
       engine_(std::move(engine)),
       processes_(loop, [this](std::uint64_t watch) { OnProcessExit(watch); }),
       tick_timer_(loop, [this] { OnTickDue(); }),
@@ -129,6 +133,16 @@ Status Server::Start() {
   tick_timer_.Start(ToMillis(kTickInterval), ToMillis(kTickInterval));
   access_.Watch();
   Perform(restored_);
+  if (connections_max_ < options_.limits.connections) {
+    RESILIENT_LOG(kInfo, AuditLine("limit", {{"connections", std::to_string(connections_max_)}},
+                                   StrCat("takes ", connections_max_, " connections instead of ",
+                                          options_.limits.connections,
+                                          ", as the limit of open files (ulimit -n) leaves no "
+                                          "more")));
+  }
+  if (options_.notifier != nullptr) {
+    options_.notifier->Ready(StrCat("listens on ", FormatHostPort(address_)));
+  }
   return Status::Ok();
 }
 
@@ -136,7 +150,7 @@ Status Server::Start() {
 
 void Server::OnConnectionWaiting() {
   // Many ranks start at once: who cannot be taken yet waits in the kernel's queue, unharmed.
-  if (before_hello_.size() >= kBeforeHelloMax) {
+  if (before_hello_.size() >= options_.limits.before_hello) {
     connection_waiting_ = true;
     return;
   }
@@ -149,14 +163,20 @@ void Server::Accept() {
   auto connection = std::make_unique<Connection>(next_connection_, loop_,
                                                  static_cast<Connection::Owner&>(*this), now);
   if (!connection->AcceptFrom(*listener_)) return;
-  if (connections_.size() + processes_.size() >= connections_max_) {
+  if (connections_.size() + processes_.size() >= connections_max_ + kAdminReserve) {
+    metrics_.Refused(Refusal::kConnections);
     if (MayComplain("connections")) {
-      RESILIENT_LOG(kWarn, "refused a connection from ", connection->name(), ": ",
-                    connections_.size(), " are open, the limit is ", connections_max_,
-                    " (raise the limit of open files, ulimit -n, for more)");
+      RESILIENT_LOG(
+          kWarn,
+          connection->Audit(
+              "refused", StrCat("refused a connection from ", connection->name(), ": ",
+                                connections_.size(), " are open, the limit is ", connections_max_,
+                                " (for more raise --limit connections and the limit of open "
+                                "files, ulimit -n)")));
     }
     return;
   }
+  ++metrics_.accepted;
   const ConnectionId id = next_connection_++;
   Connection& added = *connections_.emplace(id, std::move(connection)).first->second;
   before_hello_.insert(id);
@@ -193,7 +213,10 @@ void Server::Handle(Connection& connection, Frame frame) {
     connection.Send(*step.send);
     touched_.insert(connection.id());
   }
-  if (!step.refused.ok()) return Refuse(connection, 0, step.refused);
+  if (!step.refused.ok()) {
+    metrics_.Refused(Refusal::kAccess);
+    return AnswerAndEnd(connection, 0, step.refused);  // Access has logged it.
+  }
   if (step.hello) HandleRequest(connection, *step.hello);
 }
 
@@ -209,12 +232,26 @@ void Server::HandleRequest(Connection& connection, const Frame& frame) {
                                                     "it needs a token of every job"));
     return SendTo({connection.id(), std::move(reply)});
   }
+  if (IsFull(*request)) {
+    metrics_.Refused(Refusal::kConnections);
+    return Refuse(connection, frame.seq,
+                  Status(StatusCode::kResourceExhausted,
+                         StrCat("the store has ", connections_max_,
+                                " connections, the most it takes; try again later, or raise its "
+                                "limits (--limit connections, ulimit -n)")));
+  }
   Effects effects;
-  core_->OnRequest(connection.id(), *request, clock_.Now(), effects);
+  const Instant begun = clock_.Now();
+  core_->OnRequest(connection.id(), *request, begun, effects);
   if (const Hello* hello = std::get_if<Hello>(&request->op)) {
     NoteWelcome(connection, *hello, effects);
   }
-  Apply(std::move(effects));
+  const bool answered =
+      std::any_of(effects.send.begin(), effects.send.end(), [&](const Effects::Outgoing& out) {
+        const Reply* reply = std::get_if<Reply>(&out.message);
+        return out.connection == connection.id() && reply != nullptr && reply->seq == request->seq;
+      });
+  Apply(std::move(effects), answered ? std::optional(begun) : std::nullopt);
 }
 
 void Server::HandleBadRequest(Connection& connection, const Frame& frame, const Status& why) {
@@ -223,17 +260,28 @@ void Server::HandleBadRequest(Connection& connection, const Frame& frame, const 
     Reply reply;
     reply.seq = frame.seq;
     reply.status = why;
-    connection.Send(EncodeServerMessage(reply));
-    touched_.insert(connection.id());
-    return;
+    return SendTo({connection.id(), std::move(reply)});
   }
-  if (MayComplain("request")) {
-    RESILIENT_LOG(kWarn, "closed the connection of ", connection.name(), ": ", why.message());
-  }
+  metrics_.Refused(Refusal::kRequest);
   Refuse(connection, frame.seq, why);
 }
 
+bool Server::IsFull(const Request& request) const {
+  const Hello* hello = std::get_if<Hello>(&request.op);
+  return hello != nullptr && hello->role != Role::kAdmin &&
+         connections_.size() + processes_.size() > connections_max_;
+}
+
 void Server::Refuse(Connection& connection, std::uint64_t seq, const Status& why) {
+  if (MayComplain(CodeName(why.code()))) {
+    RESILIENT_LOG(kWarn,
+                  connection.Audit("refused", StrCat("closed the connection of ", connection.name(),
+                                                     ": ", why.message())));
+  }
+  AnswerAndEnd(connection, seq, why);
+}
+
+void Server::AnswerAndEnd(Connection& connection, std::uint64_t seq, const Status& why) {
   Reply reply;
   reply.seq = seq;
   reply.status = why;
@@ -260,19 +308,26 @@ void Server::NoteWelcome(Connection& connection, const Hello& hello, const Effec
 
 void Server::OnEnd(Connection& connection, const Status& why) {
   if (why.code() == StatusCode::kProtocol) {
+    metrics_.Refused(Refusal::kProtocol);
     // The text names what speaks there; ports and lengths in it do not make another kind.
     if (MayComplain(why.message().substr(0, why.message().find_first_of("0123456789\"'(")))) {
-      RESILIENT_LOG(kWarn, "closed the connection from ", connection.name(), ": ", why.message());
+      RESILIENT_LOG(kWarn,
+                    connection.Audit("refused", StrCat("closed the connection from ",
+                                                       connection.name(), ": ", why.message())));
     }
   } else if (!why.ok()) {
-    RESILIENT_LOG(kDebug, "lost the connection of ", connection.name(), ": ", why.message());
+    RESILIENT_LOG(kDebug,
+                  connection.Audit("disconnected", StrCat("lost the connection of ",
+                                                          connection.name(), ": ", why.message())));
   }
   Drop(connection);
   Settle();
 }
 
 void Server::Cut(Connection& connection, std::string_view why) {
-  RESILIENT_LOG(kWarn, "cut the connection of ", connection.name(), ": ", why);
+  metrics_.Refused(Refusal::kSlow);
+  RESILIENT_LOG(kWarn, connection.Audit(
+                           "cut", StrCat("cut the connection of ", connection.name(), ": ", why)));
   Drop(connection);
 }
 
@@ -289,6 +344,7 @@ void Server::Drop(Connection& connection) {
   deferred_.erase(id);
   stalled_.erase(id);
   touched_.erase(id);
+  output_.Forget(id);
   graveyard_.push_back(std::move(found->second));
   connections_.erase(found);
 }
@@ -318,7 +374,8 @@ void Server::OnTurn() {
   for (const ConnectionId id : std::exchange(deferred_, {})) {
     if (Connection* connection = Find(id)) TakeFrames(*connection);
   }
-  if (connection_waiting_ && listener_ != nullptr && before_hello_.size() < kBeforeHelloMax) {
+  if (connection_waiting_ && listener_ != nullptr &&
+      before_hello_.size() < options_.limits.before_hello) {
     connection_waiting_ = false;
     Accept();
   }
@@ -352,7 +409,9 @@ void Server::Tick() {
     core_->OnTick(now, drained, effects);
     Apply(std::move(effects));
   }
+  if (options_.notifier != nullptr) options_.notifier->Alive(now);
   EndOverdue(now);
+  CutStuck(now);
   if (!shutting_down_) CheckLinger(now);
   if (shutting_down_ && !held_.empty() && now - shutdown_since_ >= kFlushLimit) {
     options_.on_storage_failure(Status(
@@ -364,13 +423,17 @@ void Server::Tick() {
 
 void Server::EndOverdue(Instant now) {
   const bool full = connection_waiting_;
+  const Duration limit = std::chrono::seconds(options_.limits.hello_seconds);
   while (!before_hello_.empty()) {
     Connection& oldest = *connections_.at(*before_hello_.begin());
-    if (now - oldest.accepted() < (full ? kHelloLimitWhenFull : kHelloLimit)) break;
+    if (now - oldest.accepted() < (full ? std::min(limit, kHelloLimitWhenFull) : limit)) break;
     if (MustWait(oldest)) break;  // It may have said it.
+    metrics_.Refused(Refusal::kSilent);
     if (MayComplain("silent")) {
-      RESILIENT_LOG(kWarn, "closed the connection from ", oldest.name(),
-                    ": it did not say Hello in ", ToSeconds(now - oldest.accepted()), " s");
+      RESILIENT_LOG(kWarn,
+                    oldest.Audit("refused", StrCat("closed the connection from ", oldest.name(),
+                                                   ": it did not say Hello in ",
+                                                   ToSeconds(now - oldest.accepted()), " s")));
     }
     Drop(oldest);
   }
@@ -406,7 +469,8 @@ void Server::UpdateIdle() {
 void Server::Shutdown(std::string_view why) {
   if (shutting_down_) return;
   shutting_down_ = true;
-  RESILIENT_LOG(kInfo, "ends: ", why);
+  RESILIENT_LOG(kInfo, AuditLine("stop", {}, StrCat("ends: ", why)));
+  if (options_.notifier != nullptr) options_.notifier->Stopping(StrCat("ends: ", why));
   listener_.reset();
   connection_waiting_ = false;
   processes_.Clear();
@@ -434,6 +498,7 @@ void Server::EndConnections() {
 void Server::Finish() {
   if (persister_ != nullptr) persister_->Stop();
   access_.Close();
+  http_.reset();
   tick_timer_.Close();
   turn_check_.Close();
   idle_.Close();

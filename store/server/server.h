@@ -21,16 +21,19 @@
 #include "store/server/crash_points.h"
 #include "store/server/engine.h"
 #include "store/server/held_effects.h"
+#include "store/server/http_endpoint.h"
+#include "store/server/limits.h"
+#include "store/server/metrics.h"
+#include "store/server/notify.h"
+#include "store/server/output_ledger.h"
 #include "store/server/persister.h"
 #include "store/server/process_watch.h"
 #include "store/server/uv_handle.h"
 
 namespace resilient::store {
 
-inline constexpr std::size_t kConnectionsMax = 65536;  // Or what the descriptor limit leaves.
 inline constexpr std::size_t kDescriptorReserve = 64;  // Not for connections and pidfds.
-inline constexpr std::size_t kBeforeHelloMax = 256;    // Further ones wait in the kernel's queue.
-inline constexpr Duration kHelloLimit = std::chrono::seconds(5);
+inline constexpr std::size_t kAdminReserve = 32;  // Connections for the command line, when full.
 inline constexpr Duration kHelloLimitWhenFull = std::chrono::seconds(1);
 inline constexpr Duration kEndingLimit = std::chrono::seconds(1);
 inline constexpr int kRequestsPerTurn = 64;  // Of one connection, before others have their turn.
@@ -51,6 +54,10 @@ struct ServerOptions {
   std::function<void(const Status& why)> on_storage_failure;
   std::string token_file;               // Empty: whoever connects is admitted.
   CrashPoints* crash_points = nullptr;  // For tests; outlives the server.
+  std::optional<HostPort> metrics;      // Where /metrics, /healthz and /readyz are served.
+  std::string version;                  // Of this build, for metrics.
+  ServerLimits limits;
+  ServiceNotifier* notifier = nullptr;  // Null: no service manager. Outlives the server.
 };
 
 // The server around ServerCore: sockets, timers, signals, process exits, and for a durable store
@@ -65,6 +72,11 @@ class Server final : private Connection::Owner {
          std::unique_ptr<Engine> engine = nullptr);
   ~Server() override;
 
+  // Serves ServerOptions::metrics; before Restore, so that probes are answered meanwhile. Errors as
+  // ListenTcp.
+  Status StartHttp();
+  // REQUIRES: StartHttp was OK.
+  const HostPort& http_address() const { return http_->address(); }
   // Reads the data directory; for a durable store before Start. Blocks. As OpenSqliteEngine.
   Status Restore();
   // Listens. kRefused when the port is taken, kSetting for a wildcard address without a token, or
@@ -97,11 +109,15 @@ class Server final : private Connection::Owner {
   void Handle(Connection& connection, Frame frame);
   void HandleRequest(Connection& connection, const Frame& frame);
   void HandleBadRequest(Connection& connection, const Frame& frame, const Status& why);
-  // Answers with `why`; then the connection ends.
+  // Logs it, answers, then ends the connection.
   void Refuse(Connection& connection, std::uint64_t seq, const Status& why);
+  void AnswerAndEnd(Connection& connection, std::uint64_t seq, const Status& why);
+  bool IsFull(const Request& request) const;
   void NoteWelcome(Connection& connection, const Hello& hello, const Effects& effects);
-  // Carries the effects out, at once or when what they tell of is kept.
-  void Apply(Effects effects);
+  // Carries the effects out, at once or when what they tell of is kept. `begun`: of the request
+  // that they answer.
+  void Apply(Effects effects, std::optional<Instant> begun = std::nullopt);
+  void Answered(std::optional<Instant> begun);
   void Perform(Effects& effects);
   void SendUnordered(Effects& effects);
   void OnKept(std::uint64_t ticket);
@@ -112,6 +128,11 @@ class Server final : private Connection::Owner {
   void SendTo(const Effects::Outgoing& outgoing);
   void Settle();
   void FlushTouched();
+  // What clients leave unread: server_output.cc. False when the connection is gone.
+  bool FlushOut(Connection& connection);
+  void NoteOutput(Connection& connection);
+  void CutWorst();
+  void CutStuck(Instant now);
   // Closes the socket and, when the core still counts on it, tells the core in Settle.
   void Drop(Connection& connection);
   void Cut(Connection& connection, std::string_view why);
@@ -121,6 +142,14 @@ class Server final : private Connection::Owner {
   void UpdateIdle();
   void Finish();
   Connection* Find(ConnectionId id);
+  // What people and their tools ask: server_status.cc.
+  void OnRestoring(std::size_t rows);
+  HttpAnswer AnswerHttp(std::string_view path);
+  HttpAnswer AnswerHealth() const;
+  HttpAnswer AnswerReady() const;
+  std::string WhyNotReady() const;  // Empty: ready.
+  std::string MetricsText() const;
+
   // A complaint of this kind is due (not more than one per kComplaintInterval).
   bool MayComplain(std::string_view kind);
 
@@ -132,6 +161,10 @@ class Server final : private Connection::Owner {
   HostPort address_;
   Access access_;
   std::unique_ptr<ServerCore> core_;
+
+  const double started_unix_s_;
+  ServerMetrics metrics_;
+  std::unique_ptr<HttpEndpoint> http_;  // Null when not asked for.
 
   std::unique_ptr<Engine> engine_;        // Until the persister has it.
   std::unique_ptr<Persister> persister_;  // Null for a store in memory.
@@ -145,8 +178,10 @@ class Server final : private Connection::Owner {
   std::vector<std::unique_ptr<Connection>> graveyard_;  // Closed; freed in the next turn.
   std::set<ConnectionId> before_hello_;                 // Ids ascend with time: oldest first.
   std::set<ConnectionId> ending_;
-  std::set<ConnectionId> deferred_;         // Frames left over from this turn.
-  std::set<ConnectionId> touched_;          // To be flushed in Settle.
+  std::set<ConnectionId> deferred_;  // Frames left over from this turn.
+  std::set<ConnectionId> touched_;   // To be flushed in Settle.
+  std::size_t unflushed_ = 0;        // Bytes of those, roughly.
+  OutputLedger output_;
   std::vector<ConnectionId> disconnected_;  // To be told to the core in Settle.
   ConnectionId next_connection_ = 1;
   std::size_t clients_ = 0;  // Connections that said Hello, but for the command line's.

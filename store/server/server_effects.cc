@@ -8,15 +8,13 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
-#include "store/core/codec.h"
+#include "store/core/audit.h"
 #include "store/server/server.h"
 
 namespace resilient::store {
 namespace {
 
-// Large answers are handed to the kernel as they come, so that the queue limit counts only what the
-// peer really leaves unread.
-constexpr std::size_t kFlushAtBytes = 256u << 10;
+constexpr std::size_t kRowsBetweenPolls = 1024;  // While restoring, for those who watch.
 // What a person wants to know of a store that was restored.
 struct StoreSummary {
   std::string server;
@@ -39,17 +37,6 @@ StoreSummary Summarize(const std::string& status_json) {
   return summary;
 }
 
-// What the holder of one job's token is told of the store.
-std::string OnlyJob(const std::string& status_json, const std::string& job) {
-  nlohmann::json status = nlohmann::json::parse(status_json);
-  nlohmann::json kept = nlohmann::json::array();
-  for (nlohmann::json& one : status["jobs"]) {
-    if (one.value("job", "") == job) kept.push_back(std::move(one));
-  }
-  status["jobs"] = std::move(kept);
-  return status.dump();
-}
-
 }  // namespace
 
 Status Server::Restore() {
@@ -58,7 +45,7 @@ Status Server::Restore() {
   std::size_t rows = 0;
   Status restored;
   RESILIENT_RETURN_IF_ERROR(engine_->Load([&](std::string_view name, std::string_view value) {
-    ++rows;
+    if (++rows % kRowsBetweenPolls == 0) OnRestoring(rows);
     if (restored.ok()) restored = core_->Restore(name, value);
   }));
   RESILIENT_RETURN_IF_ERROR(restored);
@@ -69,26 +56,36 @@ Status Server::Restore() {
   RESILIENT_RETURN_IF_ERROR(engine_->Tend());
   const StoreSummary summary = Summarize(core_->StatusJson(now));
   server_id_ = summary.server;
-  RESILIENT_LOG(kInfo, rows == 0 ? "made a new store" : "restored the store", ": epoch ",
-                summary.epoch, ", ", summary.jobs, " jobs, ", summary.sessions, " sessions, ",
-                summary.keys, " keys");
+  RESILIENT_LOG(kInfo, AuditLine("restore", {{"epoch", std::to_string(summary.epoch)}},
+                                 StrCat(rows == 0 ? "made a new store" : "restored the store",
+                                        ": epoch ", summary.epoch, ", ", summary.jobs, " jobs, ",
+                                        summary.sessions, " sessions, ", summary.keys, " keys")));
   persister_ = std::make_unique<Persister>(
       loop_, std::move(engine_),
       PersisterEvents{.on_kept = [this](std::uint64_t ticket) { OnKept(ticket); },
                       .on_failure = options_.on_storage_failure},
-      options_.crash_points);
+      options_.crash_points, CommitMeter{&clock_, &metrics_});
   restored_ = std::move(effects);
   return Status::Ok();
 }
 
-void Server::Apply(Effects effects) {
-  if (persister_ == nullptr || (effects.write.empty() && held_.empty())) return Perform(effects);
+void Server::Apply(Effects effects, std::optional<Instant> begun) {
+  if (persister_ == nullptr || (effects.write.empty() && held_.empty())) {
+    Perform(effects);
+    return Answered(begun);
+  }
   SendUnordered(effects);
   if (IsEmpty(effects)) return;
   const std::size_t write_bytes = BytesOf(effects.write);
   const std::uint64_t ticket =
       effects.write.empty() ? persister_->last_ticket() : persister_->Add(std::move(effects.write));
-  held_.Push(ticket, write_bytes, std::move(effects));
+  held_.Push(ticket, write_bytes, std::move(effects), begun);
+}
+
+void Server::Answered(std::optional<Instant> begun) {
+  if (!begun) return;
+  const std::chrono::duration<double> took = clock_.Now() - *begun;
+  metrics_.request_seconds.Observe(took.count());
 }
 
 // A slow disk must not look like a dead server to those who beat, nor a live member dead to the
@@ -108,8 +105,11 @@ void Server::SendUnordered(Effects& effects) {
 }
 
 void Server::OnKept(std::uint64_t ticket) {
-  while (std::optional<Effects> effects = held_.Pop(ticket)) Perform(*effects);
-  if (held_.bytes() < kHeldBytesMax) WakeStalled();
+  while (std::optional<HeldEffects::Step> step = held_.Pop(ticket)) {
+    Perform(step->effects);
+    Answered(step->begun);
+  }
+  if (held_.bytes() < options_.limits.held_bytes) WakeStalled();
   if (shutting_down_ && held_.empty()) EndConnections();
   Settle();
 }
@@ -118,7 +118,7 @@ bool Server::MustWait(const Connection& connection) const {
   if (shutting_down_) return true;
   // Whoever is silent loses his lease, so control connections are read for longer.
   const bool request = connection.greeted() && connection.role() == Role::kRequest;
-  return held_.bytes() >= (request ? kHeldBytesMax : 2 * kHeldBytesMax);
+  return held_.bytes() >= options_.limits.held_bytes * (request ? 1 : 2);
 }
 
 void Server::WakeStalled() {
@@ -131,8 +131,9 @@ void Server::WakeStalled() {
 void Server::Perform(Effects& effects) {
   // Before the answer to the leave goes out: its receiver may want the port for another backend.
   if (effects.stop_listening && listener_ != nullptr) {
-    RESILIENT_LOG(kInfo, "stopped listening on ", FormatHostPort(address_),
-                  ": the process that hosts this store has left");
+    RESILIENT_LOG(kInfo, AuditLine("stop_listening", {{"address", FormatHostPort(address_)}},
+                                   StrCat("stopped listening on ", FormatHostPort(address_),
+                                          ": the process that hosts this store has left")));
     listener_.reset();
     connection_waiting_ = false;
   }
@@ -159,47 +160,6 @@ void Server::Perform(Effects& effects) {
   if (effects.last_member_left && options_.linger > Duration::zero()) {
     Shutdown("the last member has left");
   }
-}
-
-void Server::SendTo(const Effects::Outgoing& outgoing) {
-  Connection* connection = Find(outgoing.connection);
-  if (connection == nullptr || connection->ending()) return;
-  const Reply* reply = std::get_if<Reply>(&outgoing.message);
-  const std::string* job = access_.ConfinedTo(outgoing.connection);
-  if (job != nullptr && reply != nullptr && !reply->status_json.empty()) {
-    Reply confined = *reply;
-    confined.status_json = OnlyJob(reply->status_json, *job);
-    connection->Send(EncodeServerMessage(confined));
-  } else {
-    connection->Send(EncodeServerMessage(outgoing.message));
-  }
-  if (reply != nullptr && !reply->welcome.server.empty()) connection->SetWelcomed();
-  touched_.insert(outgoing.connection);
-  if (connection->UnflushedBytes() < kFlushAtBytes || connection->Flush()) return;
-  const std::size_t queued = connection->QueuedBytes();
-  if (queued > kOutputHardLimit) {
-    Cut(*connection, StrCat("it does not read: ", queued >> 20, " MiB wait for it, the limit is ",
-                            kOutputHardLimit >> 20, " MiB"));
-  } else {
-    Drop(*connection);
-  }
-}
-
-void Server::FlushTouched() {
-  while (!touched_.empty()) {
-    const ConnectionId id = *touched_.begin();
-    touched_.erase(touched_.begin());
-    Connection* connection = Find(id);
-    if (connection == nullptr) continue;
-    if (!connection->Flush()) {
-      Drop(*connection);
-      continue;
-    }
-    // Room again without a word from libuv: everything fitted at once.
-    if (connection->WantsInput() && connection->HasFrame()) deferred_.insert(id);
-    connection->UpdateReading();
-  }
-  UpdateIdle();
 }
 
 void Server::Settle() {

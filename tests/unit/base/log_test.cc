@@ -51,6 +51,28 @@ TEST_F(LogTest, Json_IsEscaped) {
   EXPECT_THAT(line, testing::EndsWith(rest));
 }
 
+TEST_F(LogTest, Json_FieldsOfATextAreMembers) {
+  SetLogLevel(LogLevel::kInfo, true);
+  const std::pair<std::string_view, std::string_view> kTexts[] = {
+      {"event=stop: ends: SIGTERM", R"("event": "stop", "text": "ends: SIGTERM")"},
+      {"event=cut job=a:b rank=3 peer=[::1]:9: cut it: slow",
+       R"("event": "cut", "job": "a:b", "rank": "3", "peer": "[::1]:9", "text": "cut it: slow")"},
+      {"event=cut host=\"a b\\x22: \": text",
+       R"("event": "cut", "host": "a b\\x22: ", "text": "text")"},
+      // Not of that shape: as they are.
+      {"event=", R"("text": "event=")"},
+      {"event=a", R"("text": "event=a")"},
+      {"event=a job=\"b", R"("text": "event=a job=\"b")"},
+      {"event=a job=\"b\"... c", R"("text": "event=a job=\"b\"... c")"},
+      {"event=a and b=c: d", R"("text": "event=a and b=c: d")"},
+      {"an event=a: b", R"("text": "an event=a: b")"},
+  };
+  for (const auto& [text, members] : kTexts) {
+    EXPECT_THAT(Capture(LogLevel::kInfo, text),
+                testing::EndsWith("\"tag\": \"\", " + std::string(members) + "}\n"));
+  }
+}
+
 TEST_F(LogTest, Threshold_DecidesWhatIsEvaluated) {
   int evaluated = 0;
   const auto text = [&evaluated] {

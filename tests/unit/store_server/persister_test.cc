@@ -231,7 +231,7 @@ TEST(HeldEffects, Steps_ComeOutInOrderWhenTheirTicketIsKept) {
   EXPECT_FALSE(held.Pop(0));
   std::vector<std::uint64_t> seqs;
   while (const auto step = held.Pop(2)) {
-    seqs.push_back(std::get<Reply>(step->send.at(0).message).seq);
+    seqs.push_back(std::get<Reply>(step->effects.send.at(0).message).seq);
   }
   EXPECT_THAT(seqs, testing::ElementsAre(1u, 2u, 3u));
   EXPECT_FALSE(held.empty());

@@ -1,0 +1,82 @@
+#include "store/server/notify.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "runtime/base/log.h"
+
+namespace resilient::store {
+namespace {
+
+constexpr Duration kStartingInterval = std::chrono::seconds(1);
+constexpr char kStartExtensionMicros[] = "30000000";
+
+std::string Find(const std::vector<std::pair<std::string, std::string>>& environment,
+                 std::string_view name) {
+  for (const auto& [key, value] : environment) {
+    if (key == name) return value;
+  }
+  return {};
+}
+
+std::int64_t Number(const std::string& text) {
+  std::int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size() ? number : 0;
+}
+
+}  // namespace
+
+ServiceNotifier::ServiceNotifier(
+    const std::vector<std::pair<std::string, std::string>>& environment, std::int64_t pid)
+    : address_(Find(environment, "NOTIFY_SOCKET")) {
+  const bool usable = address_.size() > 1 && (address_[0] == '/' || address_[0] == '@') &&
+                      address_.size() < sizeof(sockaddr_un::sun_path);
+  if (!usable) {
+    address_.clear();
+    return;
+  }
+  if (address_[0] == '@') address_[0] = '\0';
+  socket_ = FileDescriptor(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const std::string watched = Find(environment, "WATCHDOG_PID");
+  if (!watched.empty() && Number(watched) != pid) return;
+  // Twice in each interval, as sd_watchdog_enabled(3) advises.
+  alive_interval_ = std::chrono::microseconds(Number(Find(environment, "WATCHDOG_USEC")) / 2);
+}
+
+void ServiceNotifier::Starting(Instant now, std::string_view status) {
+  if (last_starting_ && now - *last_starting_ < kStartingInterval) return;
+  last_starting_ = now;
+  Send(StrCat("EXTEND_TIMEOUT_USEC=", kStartExtensionMicros, "\nSTATUS=", status));
+}
+
+void ServiceNotifier::Ready(std::string_view status) { Send(StrCat("READY=1\nSTATUS=", status)); }
+
+void ServiceNotifier::Stopping(std::string_view status) {
+  Send(StrCat("STOPPING=1\nSTATUS=", status));
+}
+
+void ServiceNotifier::Alive(Instant now) {
+  if (alive_interval_ == Duration::zero()) return;
+  if (last_alive_ && now - *last_alive_ < alive_interval_) return;
+  last_alive_ = now;
+  Send("WATCHDOG=1");
+}
+
+void ServiceNotifier::Send(const std::string& lines) {
+  if (!socket_.valid()) return;
+  sockaddr_un to{};
+  to.sun_family = AF_UNIX;
+  std::memcpy(to.sun_path, address_.data(), address_.size());
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + address_.size());
+  // Best effort: see the class.
+  static_cast<void>(::sendto(socket_.get(), lines.data(), lines.size(), MSG_NOSIGNAL,
+                             reinterpret_cast<const sockaddr*>(&to), length));
+}
+
+}  // namespace resilient::store

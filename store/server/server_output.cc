@@ -1,0 +1,119 @@
+// How what Server says goes out, and what it does about those who do not read it.
+
+#include <utility>
+#include <variant>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/base/log.h"
+#include "store/core/codec.h"
+#include "store/server/server.h"
+
+namespace resilient::store {
+namespace {
+
+// Large answers are handed to the kernel as they come, so that the queue limit counts only what the
+// peer really leaves unread.
+constexpr std::size_t kFlushAtBytes = 256u << 10;
+// Of all connections: one step may tell thousands of them the same.
+constexpr std::size_t kFlushAllAtBytes = 16u << 20;
+
+std::size_t Mebibytes(std::size_t bytes) { return bytes >> 20; }
+
+// What the holder of one job's token is told of the store.
+std::string OnlyJob(const std::string& status_json, const std::string& job) {
+  nlohmann::json status = nlohmann::json::parse(status_json);
+  nlohmann::json kept = nlohmann::json::array();
+  for (nlohmann::json& one : status["jobs"]) {
+    if (one.value("job", "") == job) kept.push_back(std::move(one));
+  }
+  status["jobs"] = std::move(kept);
+  return status.dump();
+}
+
+}  // namespace
+
+void Server::SendTo(const Effects::Outgoing& outgoing) {
+  Connection* connection = Find(outgoing.connection);
+  if (connection == nullptr || connection->ending()) return;
+  const std::size_t before = connection->UnflushedBytes();
+  const Reply* reply = std::get_if<Reply>(&outgoing.message);
+  const std::string* job = access_.ConfinedTo(outgoing.connection);
+  if (job != nullptr && reply != nullptr && !reply->status_json.empty()) {
+    Reply confined = *reply;
+    confined.status_json = OnlyJob(reply->status_json, *job);
+    connection->Send(EncodeServerMessage(confined));
+  } else {
+    connection->Send(EncodeServerMessage(outgoing.message));
+  }
+  unflushed_ += connection->UnflushedBytes() - before;
+  if (reply != nullptr && !reply->welcome.server.empty()) connection->SetWelcomed();
+  touched_.insert(outgoing.connection);
+  if (connection->UnflushedBytes() >= kFlushAtBytes) {
+    FlushOut(*connection);
+  } else if (unflushed_ >= kFlushAllAtBytes) {
+    FlushTouched();
+  }
+}
+
+void Server::FlushTouched() {
+  unflushed_ = 0;
+  while (!touched_.empty()) {
+    const ConnectionId id = *touched_.begin();
+    touched_.erase(touched_.begin());
+    Connection* connection = Find(id);
+    if (connection == nullptr || !FlushOut(*connection)) continue;
+    // Room again without a word from libuv: everything fitted at once.
+    if (connection->WantsInput() && connection->HasFrame()) deferred_.insert(id);
+    connection->UpdateReading();
+  }
+  UpdateIdle();
+}
+
+bool Server::FlushOut(Connection& connection) {
+  if (!connection.Flush()) {
+    Drop(connection);
+    return false;
+  }
+  NoteOutput(connection);
+  const std::size_t queued = connection.QueuedBytes();
+  const std::size_t most = options_.limits.output_bytes;
+  if (queued > most) {
+    Cut(connection, StrCat("it does not read: ", Mebibytes(queued),
+                           " MiB wait for it, the limit is ", Mebibytes(most), " MiB"));
+  } else if (output_.total() > options_.limits.output_total_bytes) {
+    CutWorst();
+  }
+  return !connection.closed();
+}
+
+void Server::NoteOutput(Connection& connection) {
+  const std::size_t queued = connection.QueuedBytes();
+  if (queued == 0 && output_.total() == 0) return;
+  output_.Note(connection.id(), queued, connection.WrittenBytes(), clock_.Now());
+}
+
+void Server::CutWorst() {
+  const std::size_t most = options_.limits.output_total_bytes;
+  for (const ConnectionId id : output_.All()) NoteOutput(*Find(id));
+  while (output_.total() > most) {
+    Connection& worst = *Find(*output_.Largest());
+    Cut(worst, StrCat("it does not read: ", Mebibytes(worst.QueuedBytes()),
+                      " MiB wait for it, the most of ", Mebibytes(output_.total()),
+                      " MiB that wait for all clients; the limit is ", Mebibytes(most), " MiB"));
+  }
+}
+
+void Server::CutStuck(Instant now) {
+  if (output_.total() == 0) return;
+  for (const ConnectionId id : output_.All()) NoteOutput(*Find(id));
+  const auto patience = std::chrono::seconds(options_.limits.slow_seconds);
+  for (const ConnectionId id : output_.Stuck(kOutputSoftLimit, now - patience)) {
+    Connection& connection = *Find(id);
+    Cut(connection, StrCat("it does not read: ", Mebibytes(connection.QueuedBytes()),
+                           " MiB wait for it, and it has read nothing for ",
+                           options_.limits.slow_seconds, " s"));
+  }
+}
+
+}  // namespace resilient::store

@@ -1,0 +1,345 @@
+// Goal: at each limit of the server everything still works, beyond it the one who asks is refused
+// with a text that says what to do, and nobody else notices. Method: the real binary with small
+// limits, bare sockets.
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/ranks/http_support.h"
+#include "tests/ranks/store_server_support.h"
+
+namespace resilient::store {
+namespace {
+
+using std::chrono::seconds;
+using testing::HasSubstr;
+
+constexpr std::size_t kMebi = 1u << 20;
+
+std::vector<std::string> WithLimits(const std::vector<std::string>& limits) {
+  std::vector<std::string> arguments = {"--metrics", "127.0.0.1:0"};
+  for (const std::string& limit : limits) arguments.insert(arguments.end(), {"--limit", limit});
+  return arguments;
+}
+
+std::unique_ptr<RawClient> Greeted(const TestServer& server, const std::string& job = "job") {
+  auto client = std::make_unique<RawClient>(server.address());
+  const auto welcome = client->SayHello(MakeTestHello(Role::kRequest, job));
+  EXPECT_TRUE(welcome && welcome->status.ok());
+  return client;
+}
+
+void ExpectWorks(RawClient& client) {
+  const auto reply = client.Call(CheckOp{{"k"}});
+  ASSERT_TRUE(reply);
+  EXPECT_TRUE(reply->status.ok()) << reply->status.ToString();
+}
+
+Samples Scrape(const TestServer& server) {
+  const auto reply = HttpGet(MetricsAddress(server), "/metrics");
+  const Result<Samples> samples = ParseMetrics(reply.value_or(HttpReply()).body);
+  EXPECT_TRUE(samples.ok()) << samples.status().message();
+  return samples.ok() ? *samples : Samples();
+}
+
+// `count` waits for one value of 4 MiB: its arrival puts them all before a peer that does not read.
+std::unique_ptr<RawClient> Waiting(const TestServer& server, int count) {
+  auto client = Greeted(server);
+  for (int i = 0; i < count; ++i) EXPECT_TRUE(client->SendOp(GetOp{"big", true}));
+  // On the same connection: answered after all waits were registered.
+  EXPECT_TRUE(client->Call(CheckOp{{"big"}}));
+  return client;
+}
+
+void SetBig(RawClient& client) {
+  const auto set = client.Call(SetOp{"big", std::string(4 * kMebi, 'x')});
+  ASSERT_TRUE(set && set->status.ok());
+}
+
+bool Said(TestServer& server, const std::string& text) {
+  const Deadline deadline = In(kPatience);
+  while (server.process().ErrorText().find(text) == std::string::npos) {
+    if (deadline.ExpiredAt(Now())) return false;
+    if (HttpGet(MetricsAddress(server), "/healthz").value_or(HttpReply()).status != 200)
+      return false;
+  }
+  return true;
+}
+
+TEST(StoreLimits, Option_RefusesWhatIsNoLimit) {
+  const auto refused = [](const std::string& limit, const std::string& mention) {
+    const CommandOutcome outcome = RunCommand({"serve", "--limit", limit});
+    EXPECT_EQ(outcome.exit_code, 2) << limit << ": " << outcome.errors;
+    EXPECT_THAT(outcome.errors, HasSubstr(mention)) << limit;
+    EXPECT_EQ(std::count(outcome.errors.begin(), outcome.errors.end(), '\n'), 1) << outcome.errors;
+  };
+  refused("colours=3", "the names are connections, before-hello");
+  refused("connections", "from 1 to 131072");
+  refused("connections=", "from 1 to 131072");
+  refused("connections=0", "from 1 to 131072");
+  refused("connections=131073", "from 1 to 131072");
+  refused("connections=12x", "from 1 to 131072");
+  refused("connections=1KiB", "from 1 to 131072");
+  refused("bytes-per-job=3GiB", "from 1KiB to 2GiB");
+  refused("bytes-per-job=99999999999999999999", "from 1KiB to 2GiB");
+  refused("bytes-per-job=99999999999999999GiB", "from 1KiB to 2GiB");
+  EXPECT_EQ(RunCommand({"serve", "--lease-ttl", "61min"}).exit_code, 2);
+  EXPECT_THAT(RunCommand({"serve", "--help"}).output, HasSubstr("output-total-bytes"));
+}
+
+TEST(StoreLimits, Values_AreShownInMetricsAndWelcome) {
+  TestServer server(WithLimits({"bytes-per-job=2MiB", "jobs=3"}));
+  Samples samples = Scrape(server);
+  EXPECT_EQ(samples["resilient_store_limit{limit=\"bytes-per-job\"}"], 2 * kMebi);
+  EXPECT_EQ(samples["resilient_store_limit{limit=\"jobs\"}"], 3);
+  EXPECT_EQ(samples["resilient_store_limit{limit=\"value-bytes\"}"], kValueBytesMax);
+  EXPECT_GT(samples["resilient_store_limit{limit=\"connections\"}"], 0);
+  RawClient client(server.address());
+  const auto welcome = client.SayHello(MakeTestHello(Role::kRequest));
+  ASSERT_TRUE(welcome);
+  EXPECT_EQ(welcome->welcome.value_bytes_max, kValueBytesMax);
+  EXPECT_EQ(welcome->welcome.keys_per_request_max, kKeysPerRequestMax);
+  EXPECT_EQ(welcome->welcome.requests_in_flight_max, kInFlightPerSessionMax);
+  EXPECT_EQ(welcome->welcome.frame_body_bytes_max, kMaxFrameBody);
+}
+
+TEST(StoreLimits, KeysPerJob_AtTheLimitAndBeyond) {
+  TestServer server(WithLimits({"keys-per-job=2"}));
+  const auto client = Greeted(server);
+  EXPECT_TRUE(client->Call(SetOp{"a", ""})->status.ok());
+  EXPECT_TRUE(client->Call(SetOp{"b", ""})->status.ok());
+  EXPECT_EQ(client->Call(SetOp{"c", ""})->status.code(), StatusCode::kResourceExhausted);
+  EXPECT_TRUE(client->Call(SetOp{"b", "again"})->status.ok());
+  EXPECT_TRUE(Greeted(server, "other")->Call(SetOp{"c", ""})->status.ok());
+}
+
+TEST(StoreLimits, QueueItems_AtTheLimitAndBeyond) {
+  TestServer server(WithLimits({"queue-items=2"}));
+  const auto client = Greeted(server);
+  EXPECT_TRUE(client->Call(QueuePushOp{"q", ""})->status.ok());
+  EXPECT_TRUE(client->Call(QueuePushOp{"q", ""})->status.ok());
+  EXPECT_EQ(client->Call(QueuePushOp{"q", ""})->status.code(), StatusCode::kResourceExhausted);
+  EXPECT_TRUE(client->Call(QueuePopOp{"q", false})->status.ok());
+  EXPECT_TRUE(client->Call(QueuePushOp{"q", ""})->status.ok());
+}
+
+TEST(StoreLimits, BytesOfOneJobAndOfAll_AtTheLimitAndBeyond) {
+  TestServer server(WithLimits({"bytes-per-job=2KiB", "bytes=3KiB"}));
+  const auto one = Greeted(server, "one");
+  const auto two = Greeted(server, "two");
+  EXPECT_TRUE(one->Call(SetOp{"k", std::string(2047, 'v')})->status.ok());  // 2 KiB with the key.
+  auto beyond = one->Call(AppendOp{"k", "v"});
+  EXPECT_EQ(beyond->status.code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(beyond->status.message(), HasSubstr("the job take 2048 of 2048 bytes"));
+  EXPECT_TRUE(two->Call(SetOp{"k", std::string(1023, 'v')})->status.ok());
+  beyond = two->Call(AppendOp{"k", "v"});
+  EXPECT_EQ(beyond->status.code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(beyond->status.message(), HasSubstr("all jobs take 3072 of 3072 bytes"));
+  // What is there can be read, and room that is given back can be used by the other.
+  EXPECT_EQ(two->Call(GetOp{"k", false})->value.size(), 1023u);
+  EXPECT_TRUE(one->Call(DeleteOp{"k"})->status.ok());
+  EXPECT_TRUE(two->Call(AppendOp{"k", "v"})->status.ok());
+}
+
+TEST(StoreLimits, Jobs_AtTheLimitAndBeyond) {
+  TestServer server(WithLimits({"jobs=2"}));
+  const auto one = Greeted(server, "one");
+  const auto two = Greeted(server, "two");
+  RawClient three(server.address());
+  const auto refused = three.SayHello(MakeTestHello(Role::kRequest, "three"));
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->status.code(), StatusCode::kResourceExhausted);
+  EXPECT_TRUE(three.ClosedBy(In(kPatience)));
+  ExpectWorks(*two);
+}
+
+TEST(StoreLimits, Sessions_AtTheLimitAndBeyond) {
+  TestServer server(WithLimits({"sessions=2"}));
+  const auto one = Greeted(server);
+  const auto two = Greeted(server);
+  RawClient three(server.address());
+  const auto refused = three.SayHello(MakeTestHello(Role::kRequest));
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->status.code(), StatusCode::kResourceExhausted);
+  ExpectWorks(*one);
+}
+
+TEST(StoreLimits, Connections_BeyondAreToldAndTheCommandLineStillGetsIn) {
+  TestServer server(WithLimits({"connections=3"}));
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 3; ++i) clients.push_back(Greeted(server));
+  RawClient late(server.address());
+  const auto refused = late.SayHello(MakeTestHello(Role::kRequest));
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->status.code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(refused->status.message(), HasSubstr("3 connections"));
+  EXPECT_TRUE(late.ClosedBy(In(kPatience)));
+  EXPECT_EQ(RunCommand({"status", "--store", server.address_text()}).exit_code, 0);
+  ExpectWorks(*clients[0]);
+  EXPECT_EQ(Scrape(server)["resilient_store_connections_refused_total{reason=\"connections\"}"], 1);
+  // A client of ours keeps trying, and comes in when there is room.
+  clients.pop_back();
+  const auto set = RunCommand({"set", "k", "v", "--store", server.address_text(), "--job", "job"});
+  EXPECT_EQ(set.exit_code, 0) << set.errors;
+}
+
+TEST(StoreLimits, FewOpenFiles_AreSaidAtTheStartAndInTheRefusal) {
+  ChildProcess shell(
+      {"/bin/sh", "-c",
+       std::string("ulimit -n 200; exec ") + RESILIENT_STORE_BINARY + " serve --print-address"});
+  const auto line = shell.ReadLine(In(kPatience));
+  ASSERT_TRUE(line) << shell.ErrorText();
+  const HostPort address = *ParseHostPort(line->substr(0, line->find(' ')));
+  EXPECT_THAT(shell.ErrorText(), HasSubstr("takes 104 connections instead of 65536"));
+  EXPECT_THAT(shell.ErrorText(), HasSubstr("limit of open files (ulimit -n)"));
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 104; ++i) {
+    clients.push_back(std::make_unique<RawClient>(address));
+    const auto welcome = clients.back()->SayHello(MakeTestHello(Role::kRequest));
+    ASSERT_TRUE(welcome && welcome->status.ok()) << i;
+  }
+  RawClient late(address);
+  const auto refused = late.SayHello(MakeTestHello(Role::kRequest));
+  ASSERT_TRUE(refused);
+  EXPECT_THAT(refused->status.message(), HasSubstr("ulimit -n"));
+  // Far beyond: closed without a word to them, but with one in the log; and nothing runs out.
+  std::vector<std::unique_ptr<RawClient>> crowd;
+  for (int i = 0; i < 100; ++i) crowd.push_back(std::make_unique<RawClient>(address));
+  EXPECT_TRUE(crowd.back()->ClosedBy(In(kPatience)));
+  EXPECT_THAT(shell.ErrorText(), HasSubstr("refused a connection from"));
+  ExpectWorks(*clients[0]);
+}
+
+TEST(StoreLimits, HelloSeconds_EndTheSilent) {
+  TestServer server(WithLimits({"hello-seconds=1"}));
+  RawClient silent(server.address());
+  const Instant start = Now();
+  EXPECT_TRUE(silent.ClosedBy(In(kPatience)));
+  EXPECT_GE(Now() - start, Millis(900));
+  EXPECT_LT(Now() - start, seconds(4));
+  EXPECT_EQ(Scrape(server)["resilient_store_connections_refused_total{reason=\"silent\"}"], 1);
+}
+
+TEST(StoreLimits, HeldBytes_ClientsAreLeftUnreadUntilTheDiskHasCaughtUp) {
+  constexpr int kSets = 64;
+  const std::string data = testing::TempDir() + "limits." + std::to_string(getpid());
+  {
+    std::vector<std::string> arguments = WithLimits({"held-bytes=1MiB"});
+    arguments.insert(arguments.end(), {"--data", data, "--durability", "machine"});
+    TestServer server(arguments);
+    const auto client = Greeted(server);
+    const auto witness = Greeted(server);
+    for (int i = 0; i < kSets; ++i) {
+      ASSERT_TRUE(client->SendOp(SetOp{"k" + std::to_string(i % 4), std::string(kMebi, 'v')}));
+    }
+    ExpectWorks(*witness);
+    for (int i = 0; i < kSets; ++i) {
+      const auto reply = client->Await<Reply>(In(kPatience));
+      ASSERT_TRUE(reply) << i;
+      EXPECT_TRUE(reply->status.ok()) << reply->status.ToString();
+    }
+    EXPECT_EQ(Scrape(server)["resilient_store_held_bytes"], 0);
+  }
+  std::filesystem::remove_all(data);
+}
+
+TEST(SlowConsumers, OutputOfOne_IsCutAndNamed) {
+  TestServer server(WithLimits({"output-bytes=16MiB"}));
+  const auto slow = Waiting(server, 12);  // 48 MiB; the kernel may take some of them.
+  const auto witness = Greeted(server);
+  SetBig(*witness);
+  ExpectWorks(*witness);
+  EXPECT_TRUE(Said(server, "it does not read")) << server.process().ErrorText();
+  EXPECT_THAT(server.process().ErrorText(), HasSubstr("the limit is 16 MiB"));
+  EXPECT_THAT(server.process().ErrorText(),
+              HasSubstr("pid " + std::to_string(MakeTestHello(Role::kRequest).process.pid)));
+  EXPECT_TRUE(slow->ClosedBy(In(kPatience)));
+  EXPECT_EQ(Scrape(server)["resilient_store_connections_refused_total{reason=\"slow\"}"], 1);
+  EXPECT_EQ(Scrape(server)["resilient_store_output_bytes"], 0);
+}
+
+TEST(SlowConsumers, OutputOfAll_TheWorstIsCutAndTheOthersLiveOn) {
+  TestServer server(WithLimits({"output-total-bytes=32MiB"}));
+  const auto worst = Waiting(server, 7);
+  const auto second = Waiting(server, 5);
+  const auto third = Waiting(server, 5);
+  const auto witness = Greeted(server);
+  SetBig(*witness);
+  ExpectWorks(*witness);
+  EXPECT_TRUE(Said(server, "the most of")) << server.process().ErrorText();
+  EXPECT_TRUE(worst->ClosedBy(In(kPatience)));
+  EXPECT_LE(Scrape(server)["resilient_store_output_bytes"], 32.0 * kMebi);
+  for (int i = 0; i < 5; ++i) {
+    const auto reply = third->Await<Reply>(In(kPatience));
+    ASSERT_TRUE(reply) << i;
+    EXPECT_EQ(reply->value.size(), 4 * kMebi);
+  }
+}
+
+TEST(SlowConsumers, NoProgress_IsCutAfterItsTime) {
+  TestServer server(WithLimits({"slow-seconds=1"}));
+  const auto slow = Waiting(server, 6);  // 24 MiB: below the limit of one.
+  const auto witness = Greeted(server);
+  const Instant start = Now();
+  SetBig(*witness);
+  EXPECT_TRUE(Said(server, "it has read nothing for 1 s")) << server.process().ErrorText();
+  EXPECT_GE(Now() - start, Millis(900));
+  EXPECT_TRUE(slow->ClosedBy(In(kPatience)));
+  ExpectWorks(*witness);
+}
+
+std::size_t ResidentBytes(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/statm");
+  std::size_t size = 0;
+  std::size_t resident = 0;
+  file >> size >> resident;
+  return resident * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+// As many as both processes have descriptors for, up to 20,000.
+TEST(ManyConnections, AllAreWelcomeAndCostLittle) {
+  constexpr std::size_t kMost = 20000;
+  constexpr std::size_t kOwn = 128;     // Descriptors of this test besides.
+  constexpr std::size_t kAtOnce = 200;  // Below what may be open before Hello.
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  limit.rlim_cur = limit.rlim_max;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  const std::size_t count = std::min<std::size_t>(kMost, limit.rlim_max - kOwn);
+  TestServer server(WithLimits({}));
+  const std::size_t before = ResidentBytes(server.process().pid());
+  const Instant start = Now();
+  std::vector<std::unique_ptr<RawClient>> clients;
+  while (clients.size() < count) {
+    const std::size_t first = clients.size();
+    for (std::size_t i = first; i < std::min(count, first + kAtOnce); ++i) {
+      clients.push_back(std::make_unique<RawClient>(server.address()));
+      clients.back()->SendHello(MakeTestHello(Role::kRequest));
+    }
+    for (std::size_t i = first; i < clients.size(); ++i) {
+      const auto welcome = clients[i]->Await<Reply>(In(kPatience));
+      ASSERT_TRUE(welcome && welcome->status.ok()) << i;
+    }
+  }
+  const std::chrono::duration<double> took = Now() - start;
+  const std::size_t bytes = (ResidentBytes(server.process().pid()) - before) / count;
+  std::printf("%zu idle clients in %.1f s, %zu bytes of the server for each\n", count, took.count(),
+              bytes);
+  EXPECT_LT(bytes, 16u << 10);
+  EXPECT_EQ(Scrape(server)["resilient_store_connections"], count);
+  ExpectWorks(*clients.front());
+  ExpectWorks(*clients.back());
+}
+
+}  // namespace
+}  // namespace resilient::store
