@@ -70,7 +70,7 @@ class Connection:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray()
         self.socket.sendall(PREAMBLE.pack(b"RSL1", VERSION, VERSION))
-        magic, lowest, highest = PREAMBLE.unpack(self._take(PREAMBLE.size, _in(SECONDS)))
+        magic, lowest, highest = PREAMBLE.unpack(self._take(PREAMBLE.size, deadline_in(SECONDS)))
         assert magic == b"RSL1", magic
         assert lowest <= VERSION <= highest, (lowest, highest)
 
@@ -137,7 +137,7 @@ class Line:
         hello.process.host = socket.gethostname()
         hello.process.pid = os.getpid()
         self._send_message(0, pb.Request(hello=hello, first_unacked=self.first_unacked()))
-        kind, seq, body = self.connection.receive_frame(_in(SECONDS))
+        kind, seq, body = self.connection.receive_frame(deadline_in(SECONDS))
         assert (kind, seq) == (REPLY, 0), (kind, seq)
         reply = pb.Reply.FromString(body)
         if reply.failure.code:
@@ -182,7 +182,7 @@ class Line:
     def receive(self, seconds=SECONDS):
         """One frame is read and put where it belongs."""
         pb = messages()
-        kind, seq, body = self.connection.receive_frame(_in(seconds))
+        kind, seq, body = self.connection.receive_frame(deadline_in(seconds))
         if kind == EVENT:
             self.events.append(pb.Event.FromString(body))
         elif kind == REPLY:
@@ -190,7 +190,7 @@ class Line:
             self.unanswered.pop(seq, None)
 
     def reply(self, seq, seconds=SECONDS):
-        deadline = _in(seconds)
+        deadline = deadline_in(seconds)
         while seq not in self.replies:
             self.receive(deadline - time.monotonic())
         return self.replies.pop(seq)
@@ -233,7 +233,7 @@ class Member(Line):
 
     def event(self, name, seconds=SECONDS):
         """The next event of that name; pings on the way are answered, other events dropped."""
-        deadline = _in(seconds)
+        deadline = deadline_in(seconds)
         while True:
             while self.events:
                 event = self.events.pop(0)
@@ -245,5 +245,5 @@ class Member(Line):
             self.receive(deadline - time.monotonic())
 
 
-def _in(seconds):
+def deadline_in(seconds):
     return time.monotonic() + seconds
