@@ -9,6 +9,7 @@ TORCH ?= 2.15.0
 TORCH_COMPAT ?= 2.11.0
 JOBS ?= $(shell nproc)
 SEEDS ?= 2000
+BENCH ?=
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 PYTEST := $(PYTHON) -m pytest -q
@@ -70,6 +71,7 @@ sim: build
 
 bench: build
 	@$(PYTHON) benchmarks/detect_bench.py --out benchmarks/results/detect.json
+	@$(PYTHON) benchmarks/store_bench.py $(BENCH) --out benchmarks/results/store.json
 
 lint: packages-build packages-lint $(VENV)/.ready build
 	@RUFF=$(VENV)/bin/ruff tests/lint.sh build

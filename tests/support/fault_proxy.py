@@ -50,12 +50,13 @@ class FaultProxy:
         self.port = self._listener.getsockname()[1]
         self.address = f"127.0.0.1:{self.port}"
         self.accepted = 0
+        self._passed = 0
         self._links: set[_Link] = set()
         self._stalled = False
         self._refusing = False
         self._bytes_per_second = 0
         self._lock = threading.Lock()
-        self._accepting = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
         self._closing = False
@@ -108,8 +109,17 @@ class FaultProxy:
 
     def await_accepted(self, count: int, seconds: float) -> bool:
         """Until so many connections have come in all, refused ones too."""
-        with self._accepting:
-            return self._accepting.wait_for(lambda: self.accepted >= count, seconds)
+        with self._changed:
+            return self._changed.wait_for(lambda: self.accepted >= count, seconds)
+
+    def passed(self) -> int:
+        """Bytes that clients have sent and the server's sockets have taken, ever."""
+        with self._lock:
+            return self._passed
+
+    def await_passed(self, more_than: int, seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._passed > more_than, seconds)
 
     @property
     def connections(self) -> int:
@@ -197,7 +207,7 @@ class FaultProxy:
         except OSError:
             return
         self.accepted += 1
-        self._accepting.notify_all()
+        self._changed.notify_all()
         if self._refusing:
             _reset(client)
             return
@@ -231,7 +241,11 @@ class FaultProxy:
     def _write(self, side: _Side) -> None:
         try:
             while side.out:
-                del side.out[: side.sock.send(side.out)]
+                sent = side.sock.send(side.out)
+                del side.out[:sent]
+                if side is side.link.sides[1]:
+                    self._passed += sent
+                    self._changed.notify_all()
         except BlockingIOError:
             return
         except OSError:
