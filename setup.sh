@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-build_packages="g++ make cmake ninja-build pkg-config ccache libuv1-dev libsqlite3-dev libprotobuf-dev protobuf-compiler
+build_packages="g++ make cmake ninja-build pkg-config ccache libuv1-dev libsqlite3-dev libssl-dev libprotobuf-dev protobuf-compiler
   libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev python3-venv python3-dev"
 lint_packages="clang-14 clang-tidy-14 clang-format-14"
 model_packages="spin"

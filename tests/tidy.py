@@ -57,6 +57,7 @@ MAY_INCLUDE = {
 CONFINED = (
     (re.compile(r"^uv(\.h|/)"), ("store/server/",)),
     (re.compile(r"^sqlite3"), ("store/server/",)),
+    (re.compile(r"^openssl/"), ("store/server/",)),  # Never linked into a user's process.
     (re.compile(r"\.pb\.h$"), ("store/core/codec.cc", "store/core/codec_watch.cc")),
     (re.compile(r"^google/protobuf/"), ("store/core/codec.cc",)),
     (re.compile(r"^pybind11/"), ("torch_plugin/csrc/",)),

@@ -82,7 +82,7 @@ std::string Format(LogLevel level, std::string_view text) {
     AppendEscaped(*tag, false, &line);
     line += ": ";
   }
-  line += text;
+  AppendEscaped(text, false, &line);
   line += '\n';
   return line;
 }

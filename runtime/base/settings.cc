@@ -53,7 +53,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_JOB", Form::kText},
     Known{"RESILIENT_BIND", Form::kText},
     Known{"RESILIENT_LINGER", Form::kDuration},
-    Known{"RESILIENT_TOKEN_FILE", Form::kText, Effect::kRefused},
+    Known{"RESILIENT_TOKEN_FILE", Form::kText},
     Known{"RESILIENT_TLS_CERT", Form::kText, Effect::kRefused},
     Known{"RESILIENT_TLS_KEY", Form::kText, Effect::kRefused},
     Known{"RESILIENT_TLS_CA", Form::kText, Effect::kRefused},
@@ -211,9 +211,12 @@ bool IsWildcard(std::string_view address) {
 Status CheckBind(const Values& values) {
   const auto bind = values.find("RESILIENT_BIND");
   if (bind == values.end() || !IsWildcard(bind->second)) return {};
-  return {StatusCode::kSetting,
-          StrCat("RESILIENT_BIND=\"", bind->second,
-                 "\" would open the store to every network of this host: bind to one address")};
+  if (values.contains("RESILIENT_TOKEN_FILE")) return {};
+  return {
+      StatusCode::kSetting,
+      StrCat("RESILIENT_BIND=\"", bind->second,
+             "\" would open the store to every network of this host: bind to one address, or ask "
+             "for a token (RESILIENT_TOKEN_FILE)")};
 }
 
 // What asking for something that this version does not do leads to.
@@ -227,9 +230,10 @@ Status CheckEffect(const Known& known, std::string_view value, std::vector<std::
                                  "\" has no effect in this version: the job runs as without it"));
       break;
     case Effect::kRefused:
-      return {StatusCode::kSetting,
-              StrCat(known.name, " is set, but this version has no authentication: unset it, and ",
-                     "keep the store on a network where every host is trusted")};
+      return {
+          StatusCode::kSetting,
+          StrCat(known.name, " is set, but this version has no TLS: unset it, ask for a token ",
+                 "(RESILIENT_TOKEN_FILE), and keep the store on a network where nobody listens")};
   }
   return {};
 }
@@ -248,6 +252,7 @@ void Assign(const Values& values, Settings* settings) {
   text("RESILIENT_STORE", &settings->store);
   text("RESILIENT_JOB", &settings->job);
   text("RESILIENT_BIND", &settings->bind);
+  text("RESILIENT_TOKEN_FILE", &settings->token_file);
   duration("RESILIENT_LINGER", &settings->linger);
   duration("RESILIENT_LEASE_TTL", &settings->lease_ttl);
   duration("RESILIENT_BUDGET", &settings->budget);

@@ -182,7 +182,7 @@ bool FrameSplitter::SplitHeader(std::string_view* bytes) {
   const std::size_t body_bytes = ReadLittleEndian<std::uint32_t>(head_, 0);
   const auto type = ReadLittleEndian<std::uint8_t>(head_, 4);
   if (type < static_cast<std::uint8_t>(FrameType::kRequest) ||
-      type > static_cast<std::uint8_t>(FrameType::kEvent)) {
+      type > static_cast<std::uint8_t>(FrameType::kProof)) {
     error_ = Status(StatusCode::kProtocol,
                     StrCat("the peer sent a frame of the unknown type ", int{type}));
     return false;

@@ -22,8 +22,14 @@ inline constexpr std::size_t kMaxFrameBodyBeforeHello = 4u << 10;
 inline constexpr std::uint16_t kProtocolVersionMin = 1;
 inline constexpr std::uint16_t kProtocolVersionMax = 1;
 
-// Value of the type byte: which proto message the body is.
-enum class FrameType : std::uint8_t { kRequest = 1, kReply = 2, kEvent = 3 };
+// Value of the type byte: which proto message the body is, or bytes of the token handshake.
+enum class FrameType : std::uint8_t {
+  kRequest = 1,
+  kReply = 2,
+  kEvent = 3,
+  kNonce = 4,
+  kProof = 5
+};
 
 struct Frame {
   FrameType type = FrameType::kRequest;

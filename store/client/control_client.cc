@@ -33,13 +33,14 @@ Overloaded(Handlers...) -> Overloaded<Handlers...>;
 }  // namespace
 
 ControlClient::ControlClient(const ConnectOptions& options, std::vector<HostPort> addresses,
-                             InterruptCheck interrupt, const Clock& clock)
+                             std::unique_ptr<TokenSource> tokens, InterruptCheck interrupt,
+                             const Clock& clock)
     : clock_(clock),
       interrupt_(std::move(interrupt)),
       job_(options.job),
       found_server_(options.expected_server),
       core_(MakeHello(options, Role::kControl)),
-      link_(std::move(addresses), RandomSeed()),
+      link_(std::move(addresses), RandomSeed(), std::move(tokens)),
       outage_(StrCat("the membership line of job ", options.job), clock.Now()),
       last_tick_(clock.Now()) {}
 
@@ -356,8 +357,12 @@ class SessionLine final : public Rendezvous {
     Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
     bad_options_ = addresses.status();
     if (!addresses.ok()) return;
-    client_ = std::make_unique<ControlClient>(options, std::move(*addresses), std::move(interrupt),
-                                              clock);
+    Result<std::unique_ptr<TokenSource>> tokens =
+        TokenSource::Open(options.token_file, options.job);
+    bad_options_ = tokens.status();
+    if (!tokens.ok()) return;
+    client_ = std::make_unique<ControlClient>(options, std::move(*addresses), std::move(*tokens),
+                                              std::move(interrupt), clock);
   }
   ~SessionLine() override { LetGoInChild(); }
 

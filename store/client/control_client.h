@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -26,7 +27,7 @@ namespace resilient::store {
 class ControlClient {
  public:
   ControlClient(const ConnectOptions& options, std::vector<HostPort> addresses,
-                InterruptCheck interrupt, const Clock& clock);
+                std::unique_ptr<TokenSource> tokens, InterruptCheck interrupt, const Clock& clock);
   ~ControlClient();
 
   Status Start(RendezvousEvents& events, Deadline deadline);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <memory>
 #include <utility>
 #include <variant>
 
@@ -16,8 +17,11 @@ namespace {
 // Thread: the caller's.
 class OneRequest {
  public:
-  OneRequest(Hello hello, std::vector<HostPort> addresses, const Clock& clock)
-      : clock_(clock), core_(std::move(hello)), link_(std::move(addresses), RandomSeed()) {}
+  OneRequest(Hello hello, std::vector<HostPort> addresses, std::unique_ptr<TokenSource> tokens,
+             const Clock& clock)
+      : clock_(clock),
+        core_(std::move(hello)),
+        link_(std::move(addresses), RandomSeed(), std::move(tokens)) {}
 
   Result<Reply> Run(Op op, Deadline deadline) {
     Result<Request> request = core_.Submit(std::move(op));
@@ -67,6 +71,8 @@ Status ReportExit(const ConnectOptions& options, const ExitNotice& notice, const
                   Deadline deadline) {
   Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
   if (!addresses.ok()) return addresses.status();
+  Result<std::unique_ptr<TokenSource>> tokens = TokenSource::Open(options.token_file, options.job);
+  if (!tokens.ok()) return tokens.status();
   ExitReportOp report;
   report.process = ThisProcess();  // Host, boot and pid namespace are the launcher's.
   report.process.pid = notice.pid;
@@ -75,7 +81,8 @@ Status ReportExit(const ConnectOptions& options, const ExitNotice& notice, const
   report.exit_code = notice.exit_code;
   report.signal = notice.signal;
   report.text = notice.text;
-  OneRequest request(MakeHello(options, Role::kAdmin), std::move(*addresses), clock);
+  OneRequest request(MakeHello(options, Role::kAdmin), std::move(*addresses), std::move(*tokens),
+                     clock);
   return request.Run(std::move(report), deadline).status();
 }
 
@@ -85,7 +92,10 @@ Result<Reply> Administer(const ConnectOptions& options, Op op, const Clock& cloc
                          Deadline deadline) {
   Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
   if (!addresses.ok()) return addresses.status();
-  OneRequest request(MakeHello(options, Role::kAdmin), std::move(*addresses), clock);
+  Result<std::unique_ptr<TokenSource>> tokens = TokenSource::Open(options.token_file, options.job);
+  if (!tokens.ok()) return tokens.status();
+  OneRequest request(MakeHello(options, Role::kAdmin), std::move(*addresses), std::move(*tokens),
+                     clock);
   return request.Run(std::move(op), deadline);
 }
 

@@ -105,10 +105,16 @@ LinkInput Perform(const LinkStep& step, const WakeFd& wake, const Clock& clock, 
   return input;
 }
 
-StoreLink::StoreLink(std::vector<HostPort> addresses, std::uint64_t seed)
-    : addresses_(std::move(addresses)), backoff_(seed), splitter_(kMaxFrameBody) {
+StoreLink::StoreLink(std::vector<HostPort> addresses, std::uint64_t seed,
+                     std::unique_ptr<TokenSource> tokens)
+    : addresses_(std::move(addresses)),
+      tokens_(std::move(tokens)),
+      backoff_(seed),
+      splitter_(kMaxFrameBody) {
   RESILIENT_CHECK(!addresses_.empty());
 }
+
+StoreLink::~StoreLink() = default;
 
 LinkStep StoreLink::NextStep() const {
   LinkStep step;
@@ -222,7 +228,13 @@ void StoreLink::FinishConnect(const ClientCore& core, Instant now) {
   state_ = State::kGreeting;
   due_ = now + kGreetTimeout;
   output_.push_back(EncodePreamble());
-  output_.push_back(EncodeFrame(EncodeRequest(core.MakeHello())));
+  const Frame hello = EncodeRequest(core.MakeHello());
+  if (tokens_ == nullptr) {
+    output_.push_back(EncodeFrame(hello));
+  } else {
+    handshake_.emplace(tokens_->Begin());
+    output_.push_back(handshake_->Begin(hello));
+  }
   Flush();
 }
 
@@ -260,7 +272,12 @@ void StoreLink::Receive(Instant now, std::vector<ServerMessage>& inbox) {
 // False when the connection was given up.
 bool StoreLink::TakeFrames(Instant now, std::vector<ServerMessage>& inbox) {
   while (splitter_.HasFrame()) {
-    Result<ServerMessage> message = DecodeServerMessage(splitter_.TakeFrame());
+    const Frame frame = splitter_.TakeFrame();
+    if (state_ == State::kGreeting && handshake_ && ClientHandshake::Owns(frame)) {
+      if (!OnHandshake(frame, now)) return false;
+      continue;
+    }
+    Result<ServerMessage> message = DecodeServerMessage(frame);
     // An event that a newer server knows and this build does not.
     if (message.status().code() == StatusCode::kUnimplemented) continue;
     if (!message.ok()) {
@@ -279,6 +296,22 @@ bool StoreLink::TakeFrames(Instant now, std::vector<ServerMessage>& inbox) {
   return true;
 }
 
+// False when the connection was given up.
+bool StoreLink::OnHandshake(const Frame& frame, Instant now) {
+  const Result<std::optional<Frame>> answer = handshake_->OnFrame(frame);
+  if (!answer.ok()) {
+    Fail(Status(answer.status().code(),
+                StrCat("the store at ", FormatHostPort(current_), ": ", answer.status().message())),
+         true, now);
+    return false;
+  }
+  if (answer->has_value()) {
+    output_.push_back(EncodeFrame(**answer));
+    Flush();
+  }
+  return true;
+}
+
 bool StoreLink::OnWelcome(const ServerMessage& message, Instant now) {
   const Reply* reply = std::get_if<Reply>(&message);
   if (reply == nullptr || (reply->status.ok() && reply->welcome.server.empty())) {
@@ -287,8 +320,22 @@ bool StoreLink::OnWelcome(const ServerMessage& message, Instant now) {
          true, now);
     return false;
   }
+  if (reply->status.code() == StatusCode::kAuth) {
+    Fail(Status(StatusCode::kAuth, StrCat("the store at ", FormatHostPort(current_),
+                                          " refused access: ", reply->status.message())),
+         true, now);
+    return false;
+  }
   if (!reply->status.ok()) {
     Fail(reply->status, true, now);
+    return false;
+  }
+  if (handshake_ && !handshake_->proven()) {
+    Fail(Status(StatusCode::kAuth,
+                StrCat("the store at ", FormatHostPort(current_),
+                       " asked for no token and did not prove that it knows the one of this "
+                       "process: another program may have taken its address")),
+         true, now);
     return false;
   }
   welcome_ = reply->welcome;
@@ -336,6 +383,7 @@ void StoreLink::Fail(Status why, bool refused, Instant now) {
   bool was_open = state_ == State::kOpen;
   socket_.Reset();
   splitter_ = FrameSplitter(kMaxFrameBody);
+  handshake_.reset();
   output_.clear();
   output_sent_ = 0;
   write_failed_ = false;

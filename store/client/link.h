@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "runtime/net/frame.h"
 #include "runtime/net/socket.h"
 #include "store/client/client_core.h"
+#include "store/client/token_source.h"
 #include "store/core/messages.h"
 
 namespace resilient::store {
@@ -41,7 +43,10 @@ LinkInput Perform(const LinkStep& step, const WakeFd& wake, const Clock& clock, 
 // they may close the descriptor that is being polled.
 class StoreLink {
  public:
-  StoreLink(std::vector<HostPort> addresses, std::uint64_t seed);
+  // `tokens`: null when none is presented.
+  StoreLink(std::vector<HostPort> addresses, std::uint64_t seed,
+            std::unique_ptr<TokenSource> tokens = nullptr);
+  ~StoreLink();
   StoreLink(const StoreLink&) = delete;
   StoreLink& operator=(const StoreLink&) = delete;
 
@@ -88,11 +93,13 @@ class StoreLink {
   void FinishConnect(const ClientCore& core, Instant now);
   void Receive(Instant now, std::vector<ServerMessage>& inbox);
   bool TakeFrames(Instant now, std::vector<ServerMessage>& inbox);
+  bool OnHandshake(const Frame& frame, Instant now);
   bool OnWelcome(const ServerMessage& message, Instant now);
   bool Flush();
   void Fail(Status why, bool refused, Instant now);
 
   const std::vector<HostPort> addresses_;
+  const std::unique_ptr<TokenSource> tokens_;  // Null: no token.
   State state_ = State::kPaused;
   Backoff backoff_;
   std::size_t address_ = 0;       // Index of the next address to try.
@@ -102,6 +109,7 @@ class StoreLink {
   Instant due_{};                 // End of the pause or of the time to connect and greet.
   FileDescriptor socket_;
   FrameSplitter splitter_;
+  std::optional<ClientHandshake> handshake_;  // Of this connection, when a token is presented.
   std::deque<std::string> output_;
   std::size_t output_sent_ = 0;  // Bytes of output_.front() already written.
   bool write_failed_ = false;    // The reader will find out; it alone may close.

@@ -34,13 +34,14 @@ std::string RequestClient::Ask::ShowKeys() const {
 }
 
 RequestClient::RequestClient(const ConnectOptions& options, std::vector<HostPort> addresses,
-                             InterruptCheck interrupt, const Clock& clock)
+                             std::unique_ptr<TokenSource> tokens, InterruptCheck interrupt,
+                             const Clock& clock)
     : clock_(clock),
       interrupt_(std::move(interrupt)),
       job_(options.job),
       made_by_pid_(::getpid()),
       core_(MakeHello(options, Role::kRequest)),
-      link_(std::move(addresses), RandomSeed()),
+      link_(std::move(addresses), RandomSeed(), std::move(tokens)),
       outage_(StrCat("the store client of job ", options.job), clock.Now()) {}
 
 void RequestClient::Release(RequestClient* client) {
@@ -160,18 +161,31 @@ Status RequestClient::Await(Lock& lock, Waiter& waiter, const Call& call) {
 Status RequestClient::OnDeadline(Waiter& waiter, Instant begun, Instant now) {
   if (!link_.open()) return LostError(waiter, now - begun, now);
   if (waiter.cancelled) {
+    // Something takes our bytes and lets none through: TCP would never find out.
+    if (link_.received() == waiter.received_at_cancel) {
+      silent_ = true;
+      if (led_) wake_.Wake();
+    }
     return waiter.ask.mutation
                ? UnknownOutcome(waiter, StrCat("the store did not answer it, timeout after ",
                                                (now - begun) / Millis(1), " ms"))
                : TimeoutError(waiter, now - begun);
   }
   waiter.cancelled = true;
+  waiter.received_at_cancel = link_.received();
   SendNow(Request{.op = CancelOp{waiter.seq}});
   return Status();
 }
 
 void RequestClient::Lead(Lock& lock, Instant until) {
   led_ = true;
+  if (std::exchange(silent_, false) && link_.open()) {
+    link_.Drop(Status(StatusCode::kUnreachable, StrCat("the store at ", link_.peer(),
+                                                       " answered neither a request nor its "
+                                                       "cancellation for ",
+                                                       SecondsOf(kCancelPatience), " s")),
+               clock_.Now());
+  }
   LinkStep step = link_.NextStep();
   lock.unlock();
   LinkInput input = store::Perform(step, wake_, clock_, until);
@@ -339,8 +353,11 @@ Result<std::shared_ptr<Client>> Connect(const ConnectOptions& options, Interrupt
                                         const Clock& clock, Deadline deadline) {
   Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
   if (!addresses.ok()) return addresses.status();
+  Result<std::unique_ptr<TokenSource>> tokens = TokenSource::Open(options.token_file, options.job);
+  if (!tokens.ok()) return tokens.status();
   std::shared_ptr<RequestClient> client(
-      new RequestClient(options, std::move(*addresses), std::move(interrupt), clock),
+      new RequestClient(options, std::move(*addresses), std::move(*tokens), std::move(interrupt),
+                        clock),
       &RequestClient::Release);
   RESILIENT_RETURN_IF_ERROR(client->Open(deadline));
   return std::shared_ptr<Client>(std::move(client));

@@ -27,7 +27,7 @@ namespace resilient::store {
 class RequestClient final : public Client {
  public:
   RequestClient(const ConnectOptions& options, std::vector<HostPort> addresses,
-                InterruptCheck interrupt, const Clock& clock);
+                std::unique_ptr<TokenSource> tokens, InterruptCheck interrupt, const Clock& clock);
 
   // Deletes it; in a forked child it is left alone.
   static void Release(RequestClient* client);
@@ -85,6 +85,7 @@ class RequestClient final : public Client {
     std::condition_variable ready;
     bool sent = false;
     bool cancelled = false;
+    std::uint64_t received_at_cancel = 0;  // Of the link.
     bool done = false;
     Status failure;  // Ours; OK when the server answered.
     Reply reply;
@@ -128,6 +129,7 @@ class RequestClient final : public Client {
   std::map<std::uint64_t, Waiter*> waiters_;
   std::vector<ServerMessage> inbox_;
   bool led_ = false;
+  bool silent_ = false;  // This connection is to be replaced, by whoever leads next.
   bool closed_ = false;
   std::string server_id_;
   Status dead_;  // Set: every call fails with it.

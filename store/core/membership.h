@@ -170,7 +170,9 @@ class Membership {
   void PushState(const Participant& who, MembershipEffects& effects) const;
 
   // Evidence: membership.cc.
-  void Lose(Participant& who, const Status& cause, Moment moment, MembershipEffects& effects);
+  // `event`: its name in the log.
+  void Lose(Participant& who, const Status& cause, Moment moment, MembershipEffects& effects,
+            std::string_view event = "lost");
   void LoseLeaver(Participant& who, const ExitReportOp& report, Moment moment,
                   MembershipEffects& effects);
   void LeaveSeat(World& world, Participant& who, Moment moment, MembershipEffects& effects);
@@ -216,6 +218,8 @@ class Membership {
   const World* WorldOf(const Participant& who) const;
   static Seat& SeatOf(World& world, const Participant& who);
   static Claimant ClaimantOf(const Participant& who);
+  // A line of the log about `who`, for machines and for people.
+  std::string Audit(std::string_view event, const Participant& who, std::string_view text) const;
   bool AnyoneSeated() const;
   void Arm(Instant when, TimerKind kind, std::uint64_t id);
 

@@ -243,9 +243,10 @@ void Membership::TakeSeat(World& world, Participant& who, Moment moment,
   ++world.live;
   ++world.joined;
   Lengthen(world, who);
-  effects.log.push_back("job " + job_ + ": " + Name(ClaimantOf(who)) + " joined round " +
-                        std::to_string(world.round) + " (" + std::to_string(world.joined) + " of " +
-                        std::to_string(world.size()) + ")");
+  effects.log.push_back(Audit("join", who,
+                              "joined round " + std::to_string(world.round) + " (" +
+                                  std::to_string(world.joined) + " of " +
+                                  std::to_string(world.size()) + ")"));
   BuildIfComplete(world, effects);
   RefuseIfDue(world, moment, effects);
 }
@@ -256,8 +257,7 @@ void Membership::Refuse(Participant& who, Status why, MembershipEffects& effects
   who.out = std::move(why);
   Changed(who);
   effects.Tell(who.session, JoinRefusedEvent{who.out});
-  effects.log.push_back("job " + job_ + ": join of " + Name(ClaimantOf(who)) +
-                        " refused: " + who.out.message());
+  effects.log.push_back(Audit("refused", who, "its join: " + who.out.ToString()));
 }
 
 World& Membership::NewWorld(const Participant& who, Moment moment, MembershipEffects& effects) {

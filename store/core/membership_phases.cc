@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "store/core/audit.h"
 #include "store/core/json.h"
 #include "store/core/membership.h"
 
@@ -58,8 +59,12 @@ void Membership::FenceWorld(World& world, const Status& cause, Moment moment,
   ChangedJob();
   Changed(world);
   effects.ended.push_back({world.round, cause, false});
-  effects.log.push_back("job " + job_ + ": generation " + std::to_string(ended) +
-                        " fenced: " + cause.ToString());
+  effects.log.push_back(AuditLine("fence",
+                                  {{"job", job_},
+                                   {"round", std::to_string(world.round)},
+                                   {"generation", std::to_string(ended)},
+                                   {"code", std::string(CodeName(cause.code()))}},
+                                  cause.message()));
   for (const Seat& seat : world.seats) {
     if (seat.Live()) effects.Tell(seat.session, Fence{ended, cause});
   }

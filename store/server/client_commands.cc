@@ -42,9 +42,12 @@ std::vector<std::string> SplitAddresses(const std::string& list) {
 void AddCommonOptions(CLI::App& command, const CliContext& context, ClientArguments& arguments) {
   arguments.store = context.settings.store;
   arguments.job = context.settings.job;
+  arguments.token_file = context.settings.token_file;
   command.add_option("--store", arguments.store,
                      "Address of the store, HOST:PORT[,HOST:PORT] (default: RESILIENT_STORE)");
   command.add_option("--job", arguments.job, "Name of the job (default: RESILIENT_JOB)");
+  command.add_option("--token-file", arguments.token_file,
+                     "File with the token that the store asks for (default: RESILIENT_TOKEN_FILE)");
   command.add_option("--timeout", arguments.timeout, "How long to try")
       ->check(IsDuration())
       ->capture_default_str();
@@ -58,6 +61,7 @@ Result<ConnectOptions> OptionsOf(const ClientArguments& arguments) {
   ConnectOptions options;
   options.addresses = SplitAddresses(arguments.store);
   options.job = arguments.job;
+  options.token_file = arguments.token_file;
   if (options.addresses.empty()) {
     return Status(StatusCode::kSetting,
                   "which store? give --store HOST:PORT or set RESILIENT_STORE");

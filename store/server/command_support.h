@@ -14,6 +14,7 @@ namespace resilient::store {
 struct ClientArguments {
   std::string store;
   std::string job;
+  std::string token_file;
   std::string timeout = "5s";
 };
 

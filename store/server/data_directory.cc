@@ -45,8 +45,9 @@ Status DataError(const std::string& path, const std::string& doing, int error) {
     case EDQUOT:
     case EFBIG:
       return Status(StatusCode::kSetting,
-                    StrCat(what, "; make room, then start the store again: everything that was "
-                                 "acknowledged is kept"));
+                    StrCat(what,
+                           "; make room, then start the store again: everything that was "
+                           "acknowledged is kept"));
     case EACCES:
     case EPERM:
     case EROFS:

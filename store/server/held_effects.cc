@@ -15,7 +15,7 @@ std::size_t BytesOf(const Effects::Outgoing& outgoing) {
     for (const KeyEvent& event : reply->events) {
       bytes += sizeof(event) + event.key.size() + (event.value ? event.value->size() : 0);
     }
-    for (const std::string& value : reply->values) bytes += value.size() + sizeof(value);
+    for (const std::string& value : reply->values) bytes += value.size() + sizeof(std::string);
   } else if (const View* view = std::get_if<View>(&std::get<Event>(outgoing.message))) {
     bytes += view->members.size() * kMessageBytes;
   }

@@ -37,6 +37,7 @@ struct ServeArguments {
   std::string log_level;
   std::string data;
   std::string durability;
+  std::string token_file;
   std::uint64_t crash_at = 0;
   bool print_address = false;
   bool parent_death = false;
@@ -61,17 +62,19 @@ int ParseServe(const ServeArguments& arguments, const CliContext& context, Serve
   // "*:0" and ":0" may not parse, but deserve the better text.
   const std::string host =
       listen.ok() ? listen->host : arguments.listen.substr(0, arguments.listen.rfind(':'));
-  if (IsWildcardHost(host)) {
+  if (IsWildcardHost(host) && arguments.token_file.empty()) {
     return Complain(StrCat("--listen ", arguments.listen,
                            " would offer the store to every host of every network, without a "
                            "password; name one address of this host, for example --listen "
-                           "127.0.0.1:29400 or the address of the network between the ranks"),
+                           "127.0.0.1:29400 or the address of the network between the ranks, or "
+                           "ask for a token (--token-file)"),
                     kExitUsage);
   }
   if (!listen.ok()) {
     return Complain(StrCat("--listen: ", listen.status().message()), kExitUsage);
   }
   options->listen = *listen;
+  options->token_file = arguments.token_file;
   options->lease_ttl = arguments.lease_ttl.empty() ? context.settings.lease_ttl
                                                    : *ParseDuration(arguments.lease_ttl);
   if (options->lease_ttl < kLeaseTtlMin) {
@@ -110,8 +113,9 @@ int OpenEngine(const ServeArguments& arguments, CrashPoints& crash_points,
 
 [[noreturn]] void EndUnkept(const Status& why) {
   // At once: nothing may be acknowledged any more, and destructors could wait for the disk.
-  std::_Exit(Complain(StrCat(why.message(), " (the server ends; nothing was acknowledged that is "
-                                            "not kept)"),
+  std::_Exit(Complain(StrCat(why.message(),
+                             " (the server ends; nothing was acknowledged that is "
+                             "not kept)"),
                       kExitStorage));
 }
 
@@ -154,8 +158,10 @@ int Serve(const ServeArguments& arguments, const CliContext& context, pid_t pare
   if (started.code() == StatusCode::kRefused) return Complain(started.message(), kExitPortTaken);
   if (started.code() == StatusCode::kSetting) return Complain(started.message(), kExitUsage);
   if (!started.ok()) return Complain(started.message(), kExitFailed);
-  RESILIENT_LOG(kInfo, "listens on ", FormatHostPort(server.address()), ", server ",
-                server.server_id());
+  RESILIENT_LOG(
+      kInfo, "listens on ", FormatHostPort(server.address()), ", server ", server.server_id(),
+      options.token_file.empty() ? "; whoever reaches it is admitted, no token is asked for"
+                                 : StrCat("; tokens from ", options.token_file));
   const int told = TellAddress(arguments, server);
   if (told != kExitOk) server.Shutdown("its address could not be told");
   loop.Run();
@@ -166,6 +172,7 @@ int Serve(const ServeArguments& arguments, const CliContext& context, pid_t pare
 
 void AddServeCommand(CLI::App& app, CliContext& context) {
   auto arguments = std::make_shared<ServeArguments>();  // Lives as long as the callback.
+  arguments->token_file = context.settings.token_file;
   CLI::App* serve = app.add_subcommand("serve", "Run a store server");
   serve->add_option("--listen", arguments->listen, "HOST:PORT; port 0: chosen by the kernel")
       ->capture_default_str();
@@ -188,6 +195,10 @@ void AddServeCommand(CLI::App& app, CliContext& context) {
                    "--data): the end of the server, kill -9 included; machine: power loss too, "
                    "at one fsync for each group of changes")
       ->check(CLI::IsMember({kInMemory, kOnProcess, kOnMachine}));
+  serve->add_option("--token-file", arguments->token_file,
+                    "Admit only who proves to know a token of this file: one line with a token, or "
+                    "lines \"JOB TOKEN\"; read again when it changes and on SIGHUP (default: "
+                    "RESILIENT_TOKEN_FILE)");
   serve->add_option("--address-file", arguments->address_file,
                     "Write \"host:port\\nserver-id\\n\" to this file once listening");
   serve->add_flag("--print-address", arguments->print_address,

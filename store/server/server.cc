@@ -88,6 +88,7 @@ Server::Server(UvLoop& loop, const Clock& clock, ServerOptions options,
       options_(std::move(options)),
       server_id_(RandomHexId()),
       connections_max_(ConnectionLimit()),
+      access_(loop, clock, options_.token_file),
       engine_(std::move(engine)),
       processes_(loop, [this](std::uint64_t watch) { OnProcessExit(watch); }),
       tick_timer_(loop, [this] { OnTickDue(); }),
@@ -105,12 +106,14 @@ void Server::MakeCore(Instant now) {
 
 Status Server::Start() {
   RESILIENT_CHECK(engine_ == nullptr);
+  RESILIENT_RETURN_IF_ERROR(access_.Open());
   Result<FileDescriptor> bound = ListenTcp(options_.listen, kListenBacklog);
   if (!bound.ok()) return bound.status();
   Result<HostPort> local = LocalAddress(*bound);
   if (!local.ok()) return local.status();
-  if (IsWildcardHost(local->host)) {
-    return Status(StatusCode::kSetting, StrCat(options_.listen.host, " means every address"));
+  if (IsWildcardHost(local->host) && !access_.asks_for_token()) {
+    return Status(StatusCode::kSetting,
+                  StrCat(options_.listen.host, " means every address, which needs a token file"));
   }
   address_ = {options_.listen.host, local->port};
 
@@ -124,6 +127,7 @@ Status Server::Start() {
                             .on_written = {}});
   RESILIENT_RETURN_IF_ERROR(listener_->Listen(*bound, kListenBacklog));
   tick_timer_.Start(ToMillis(kTickInterval), ToMillis(kTickInterval));
+  access_.Watch();
   Perform(restored_);
   return Status::Ok();
 }
@@ -156,6 +160,7 @@ void Server::Accept() {
   const ConnectionId id = next_connection_++;
   Connection& added = *connections_.emplace(id, std::move(connection)).first->second;
   before_hello_.insert(id);
+  access_.Begin(id);
   touched_.insert(id);
   added.UpdateReading();
   core_->OnConnect(id, now);
@@ -180,7 +185,19 @@ void Server::TakeFrames(Connection& connection) {
   connection.UpdateReading();
 }
 
-void Server::Handle(Connection& connection, const Frame& frame) {
+void Server::Handle(Connection& connection, Frame frame) {
+  if (access_.Admitted(connection.id())) return HandleRequest(connection, frame);
+  const ServerHandshake::Step step =
+      access_.OnFrame(connection.id(), connection.name(), std::move(frame));
+  if (step.send) {
+    connection.Send(*step.send);
+    touched_.insert(connection.id());
+  }
+  if (!step.refused.ok()) return Refuse(connection, 0, step.refused);
+  if (step.hello) HandleRequest(connection, *step.hello);
+}
+
+void Server::HandleRequest(Connection& connection, const Frame& frame) {
   const Result<Request> request = DecodeRequest(frame);
   if (!request.ok()) return HandleBadRequest(connection, frame, request.status());
   Effects effects;
@@ -192,16 +209,27 @@ void Server::Handle(Connection& connection, const Frame& frame) {
 }
 
 void Server::HandleBadRequest(Connection& connection, const Frame& frame, const Status& why) {
-  Reply reply;
-  reply.seq = frame.seq;
-  reply.status = why;
-  connection.Send(EncodeServerMessage(reply));
-  touched_.insert(connection.id());
   // A newer client asks for something this build does not have: it can live with the answer.
-  if (why.code() == StatusCode::kUnimplemented) return;
+  if (why.code() == StatusCode::kUnimplemented) {
+    Reply reply;
+    reply.seq = frame.seq;
+    reply.status = why;
+    connection.Send(EncodeServerMessage(reply));
+    touched_.insert(connection.id());
+    return;
+  }
   if (MayComplain("request")) {
     RESILIENT_LOG(kWarn, "closed the connection of ", connection.name(), ": ", why.message());
   }
+  Refuse(connection, frame.seq, why);
+}
+
+void Server::Refuse(Connection& connection, std::uint64_t seq, const Status& why) {
+  Reply reply;
+  reply.seq = seq;
+  reply.status = why;
+  connection.Send(EncodeServerMessage(reply));
+  touched_.insert(connection.id());
   before_hello_.erase(connection.id());
   ending_.insert(connection.id());
   disconnected_.push_back(connection.id());
@@ -246,6 +274,7 @@ void Server::Drop(Connection& connection) {
   if (connection.greeted() && connection.role() != Role::kAdmin) --clients_;
   if (!connection.ending()) disconnected_.push_back(id);
   connection.Close();
+  access_.Forget(id);
   before_hello_.erase(id);
   ending_.erase(id);
   deferred_.erase(id);
@@ -317,10 +346,9 @@ void Server::Tick() {
   EndOverdue(now);
   if (!shutting_down_) CheckLinger(now);
   if (shutting_down_ && !held_.empty() && now - shutdown_since_ >= kFlushLimit) {
-    options_.on_storage_failure(
-        Status(StatusCode::kInternal,
-               StrCat("the disk did not take what was to be kept within ", ToSeconds(kFlushLimit),
-                      " s")));
+    options_.on_storage_failure(Status(
+        StatusCode::kInternal,
+        StrCat("the disk did not take what was to be kept within ", ToSeconds(kFlushLimit), " s")));
   }
   last_tick_ = now;
 }
@@ -396,6 +424,7 @@ void Server::EndConnections() {
 
 void Server::Finish() {
   if (persister_ != nullptr) persister_->Stop();
+  access_.Close();
   tick_timer_.Close();
   turn_check_.Close();
   idle_.Close();

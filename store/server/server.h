@@ -16,6 +16,7 @@
 
 #include "runtime/net/socket.h"
 #include "store/core/server_core.h"
+#include "store/server/access.h"
 #include "store/server/connection.h"
 #include "store/server/crash_points.h"
 #include "store/server/engine.h"
@@ -48,14 +49,15 @@ struct ServerOptions {
   // Of a durable store. Called on any thread when the disk refused: must not return, as nothing may
   // be acknowledged any more.
   std::function<void(const Status& why)> on_storage_failure;
+  std::string token_file;               // Empty: whoever connects is admitted.
   CrashPoints* crash_points = nullptr;  // For tests; outlives the server.
 };
 
 // The server around ServerCore: sockets, timers, signals, process exits, and for a durable store
 // the disk: what a step of the core says goes out when the step's writes are kept, and not before
-// what earlier steps say. It decides nothing about keys and members. Owner: the serve command or a test. Thread: the one that runs the loop.
-// Lifetime: ends its handles by itself after Shutdown (or a signal, or the linger), so that
-// UvLoop::Run returns; destroyed after that, before the loop.
+// what earlier steps say. It decides nothing about keys and members. Owner: the serve command or a
+// test. Thread: the one that runs the loop. Lifetime: ends its handles by itself after Shutdown (or
+// a signal, or the linger), so that UvLoop::Run returns; destroyed after that, before the loop.
 class Server final : private Connection::Owner {
  public:
   // `engine`: null for a store in memory.
@@ -65,7 +67,8 @@ class Server final : private Connection::Owner {
 
   // Reads the data directory; for a durable store before Start. Blocks. As OpenSqliteEngine.
   Status Restore();
-  // Listens. kRefused when the port is taken, kSetting for a wildcard address.
+  // Listens. kRefused when the port is taken, kSetting for a wildcard address without a token, or
+  // for a token file that cannot be used.
   Status Start();
   // REQUIRES: Start was OK. As asked for, with the real port: a name stays a name, which other
   // hosts may resolve to another address than this one.
@@ -91,8 +94,11 @@ class Server final : private Connection::Owner {
   void MakeCore(Instant now);
   void Accept();
   void TakeFrames(Connection& connection);
-  void Handle(Connection& connection, const Frame& frame);
+  void Handle(Connection& connection, Frame frame);
+  void HandleRequest(Connection& connection, const Frame& frame);
   void HandleBadRequest(Connection& connection, const Frame& frame, const Status& why);
+  // Answers with `why`; then the connection ends.
+  void Refuse(Connection& connection, std::uint64_t seq, const Status& why);
   void NoteWelcome(Connection& connection, const Hello& hello, const Effects& effects);
   // Carries the effects out, at once or when what they tell of is kept.
   void Apply(Effects effects);
@@ -124,6 +130,7 @@ class Server final : private Connection::Owner {
   std::string server_id_;
   const std::size_t connections_max_;
   HostPort address_;
+  Access access_;
   std::unique_ptr<ServerCore> core_;
 
   std::unique_ptr<Engine> engine_;        // Until the persister has it.

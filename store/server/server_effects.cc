@@ -39,6 +39,17 @@ StoreSummary Summarize(const std::string& status_json) {
   return summary;
 }
 
+// What the holder of one job's token is told of the store.
+std::string OnlyJob(const std::string& status_json, const std::string& job) {
+  nlohmann::json status = nlohmann::json::parse(status_json);
+  nlohmann::json kept = nlohmann::json::array();
+  for (nlohmann::json& one : status["jobs"]) {
+    if (one.value("job", "") == job) kept.push_back(std::move(one));
+  }
+  status["jobs"] = std::move(kept);
+  return status.dump();
+}
+
 }  // namespace
 
 Status Server::Restore() {
@@ -153,8 +164,15 @@ void Server::Perform(Effects& effects) {
 void Server::SendTo(const Effects::Outgoing& outgoing) {
   Connection* connection = Find(outgoing.connection);
   if (connection == nullptr || connection->ending()) return;
-  connection->Send(EncodeServerMessage(outgoing.message));
   const Reply* reply = std::get_if<Reply>(&outgoing.message);
+  const std::string* job = access_.ConfinedTo(outgoing.connection);
+  if (job != nullptr && reply != nullptr && !reply->status_json.empty()) {
+    Reply confined = *reply;
+    confined.status_json = OnlyJob(reply->status_json, *job);
+    connection->Send(EncodeServerMessage(confined));
+  } else {
+    connection->Send(EncodeServerMessage(outgoing.message));
+  }
   if (reply != nullptr && !reply->welcome.server.empty()) connection->SetWelcomed();
   touched_.insert(outgoing.connection);
   if (connection->UnflushedBytes() < kFlushAtBytes || connection->Flush()) return;

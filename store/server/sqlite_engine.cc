@@ -186,8 +186,7 @@ Status SqliteEngine::Error(const std::string& doing) const {
 
 Status SqliteEngine::Prepare(const char* sql, Statement* statement) {
   sqlite3_stmt* prepared = nullptr;
-  const int code =
-      sqlite3_prepare_v3(db_, sql, -1, SQLITE_PREPARE_PERSISTENT, &prepared, nullptr);
+  const int code = sqlite3_prepare_v3(db_, sql, -1, SQLITE_PREPARE_PERSISTENT, &prepared, nullptr);
   statement->reset(prepared);
   return code == SQLITE_OK ? Status::Ok() : Error("use");
 }
@@ -255,9 +254,8 @@ Status SqliteEngine::Check(bool* is_new) {
 
 Status SqliteEngine::Configure() {
   // OFF: what was written is in the kernel's hands, where it survives this process.
-  RESILIENT_RETURN_IF_ERROR(Execute(durability_ == Durability::kMachine
-                                        ? "PRAGMA synchronous=FULL"
-                                        : "PRAGMA synchronous=OFF"));
+  RESILIENT_RETURN_IF_ERROR(Execute(
+      durability_ == Durability::kMachine ? "PRAGMA synchronous=FULL" : "PRAGMA synchronous=OFF"));
   std::string mode;
   RESILIENT_RETURN_IF_ERROR(Query("PRAGMA journal_mode=WAL", &mode));
   if (mode != "wal") {
@@ -307,7 +305,7 @@ Status SqliteEngine::Load(
 
 Status SqliteEngine::Run(const Statement& statement) {
   const int code = sqlite3_step(statement.get());
-  const Status outcome = code == SQLITE_DONE ? Status::Ok() : Error("write");
+  Status outcome = code == SQLITE_DONE ? Status::Ok() : Error("write");
   sqlite3_reset(statement.get());
   return outcome;
 }

@@ -50,6 +50,11 @@ void CuttingProxy::Cut() {
   wake_.Wake();
 }
 
+CuttingProxy::Recording CuttingProxy::Recorded() const {
+  std::lock_guard lock(mutex_);
+  return recording_;
+}
+
 void CuttingProxy::Run() {
   while (!ended_) {
     std::vector<PollEntry> entries{{wake_.fd(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
@@ -94,6 +99,11 @@ void CuttingProxy::Forward(Pair& pair, bool from_client) {
   if (got <= 0) {
     pair.ended = true;
     return;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    (from_client ? recording_.requests : recording_.answers)
+        .append(chunk, static_cast<std::size_t>(got));
   }
   if (!from_client) {
     pair.answered += static_cast<std::uint64_t>(got);

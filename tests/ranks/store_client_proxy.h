@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,13 @@ class CuttingProxy {
   void Cut();
   int cuts() const { return cuts_; }
 
+  // All that has passed, of all connections.
+  struct Recording {
+    std::string requests;
+    std::string answers;
+  };
+  Recording Recorded() const;
+
  private:
   struct Pair {
     FileDescriptor client;
@@ -53,6 +61,8 @@ class CuttingProxy {
   std::atomic<bool> cut_now_{false};
   std::atomic<std::uint64_t> bytes_per_life_{0};
   std::atomic<int> cuts_{0};
+  mutable std::mutex mutex_;
+  Recording recording_;                       // Guarded by mutex_.
   std::vector<std::unique_ptr<Pair>> pairs_;  // Confined to the thread.
   Thread thread_;
 };

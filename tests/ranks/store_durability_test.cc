@@ -134,8 +134,8 @@ TEST(StoreDurability, SecondServer_IsToldWhoHoldsTheDirectory) {
   DurableServer server(data.path());
   const CommandOutcome second = RunCommand({"serve", "--data", data.path()});
   EXPECT_EQ(second.exit_code, kExitStorage);
-  EXPECT_THAT(second.errors,
-              HasSubstr("in use by another server: pid " + std::to_string(server->process().pid())));
+  EXPECT_THAT(second.errors, HasSubstr("in use by another server: pid " +
+                                       std::to_string(server->process().pid())));
   const auto client = ConnectTo(server->address_text());
   EXPECT_TRUE(client->Set("k", "v", Within(kPatience)).ok());
 }
@@ -309,14 +309,14 @@ TEST(StoreDurability, SmallAndReadOnlyFileSystems_RefusedWithTheFix) {
   const auto serve = [&](const std::string& options, const std::string& before) {
     ChildProcess shell({setup, "-rm", "/bin/sh", "-c",
                         "mount -t tmpfs -o " + options + " none /mnt && " + before +
-                            " exec " RESILIENT_STORE_BINARY " serve --log-level off --data /mnt/d"});
+                            " exec " RESILIENT_STORE_BINARY
+                            " serve --log-level off --data /mnt/d"});
     EXPECT_EQ(shell.WaitExit(In(kPatience)), kExitStorage) << shell.ErrorText();
     return shell.ErrorText();
   };
   EXPECT_THAT(serve("size=64k", "dd if=/dev/zero of=/mnt/fill bs=4k 2>/dev/null;"),
               HasSubstr("make room, then start the store again"));
-  EXPECT_THAT(serve("size=64k,ro", ""),
-              HasSubstr("names a directory that the server may write"));
+  EXPECT_THAT(serve("size=64k,ro", ""), HasSubstr("names a directory that the server may write"));
 }
 
 // One member of a world on a connection driven by hand, which comes back to its session.

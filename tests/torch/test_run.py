@@ -1,6 +1,5 @@
 """resilient-run as a launcher, with shell scripts for workers: no torch."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -9,6 +8,8 @@ import sys
 import time
 
 import pytest
+
+from torch_resilient import _server
 
 
 def launch(*arguments, **options):
@@ -137,7 +138,7 @@ def test_who_ignores_the_signal_is_killed(tmp_path):
     started = time.monotonic()
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=10)
-    assert time.monotonic() - started < 3.5
+    assert time.monotonic() - started < 6  # Three seconds, and a busy machine.
 
 
 def test_a_killed_launcher_leaves_nothing(tmp_path):
@@ -183,12 +184,11 @@ def test_as_a_module(tmp_path):
 
 
 def test_a_dead_store_is_started_again_with_its_data(tmp_path):
-    binary = os.path.join(os.path.dirname(torch_resilient_file()), "bin", "resilient-store")
     log = tmp_path / "events"
     data = tmp_path / "data"
     # The worker kills the store, whose pid is in its lock, and reads back what it had kept there.
     text = f"""
-store() {{ command=$1; shift; {binary} $command "$@" --timeout 15s; }}
+store() {{ command=$1; shift; {_server.binary()} $command "$@" --timeout 15s; }}
 store set k kept || exit 1
 kill -KILL $(cut -d' ' -f2 {data}/lock) || exit 2
 [ "$(store get k)" = kept ] || exit 3
@@ -212,7 +212,3 @@ def test_store_data_is_kept_where_it_is_told(tmp_path):
     )
     assert code == 2
     assert "--store-data is for a store of its own" in stderr
-
-
-def torch_resilient_file():
-    return importlib.util.find_spec("torch_resilient._server").origin

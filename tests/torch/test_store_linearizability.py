@@ -268,10 +268,6 @@ def test_lost_connections(scene, seed):
     scene.check()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a connection that is silent, but takes bytes, is kept for ever",
-)
 def test_a_silent_connection_is_replaced():
     """Half-open behind something that takes the bytes (a proxy): TCP's own timers see nothing."""
     with ResilientServer() as server, FaultProxy(("127.0.0.1", server.port)) as proxy:

@@ -66,8 +66,7 @@ Result<c10::intrusive_ptr<ResilientStore>> ResilientStore::OfSession(
 
 ResilientStore::ResilientStore(std::shared_ptr<store::Client> client,
                                std::shared_ptr<SessionContext> context, std::shared_ptr<Host> host,
-                               std::chrono::milliseconds timeout,
-                               store::ConnectOptions options)
+                               std::chrono::milliseconds timeout, store::ConnectOptions options)
     : Store(timeout),
       context_(std::move(context)),
       client_(std::move(client)),

@@ -19,9 +19,11 @@ def parse_settings(environment: dict[str, str]) -> dict[str, Any]:
 
 def set_log(level: str, tag: str) -> None: ...
 
-def probe_store(address: str, job: str, timeout: float, expected_server: str = "") -> str:
+def probe_store(
+    address: str, job: str, timeout: float, expected_server: str = "", token_file: str = ""
+) -> str:
     """Connects once (retrying refused and reset until `timeout` seconds) and returns the server's id.
-    Raises REFUSED, UNREACHABLE, RESOLVE, PROTOCOL or JOB."""
+    Raises REFUSED, UNREACHABLE, RESOLVE, PROTOCOL, AUTH or JOB."""
 
 class Session:
     """One world: see <resilient/session.h>."""
@@ -41,6 +43,7 @@ class Session:
         expected_server: str = "",
         hosts_store: bool = False,
         bind_address: str = "127.0.0.1",
+        token_file: str = "",
     ) -> None: ...
     def init(self) -> None: ...
     def store(self, timeout: timedelta) -> Store: ...  # Round-scoped keys; its waits end on a fence.
@@ -55,7 +58,9 @@ class Session:
 class Store(C10dStore):
     """A c10d Store over the exactly-once client: all of c10d's operations. Standalone: job-scoped keys."""
 
-    def __init__(self, addresses: list[str], job: str, timeout: timedelta) -> None: ...
+    def __init__(
+        self, addresses: list[str], job: str, timeout: timedelta, token_file: str = ""
+    ) -> None: ...
     @property
     def session(self) -> Session | None: ...
     @property

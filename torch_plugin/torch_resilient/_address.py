@@ -18,6 +18,7 @@ _FIRST_PAUSE_SECONDS = 0.02
 _LAST_PAUSE_SECONDS = 0.5
 _LOG_AFTER_SECONDS = 10.0
 _KEY = "resilient/store/"
+_WILDCARDS = ("0.0.0.0", "::")
 
 
 @dataclass
@@ -148,11 +149,14 @@ def _publish(search, store, key, host):
     endpoint = _living(search, text)
     if endpoint is not None:
         return endpoint
-    bind = search.bind or (host if is_local(host) else own_address_towards(host))
+    own = host if is_local(host) else own_address_towards(host)
+    bind = search.bind or own
     try:
         address, server_id, log_path = _server.spawn(bind, 0, search.linger)
     except _server.ServerStartError as error:
         raise _errors.ConfigError(f"no store could be started on {bind}: {error}") from error
+    if bind in _WILDCARDS:  # Where it listens is not where others reach it.
+        address = _server.join_host_port(own, _server.split_host_port(address)[1])
     search.log(f"started the store at {address}; its log is {log_path}")
     published = f"{address} {server_id}"
     answer = store.compare_set(key, text, published).decode()

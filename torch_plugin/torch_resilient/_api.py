@@ -1,8 +1,9 @@
 """The small functions of the package: the session of this process, looked at and acknowledged."""
 
+import os
 from datetime import timedelta
 
-from torch_resilient import _address, _errors, _native, _worlds
+from torch_resilient import _address, _errors, _native, _server, _worlds
 
 _STORE_TIMEOUT = timedelta(minutes=5)
 
@@ -84,19 +85,25 @@ def _store_class():
 
         Its keys belong to the job, not to one init. `job`: the name of the job on a shared server;
         default the address. `timeout` (seconds or timedelta) bounds each call that waits, strictly.
-        Threads may share it: one that waits does not hold up another.
+        Threads may share it: one that waits does not hold up another. `token_file`: with the token
+        that the server asks for; default RESILIENT_TOKEN_FILE.
         """
 
-        def __init__(self, address, timeout=_STORE_TIMEOUT, job=""):
+        def __init__(self, address, timeout=_STORE_TIMEOUT, job="", token_file=None):
             self.addresses = _address.given(address).addresses
             self.job = job or address
             if not isinstance(timeout, timedelta):
                 timeout = timedelta(seconds=timeout)
-            super().__init__(self.addresses, self.job, timeout)
+            if token_file is None:
+                token_file = os.environ.get(_server.TOKEN_FILE, "")
+            self.token_file = os.fspath(token_file)
+            super().__init__(self.addresses, self.job, timeout, self.token_file)
 
         def clone(self):
             """A store for the same keys with a connection and session of its own."""
-            return Store(",".join(self.addresses), timeout=self.timeout, job=self.job)
+            return Store(
+                ",".join(self.addresses), self.timeout, job=self.job, token_file=self.token_file
+            )
 
         def __repr__(self):
             return f"torch_resilient.Store({','.join(self.addresses)!r}, job={self.job!r})"

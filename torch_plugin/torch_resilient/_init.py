@@ -94,7 +94,8 @@ def rendezvous(url, timeout=DEFAULT_TIMEOUT, **kwargs):
     except (KeyError, ValueError):
         raise _errors.ConfigError(f"{url}: rank and world_size are missing") from None
     address = _server.join_host_port(host, port)
-    store = native.Store([address], settings["job"] or address, timeout)
+    job = settings["job"] or address
+    store = native.Store([address], job, timeout, settings["token_file"])
     count = store.add(f"resilient/inits/{rank}", 1)
     yield dist.PrefixStore(f"resilient/init/{count}", store), rank, world_size
 
@@ -183,7 +184,9 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         deadline=started + timeout.total_seconds(),
         linger=settings["linger"],
         bind=settings["bind"],
-        probe=lambda address, seconds: native.probe_store(address, job, seconds),
+        probe=lambda address, seconds: native.probe_store(
+            address, job, seconds, token_file=settings["token_file"]
+        ),
         log=lambda text: log_line(settings, rank, "info", text),
     )
     endpoint = _find_store(arguments, settings, environment, search, timeout)
@@ -200,6 +203,7 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         expected_server=endpoint.server_id,
         hosts_store=endpoint.spawned,
         bind_address=_bind_address(endpoint.addresses[0]),
+        token_file=settings["token_file"],
     )
     return _worlds.World(
         session, rank, world_size, job, endpoint.addresses, settings, endpoint.given

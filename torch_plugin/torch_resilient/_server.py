@@ -11,6 +11,7 @@ import threading
 import time
 
 PROGRAM = "resilient-store"
+TOKEN_FILE = "RESILIENT_TOKEN_FILE"
 ADDRESS_IN_USE = 3  # Exit code: another process listens there.
 START_SECONDS = 10.0
 _POLL_SECONDS = 0.005
@@ -80,6 +81,9 @@ def spawn(host, port, linger):
 
 def _start_detached(command, log):
     # The signal mask and dispositions of a trainer are no business of the server.
+    environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+    if environment.get(TOKEN_FILE):
+        environment[TOKEN_FILE] = os.path.abspath(environment[TOKEN_FILE])  # Its cwd is another.
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -88,7 +92,7 @@ def _start_detached(command, log):
         close_fds=True,
         start_new_session=True,
         cwd="/",
-        env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"},
+        env=environment,
     )
 
 

@@ -65,6 +65,11 @@ def _parse(arguments):
         metavar="DIR",
         help="where its own store keeps its state (default: a temporary directory)",
     )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="token that the store asks for and the ranks present (default: RESILIENT_TOKEN_FILE)",
+    )
     parser.add_argument("--job", metavar="NAME", help="name of the job on the store")
     parser.add_argument("--events", metavar="FILE", help="write what happens as JSON lines")
     parser.add_argument(
@@ -239,6 +244,8 @@ class Launcher:
         self._address = options.store
         self._job = options.job or os.environ.get("RESILIENT_JOB") or f"run-{os.getpid()}"
         self._port = _free_port()
+        if options.token_file:  # For the store, the ranks and the exit reports alike.
+            os.environ[_server.TOKEN_FILE] = os.path.abspath(options.token_file)
         self._events = None
         if options.events:
             self._events = open(options.events, "a", buffering=1)  # noqa: SIM115 - as long as self

@@ -13,9 +13,10 @@ namespace resilient {
 // Every RESILIENT_* variable, parsed once by main or the plugin and passed on. Meanings and
 // defaults: docs/semantics.md section 5. Thread: value type.
 struct Settings {
-  std::string store;  // RESILIENT_STORE: "host:port[,host:port]"; empty: auto-spawn.
-  std::string job;    // RESILIENT_JOB
-  std::string bind;   // RESILIENT_BIND
+  std::string store;       // RESILIENT_STORE: "host:port[,host:port]"; empty: auto-spawn.
+  std::string job;         // RESILIENT_JOB
+  std::string bind;        // RESILIENT_BIND
+  std::string token_file;  // RESILIENT_TOKEN_FILE: what the store asks for, and clients present
   Duration linger = std::chrono::seconds(60);    // RESILIENT_LINGER
   Duration lease_ttl = std::chrono::seconds(5);  // RESILIENT_LEASE_TTL, floor 1 s; beat = TTL/5
   Duration budget = std::chrono::seconds(20);    // RESILIENT_BUDGET
@@ -28,7 +29,7 @@ struct Settings {
 
 // Reads NAME -> value pairs (all of the environment). kSetting for a value that does not parse or
 // is out of range: the text names variable, value, and what is accepted ("5", "5s", "500ms",
-// "10min", "1h"), and for authentication, which this version does not have. Unknown RESILIENT_*
+// "10min", "1h"), and for TLS, which this version does not have. Unknown RESILIENT_*
 // names, and known ones that have no effect yet, become warnings.
 Result<Settings> ParseSettings(const std::vector<std::pair<std::string, std::string>>& environment);
 

@@ -35,6 +35,12 @@ TEST_F(LogTest, NoTag_NoColon) {
   EXPECT_THAT(line, testing::MatchesRegex("\\[resilient\\] [0-9:.]+ E x\n"));
 }
 
+// What a peer calls itself may come into a text.
+TEST_F(LogTest, ControlCharacters_MakeNoSecondLine) {
+  const std::string line = Capture(LogLevel::kError, "a\n[resilient] b\x1b[2J");
+  EXPECT_THAT(line, testing::EndsWith(" E a\\n[resilient] b\\u001b[2J\n"));
+}
+
 TEST_F(LogTest, Json_IsEscaped) {
   SetLogLevel(LogLevel::kInfo, true);
   SetLogTag("store");

@@ -143,13 +143,12 @@ TEST(ParseSettings, AskingForWhatIsDoneAnyway_IsNoWarning) {
   EXPECT_TRUE(settings->warnings.empty()) << settings->warnings.front();
 }
 
-TEST(ParseSettings, Authentication_IsRefusedNotIgnored) {
-  for (const char* name :
-       {"RESILIENT_TOKEN_FILE", "RESILIENT_TLS_CERT", "RESILIENT_TLS_KEY", "RESILIENT_TLS_CA"}) {
+TEST(ParseSettings, Tls_IsRefusedNotIgnored) {
+  for (const char* name : {"RESILIENT_TLS_CERT", "RESILIENT_TLS_KEY", "RESILIENT_TLS_CA"}) {
     const Status status = ParseSettings({{name, "/some/file"}}).status();
     EXPECT_EQ(status.code(), StatusCode::kSetting) << name;
     EXPECT_EQ(status.message().find(name), 0U) << status.message();
-    EXPECT_NE(status.message().find("no authentication"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("no TLS"), std::string::npos) << status.message();
   }
 }
 
@@ -237,6 +236,14 @@ TEST(ParseSettings, WildcardBind_IsRefused) {
     EXPECT_EQ(status.code(), StatusCode::kSetting) << bind;
     EXPECT_NE(status.message().find("every network"), std::string::npos) << status.message();
   }
+}
+
+TEST(ParseSettings, WildcardBind_WithATokenFile_IsAccepted) {
+  const Result<Settings> settings =
+      ParseSettings({{"RESILIENT_BIND", "0.0.0.0"}, {"RESILIENT_TOKEN_FILE", "/secret/token"}});
+  ASSERT_TRUE(settings.ok()) << settings.status().message();
+  EXPECT_EQ(settings->bind, "0.0.0.0");
+  EXPECT_EQ(settings->token_file, "/secret/token");
 }
 
 TEST(ProcessEnvironment, HasWhatWasSet) {

@@ -148,7 +148,7 @@ TEST(FrameSplitter, LimitNotRaised_TheHeldFrameIsRefusedAtTheNextFeed) {
 }
 
 TEST(FrameSplitter, UnknownFrameType_IsRefused) {
-  for (const unsigned char type : {0, 4, 255}) {
+  for (const unsigned char type : {0, 6, 255}) {
     std::string frame = FrameOf(0);
     frame[4] = static_cast<char>(type);
     FrameSplitter splitter(kMaxFrameBody);

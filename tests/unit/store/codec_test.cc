@@ -125,7 +125,9 @@ TEST(Codec, FieldsOfRequests_ArriveWhereTheyBelong) {
 }
 
 TEST(Codec, FieldsOfKeyOperations_ArriveWhereTheyBelong) {
-  const auto again = [](Op op) { return DecodeRequest(EncodeRequest(RequestOf(std::move(op))))->op; };
+  const auto again = [](Op op) {
+    return DecodeRequest(EncodeRequest(RequestOf(std::move(op))))->op;
+  };
   const auto append = std::get<AppendOp>(again(AppendOp{"k", "v"}));
   EXPECT_EQ(append.key + "=" + append.value, "k=v");
   const auto multi_get = std::get<MultiGetOp>(again(MultiGetOp{{"a", "", "a"}, true}));

@@ -127,10 +127,10 @@ TEST_F(Gatherings, AnExchange_RefusesWhatDoesNotFit) {
     const char* text;
     SessionId rival;
   };
-  for (const Row& row : {Row{1, 3, "another caller waits as rank 1", 7},
-                         Row{2, 4, "3 by those who wait, 4 by", 7}, Row{3, 3, "no rank 3 of 3", 0},
-                         Row{-1, 3, "no rank -1", 0}, Row{0, 0, "no rank 0 of 0", 0},
-                         Row{0, kWorldSizeMax + 1, "a size is from 1 to", 0}}) {
+  for (const Row& row :
+       {Row{1, 3, "another caller waits as rank 1", 7}, Row{2, 4, "3 by those who wait, 4 by", 7},
+        Row{3, 3, "no rank 3 of 3", 0}, Row{-1, 3, "no rank -1", 0}, Row{0, 0, "no rank 0 of 0", 0},
+        Row{0, kWorldSizeMax + 1, "a size is from 1 to", 0}}) {
     rival_ = 0;
     const Status status = Exchange({2, 1}, row.rank, row.size);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
@@ -202,8 +202,9 @@ TEST_F(Gatherings, Arrivals_CountAgainstTheLimitsOfWaits) {
   EXPECT_EQ(small.ArriveAtBarrier({1, 2}, 0, BarrierOp{"b", 2}, ended_, rival_).code(),
             StatusCode::kResourceExhausted);
   EXPECT_EQ(small.waits(), 1u);
-  EXPECT_EQ(keys_.ArriveAtBarrier({1, 1}, 0, BarrierOp{std::string(kKeyBytesMax + 1, 'k'), 2},
-                                  ended_, rival_)
+  EXPECT_EQ(keys_
+                .ArriveAtBarrier({1, 1}, 0, BarrierOp{std::string(kKeyBytesMax + 1, 'k'), 2},
+                                 ended_, rival_)
                 .code(),
             StatusCode::kTooLarge);
   for (std::uint64_t i = 1; i <= kInFlightPerSessionMax; ++i) {

@@ -54,18 +54,11 @@ TEST_F(KeyOps, OversizedRequests_AreAnswers) {
   const std::string key(kKeyBytesMax + 1, 'k');
   const std::string value(kValueBytesMax + 1, 'v');
   const std::vector<std::string> many(kKeysPerRequestMax + 1, "k");
-  const std::vector<Op> ops = {AppendOp{key, ""},
-                               AppendOp{"k", value},
-                               MultiGetOp{{key}, true},
-                               MultiGetOp{many, true},
-                               MultiSetOp{{"k"}, {value}},
-                               MultiSetOp{many, many},
-                               QueuePushOp{key, ""},
-                               QueuePushOp{"k", value},
-                               QueuePopOp{key, true},
-                               BarrierOp{key, 2},
-                               ExchangeOp{key, 0, 2, ""},
-                               ExchangeOp{"k", 0, 2, value}};
+  const std::vector<Op> ops = {
+      AppendOp{key, ""},      AppendOp{"k", value},       MultiGetOp{{key}, true},
+      MultiGetOp{many, true}, MultiSetOp{{"k"}, {value}}, MultiSetOp{many, many},
+      QueuePushOp{key, ""},   QueuePushOp{"k", value},    QueuePopOp{key, true},
+      BarrierOp{key, 2},      ExchangeOp{key, 0, 2, ""},  ExchangeOp{"k", 0, 2, value}};
   for (const Op& op : ops) {
     EXPECT_EQ(Ask(connection, op).status.code(), StatusCode::kTooLarge) << op.index();
   }

@@ -164,8 +164,7 @@ TEST(Keyspace, MultiSet_IsAllOrNone) {
   EXPECT_EQ(keys.MultiSet(0, {"a", "b"}, {"1"}, ended).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(keys.MultiSet(0, {"a", "b", "c", "d"}, {"1", "2", "3", "4"}, ended).code(),
             StatusCode::kResourceExhausted);
-  EXPECT_EQ(keys.MultiSet(0, {"a", "b"}, {"1", big}, ended).code(),
-            StatusCode::kResourceExhausted);
+  EXPECT_EQ(keys.MultiSet(0, {"a", "b"}, {"1", big}, ended).code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(keys.MultiSet(0, {"a", std::string(kKeyBytesMax + 1, 'k')}, {"1", ""}, ended).code(),
             StatusCode::kTooLarge);
   EXPECT_EQ(*keys.Find(0, "a"), "old");

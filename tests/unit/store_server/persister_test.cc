@@ -24,9 +24,15 @@ constexpr std::chrono::seconds kPatience(20);
 class Disk {
  public:
   // Commits wait from now on.
-  void Hold() { Set([this] { held_ = true; }); }
-  void Release() { Set([this] { held_ = false; }); }
-  void Break() { Set([this] { broken_ = true; }); }
+  void Hold() {
+    Set([this] { held_ = true; });
+  }
+  void Release() {
+    Set([this] { held_ = false; });
+  }
+  void Break() {
+    Set([this] { broken_ = true; });
+  }
 
   Status Commit(const std::vector<Write>& writes) {
     std::unique_lock lock(mutex_);
@@ -44,7 +50,9 @@ class Disk {
     ++tended_;
     return tend_broken_ ? Status(StatusCode::kInternal, "the disk is broken") : Status();
   }
-  void BreakTend() { Set([this] { tend_broken_ = true; }); }
+  void BreakTend() {
+    Set([this] { tend_broken_ = true; });
+  }
 
   void AwaitBegun(int count) {
     std::unique_lock lock(mutex_);
@@ -163,8 +171,7 @@ TEST_F(PersisterTest, StepsThatGather_AreOneTransactionWithTheLastOfEachRow) {
   AwaitKept(last);
   const auto transactions = disk_.transactions();
   ASSERT_EQ(transactions.size(), 2u);
-  EXPECT_EQ(transactions[1],
-            (std::vector<Write>{{"c", "3"}, {"b", std::nullopt}, {"a", "4"}}));
+  EXPECT_EQ(transactions[1], (std::vector<Write>{{"c", "3"}, {"b", std::nullopt}, {"a", "4"}}));
 }
 
 TEST_F(PersisterTest, StepsOfOneTurn_WaitForFlush) {

@@ -27,7 +27,7 @@ constexpr std::size_t kFrameBytes = kFrameHeaderBytes + kPageBytes;
 struct Sample {
   std::string file;
   std::string log;
-  std::vector<Rows> states;         // states[i]: after i transactions.
+  std::vector<Rows> states;          // states[i]: after i transactions.
   std::vector<std::size_t> log_end;  // Bytes of the log that hold i transactions.
 };
 

@@ -204,9 +204,9 @@ TEST(SqliteEngine, FileOfAnotherProgram_RefusedUntouched) {
   TestDirectory directory;
   sqlite3* db = nullptr;
   ASSERT_EQ(sqlite3_open((directory / "store.db").c_str(), &db), SQLITE_OK);
-  ASSERT_EQ(sqlite3_exec(db, "CREATE TABLE t(x); INSERT INTO t VALUES(1)", nullptr, nullptr,
-                         nullptr),
-            SQLITE_OK);
+  ASSERT_EQ(
+      sqlite3_exec(db, "CREATE TABLE t(x); INSERT INTO t VALUES(1)", nullptr, nullptr, nullptr),
+      SQLITE_OK);
   sqlite3_close(db);
   std::string before = ReadBytes(directory / "store.db");
   Status refused = OpenError(directory.path());
@@ -260,10 +260,9 @@ TEST(SqliteEngine, FileOpenElsewhere_Refused) {
   if (child == 0) {
     close(done[1]);
     sqlite3* db = nullptr;
-    const bool held =
-        sqlite3_open((directory / "store.db").c_str(), &db) == SQLITE_OK &&
-        sqlite3_exec(db, "PRAGMA locking_mode=EXCLUSIVE; BEGIN IMMEDIATE", nullptr, nullptr,
-                     nullptr) == SQLITE_OK;
+    const bool held = sqlite3_open((directory / "store.db").c_str(), &db) == SQLITE_OK &&
+                      sqlite3_exec(db, "PRAGMA locking_mode=EXCLUSIVE; BEGIN IMMEDIATE", nullptr,
+                                   nullptr, nullptr) == SQLITE_OK;
     char byte = held ? '+' : '-';
     if (write(ready[1], &byte, 1) != 1) _exit(2);
     if (read(done[0], &byte, 1) != 0) _exit(3);  // Until the parent closes its end.

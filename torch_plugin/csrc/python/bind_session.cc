@@ -79,7 +79,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::init([host](std::vector<std::string> addresses, std::string job, int rank, int world_size,
                       double init_timeout, double budget, double seat_wait,
                       std::uint64_t launcher_attempt, bool supervised, std::string expected_server,
-                      bool hosts_store, std::string bind_address) {
+                      bool hosts_store, std::string bind_address, std::string token_file) {
         ContextOptions options;
         options.connect.addresses = std::move(addresses);
         options.connect.job = std::move(job);
@@ -87,6 +87,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.connect.supervised = supervised;
         options.connect.expected_server = std::move(expected_server);
         options.connect.hosts_store = hosts_store;
+        options.connect.token_file = std::move(token_file);
         options.session.rank = rank;
         options.session.world_size = world_size;
         options.session.init_timeout = FromSeconds(init_timeout);
@@ -100,7 +101,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::arg("init_timeout"), py::arg("budget"), py::arg("seat_wait"),
       py::arg("launcher_attempt") = 0, py::arg("supervised") = false,
       py::arg("expected_server") = "", py::arg("hosts_store") = false,
-      py::arg("bind_address") = "127.0.0.1");
+      py::arg("bind_address") = "127.0.0.1", py::arg("token_file") = "");
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ py::dict ToDict(const Settings& settings) {
   fields["store"] = settings.store;
   fields["job"] = settings.job;
   fields["bind"] = settings.bind;
+  fields["token_file"] = settings.token_file;
   fields["linger"] = ToSeconds(settings.linger);
   fields["lease_ttl"] = ToSeconds(settings.lease_ttl);
   fields["budget"] = ToSeconds(settings.budget);
@@ -34,12 +35,14 @@ py::dict ToDict(const Settings& settings) {
 }
 
 std::string ProbeStore(PythonHost& host, const std::string& address, const std::string& job,
-                       double timeout, const std::string& expected_server) {
+                       double timeout, const std::string& expected_server,
+                       const std::string& token_file) {
   const SystemClock clock;
   store::ConnectOptions options;
   options.addresses = {address};
   options.job = job;
   options.expected_server = expected_server;
+  options.token_file = token_file;
   const py::gil_scoped_release unlocked;
   auto client = ValueOrThrow(host, store::Connect(
                                        options, [&host] { return host.Interrupted(); }, clock,
@@ -66,10 +69,11 @@ void RegisterSettings(py::module_& m, const std::shared_ptr<PythonHost>& host) {
   m.def(
       "probe_store",
       [host](const std::string& address, const std::string& job, double timeout,
-             const std::string& expected_server) {
-        return ProbeStore(*host, address, job, timeout, expected_server);
+             const std::string& expected_server, const std::string& token_file) {
+        return ProbeStore(*host, address, job, timeout, expected_server, token_file);
       },
-      py::arg("address"), py::arg("job"), py::arg("timeout"), py::arg("expected_server") = "");
+      py::arg("address"), py::arg("job"), py::arg("timeout"), py::arg("expected_server") = "",
+      py::arg("token_file") = "");
 }
 
 }  // namespace resilient::plugin

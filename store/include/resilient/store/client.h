@@ -25,6 +25,9 @@ struct ConnectOptions {
   // stopped since ends with kStoreLost instead of waiting for another to come.
   std::string expected_server;
   bool hosts_store = false;
+  // With the token that the store asks for (docs/operations.md); empty: none is presented, and a
+  // store that asks for one refuses with kAuth, at once.
+  std::string token_file;
 };
 
 // New random session id. The id of this process, the same at every call in it (another in a forked

@@ -1,0 +1,48 @@
+#include "store/client/token_source.h"
+
+#include <utility>
+
+#include "runtime/base/file.h"
+#include "runtime/base/log.h"
+#include "store/client/crypto_library.h"
+
+namespace resilient::store {
+
+TokenSource::TokenSource(std::string path, std::string job, std::unique_ptr<Crypto> crypto)
+    : path_(std::move(path)), job_(std::move(job)), crypto_(std::move(crypto)) {}
+
+Result<std::unique_ptr<TokenSource>> TokenSource::Open(const std::string& path,
+                                                       const std::string& job) {
+  if (path.empty()) return std::unique_ptr<TokenSource>();
+  Result<std::unique_ptr<Crypto>> crypto = LoadCryptoLibrary();
+  if (!crypto.ok()) return crypto.status();
+  std::unique_ptr<TokenSource> source(new TokenSource(path, job, std::move(*crypto)));
+  RESILIENT_RETURN_IF_ERROR(source->Read());
+  return source;
+}
+
+Status TokenSource::Read() {
+  const Result<FileText> file = ReadSmallFile(path_, kTokenFileBytesMax);
+  if (!file.ok()) return file.status();
+  const Result<TokenSet> tokens = TokenSet::Parse(file->text, path_);
+  if (!tokens.ok()) return tokens.status();
+  const std::string* token = tokens->Presented(job_);
+  if (token == nullptr) {
+    return Status(StatusCode::kSetting,
+                  StrCat("the token file ", path_, " has no token for ",
+                         job_.empty() ? std::string("all jobs, which a request without a job needs")
+                                      : StrCat("job ", job_),
+                         "; add a line for it, or one with a token alone"));
+  }
+  token_ = *token;
+  return {};
+}
+
+ClientHandshake TokenSource::Begin() {
+  if (const Status read = Read(); !read.ok()) {
+    RESILIENT_LOG(kWarn, read.message(), "; going on with the token that was read before");
+  }
+  return {*crypto_, token_};
+}
+
+}  // namespace resilient::store

@@ -1,0 +1,117 @@
+#include "store/server/access.h"
+
+#include <csignal>
+#include <utility>
+
+#include "runtime/base/file.h"
+#include "runtime/base/log.h"
+#include "store/core/audit.h"
+
+namespace resilient::store {
+
+Access::Access(UvLoop& loop, const Clock& clock, std::string token_file)
+    : loop_(loop), clock_(clock), token_file_(std::move(token_file)) {}
+
+Result<TokenSet> Access::Read() {
+  const Result<FileText> file = ReadSmallFile(token_file_, kTokenFileBytesMax);
+  if (!file.ok()) return file.status();
+  if (file->open_to_others && !std::exchange(openness_told_, true)) {
+    RESILIENT_LOG(kWarn, "every user of this host may read the token file ", token_file_,
+                  "; chmod o-rwx closes it");
+  }
+  return TokenSet::Parse(file->text, token_file_);
+}
+
+Status Access::Open() {
+  if (!asks_for_token()) return {};
+  Result<TokenSet> tokens = Read();
+  if (!tokens.ok()) return tokens.status();
+  tokens_ = std::move(*tokens);
+  return {};
+}
+
+// The file is read instead of watched for events: a secret that is replaced by a changed symbolic
+// link two directories up, or on a network file system, would be missed otherwise.
+void Access::Watch() {
+  if (!asks_for_token()) return;
+  timer_ = std::make_unique<UvTimer>(loop_, [this] { Reload(); });
+  const auto interval = static_cast<std::uint64_t>(kTokenFileInterval / Millis(1));
+  timer_->Start(interval, interval);
+  sighup_ = std::make_unique<UvSignal>(loop_, SIGHUP, [this] {
+    RESILIENT_LOG(kInfo, "SIGHUP: reading ", token_file_);
+    reload_trouble_.clear();
+    Reload();
+  });
+}
+
+void Access::Close() {
+  timer_.reset();
+  sighup_.reset();
+}
+
+void Access::Reload() {
+  Result<TokenSet> tokens = Read();
+  if (!tokens.ok()) {
+    if (reload_trouble_ == tokens.status().message()) return;
+    reload_trouble_ = tokens.status().message();
+    RESILIENT_LOG(kError, AuditLine("tokens", {{"file", token_file_}},
+                                    reload_trouble_ + " (the tokens that were read before hold)"));
+    return;
+  }
+  reload_trouble_.clear();
+  if (*tokens == *tokens_) return;
+  tokens_ = std::move(*tokens);
+  RESILIENT_LOG(
+      kInfo,
+      AuditLine("tokens", {{"file", token_file_}, {"count", std::to_string(tokens_->size())}},
+                "read anew; connections that were admitted stay"));
+}
+
+ServerHandshake::Step Access::OnFrame(ConnectionId id, std::string_view peer, Frame frame) {
+  ServerHandshake& handshake = pending_.at(id);
+  ServerHandshake::Step step =
+      handshake.OnFrame(std::move(frame), tokens_ ? &*tokens_ : nullptr, crypto_);
+  if (!step.refused.ok()) LogRefusal(peer, handshake.claimed(), step.refused);
+  if (handshake.confined()) confined_[id] = handshake.claimed()->job;
+  if (handshake.admitted()) pending_.erase(id);
+  return step;
+}
+
+void Access::Forget(ConnectionId id) {
+  pending_.erase(id);
+  confined_.erase(id);
+}
+
+const std::string* Access::ConfinedTo(ConnectionId id) const {
+  const auto found = confined_.find(id);
+  return found == confined_.end() ? nullptr : &found->second;
+}
+
+// A peer that tries without end must not fill the disk.
+void Access::LogRefusal(std::string_view peer, const std::optional<Hello>& claimed,
+                        const Status& why) {
+  const Instant now = clock_.Now();
+  if (refusal_logged_ && now - *refusal_logged_ < kRefusalLogInterval) {
+    ++refusals_untold_;
+    return;
+  }
+  refusal_logged_ = now;
+  const std::uint64_t untold = std::exchange(refusals_untold_, 0);
+  const Hello says = claimed.value_or(Hello());
+  // The text of a wrong token names the job, which is in the fields, escaped.
+  const std::string_view text = why.code() != StatusCode::kAuth
+                                    ? "not the protocol of the handshake"
+                                : tokens_ ? "no token, or a wrong one"
+                                          : "it asks for a proof, and this store has no token";
+  RESILIENT_LOG(kWarn,
+                AuditLine("refused",
+                          {{"peer", std::string(peer)},
+                           {"says_host", says.process.host},
+                           {"says_pid", claimed ? std::to_string(says.process.pid) : std::string()},
+                           {"says_job", says.job},
+                           {"code", std::string(CodeName(why.code()))},
+                           {"untold", untold == 0 ? std::string() : std::to_string(untold)}},
+                          text));
+}
+
+}  // namespace resilient::store

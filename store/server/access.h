@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <resilient/clock.h>
+#include <resilient/status.h>
+
+#include "store/core/handshake.h"
+#include "store/core/server_core.h"
+#include "store/core/tokens.h"
+#include "store/server/openssl_crypto.h"
+#include "store/server/uv_handle.h"
+
+namespace resilient::store {
+
+inline constexpr Duration kTokenFileInterval = std::chrono::seconds(1);  // Between two looks at it.
+inline constexpr Duration kRefusalLogInterval = std::chrono::seconds(1);
+
+// Who may speak to the store: asks each connection for the token of its job before the core hears
+// of it, and reads the token file again when it changes or SIGHUP comes. Connections that were
+// admitted stay. Owner: Server. Thread: the loop's.
+class Access {
+ public:
+  // `token_file`: empty when everybody is admitted.
+  Access(UvLoop& loop, const Clock& clock, std::string token_file);
+
+  // Reads the token file. kSetting when it cannot be used.
+  Status Open();
+  // From now on the file is watched.
+  void Watch();
+  void Close();
+
+  bool asks_for_token() const { return !token_file_.empty(); }
+
+  void Begin(ConnectionId id) { pending_.try_emplace(id); }
+  bool Admitted(ConnectionId id) const { return !pending_.contains(id); }
+  // REQUIRES: not Admitted, and not refused before. `peer`: its name, for the log of refusals.
+  ServerHandshake::Step OnFrame(ConnectionId id, std::string_view peer, Frame frame);
+  void Forget(ConnectionId id);
+
+  // The only job that this connection proved to have the token of; nullptr: no such limit.
+  const std::string* ConfinedTo(ConnectionId id) const;
+
+ private:
+  Result<TokenSet> Read();
+  void Reload();
+  void LogRefusal(std::string_view peer, const std::optional<Hello>& claimed, const Status& why);
+
+  UvLoop& loop_;
+  const Clock& clock_;
+  const std::string token_file_;
+  const OpensslCrypto crypto_;
+  std::optional<TokenSet> tokens_;
+  std::string reload_trouble_;  // Told already.
+  bool openness_told_ = false;
+  std::map<ConnectionId, ServerHandshake> pending_;
+  std::map<ConnectionId, std::string> confined_;
+  std::optional<Instant> refusal_logged_;
+  std::uint64_t refusals_untold_ = 0;
+  std::unique_ptr<UvTimer> timer_;
+  std::unique_ptr<UvSignal> sighup_;
+};
+
+}  // namespace resilient::store

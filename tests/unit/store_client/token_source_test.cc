@@ -1,0 +1,141 @@
+// Goal: libcrypto, loaded at run time, computes what RFC 4231 and docs/protocol.md say; the token a
+// client presents is read from its file, anew for each connection. Method: known vectors; files in
+// a temporary directory.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "runtime/base/file.h"
+#include "runtime/base/log.h"
+#include "store/client/crypto_library.h"
+#include "store/client/token_source.h"
+
+namespace resilient::store {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Hex(const std::string& bytes) {
+  std::string text;
+  for (const char byte : bytes) {
+    char pair[3];
+    std::snprintf(pair, sizeof pair, "%02x", static_cast<unsigned char>(byte));
+    text += pair;
+  }
+  return text;
+}
+
+std::string Counting(char first) {
+  std::string bytes;
+  for (std::size_t i = 0; i < kNonceBytes; ++i) bytes += static_cast<char>(first + i);
+  return bytes;
+}
+
+TEST(CryptoLibrary, HmacSha256_IsThatOfRfc4231) {
+  const auto crypto = LoadCryptoLibrary();
+  ASSERT_TRUE(crypto.ok()) << crypto.status().ToString();
+  EXPECT_EQ(Hex((*crypto)->HmacSha256(std::string(20, '\x0b'), "Hi There")),
+            "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+  EXPECT_EQ(Hex((*crypto)->HmacSha256("Jefe", "what do ya want for nothing?")),
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  EXPECT_TRUE((*crypto)->Equal("same", "same"));
+  EXPECT_FALSE((*crypto)->Equal("same", "sane"));
+  EXPECT_FALSE((*crypto)->Equal("same", "same again"));
+  EXPECT_EQ((*crypto)->RandomBytes(kNonceBytes).size(), kNonceBytes);
+  EXPECT_NE((*crypto)->RandomBytes(kNonceBytes), (*crypto)->RandomBytes(kNonceBytes));
+}
+
+TEST(CryptoLibrary, Proofs_AreThoseOfTheProtocolDocument) {
+  const auto crypto = LoadCryptoLibrary();
+  ASSERT_TRUE(crypto.ok());
+  const std::string token = "0123456789abcdef0123456789abcdef";
+  const auto proof = [&](Side side) {
+    const std::string text = ProofText(side, Counting(0), Counting(kNonceBytes), "hello");
+    return Hex((*crypto)->HmacSha256(token, text));
+  };
+  EXPECT_EQ(proof(Side::kClient),
+            "3231b30befad9917ebf1f159356e29a8e822a0333cfd4df5738f9df22cadf89e");
+  EXPECT_EQ(proof(Side::kServer),
+            "5dabdad2da358523aef2579d06680eb5da00ebf94403364bd424ca4b516f165b");
+}
+
+class TokenSourceTest : public ::testing::Test {
+ protected:
+  TokenSourceTest() : path_(::testing::TempDir() + "token." + std::to_string(::getpid())) {}
+  ~TokenSourceTest() override { std::remove(path_.c_str()); }
+
+  void Write(const std::string& text) { std::ofstream(path_) << text; }
+  Status OpenStatus(const std::string& job) { return TokenSource::Open(path_, job).status(); }
+
+  const std::string path_;
+};
+
+TEST_F(TokenSourceTest, NoPath_IsNoToken) {
+  const auto source = TokenSource::Open("", "train");
+  ASSERT_TRUE(source.ok());
+  EXPECT_EQ(*source, nullptr);
+}
+
+TEST_F(TokenSourceTest, UnusableFile_IsASettingErrorThatNamesIt) {
+  EXPECT_EQ(OpenStatus("train").code(), StatusCode::kSetting);
+  EXPECT_THAT(OpenStatus("train").message(), HasSubstr(path_));
+  EXPECT_THAT(OpenStatus("train").message(), HasSubstr("No such file"));
+  Write("eval 0123456789abcdef\n");
+  EXPECT_TRUE(OpenStatus("eval").ok());
+  EXPECT_THAT(OpenStatus("train").message(), HasSubstr("no token for job train"));
+  EXPECT_THAT(OpenStatus("").message(), HasSubstr("no token for all jobs"));
+  Write(std::string(kTokenFileBytesMax + 1, 'x'));
+  EXPECT_THAT(OpenStatus("train").message(), HasSubstr("larger than"));
+  EXPECT_THAT(TokenSource::Open(::testing::TempDir(), "train").status().message(),
+              HasSubstr("not a regular file"));
+}
+
+TEST_F(TokenSourceTest, ReplacedFile_CountsFromTheNextConnectionOn) {
+  const auto server_proof = [](ClientHandshake& client, const std::string& token) {
+    FrameSplitter splitter(kMaxFrameBody);
+    Frame hello;
+    hello.body = "hello";
+    EXPECT_TRUE(splitter.Feed(EncodePreamble() + client.Begin(hello)).ok());
+    const std::string client_nonce = splitter.TakeFrame().body;
+    Frame nonce;
+    nonce.type = FrameType::kNonce;
+    nonce.body = Counting(0);
+    const auto proof = client.OnFrame(nonce);
+    EXPECT_TRUE(proof.ok());
+    return (*proof)->body ==
+           (*LoadCryptoLibrary())
+               ->HmacSha256(token, ProofText(Side::kClient, client_nonce, nonce.body, "hello"));
+  };
+  Write("first-token-of-16-or-more");
+  const auto source = TokenSource::Open(path_, "train");
+  ASSERT_TRUE(source.ok()) << source.status().ToString();
+  ClientHandshake first = (*source)->Begin();
+  EXPECT_TRUE(server_proof(first, "first-token-of-16-or-more"));
+  Write("second-token-of-16-or-more");
+  ClientHandshake second = (*source)->Begin();
+  EXPECT_TRUE(server_proof(second, "second-token-of-16-or-more"));
+  std::remove(path_.c_str());
+  SetLogLevel(LogLevel::kOff);
+  ClientHandshake third = (*source)->Begin();
+  SetLogLevel(LogLevel::kWarn);
+  EXPECT_TRUE(server_proof(third, "second-token-of-16-or-more"));
+}
+
+TEST_F(TokenSourceTest, ReadSmallFile_TellsWhetherOthersMayRead) {
+  Write("text");
+  ASSERT_EQ(::chmod(path_.c_str(), 0640), 0);
+  EXPECT_FALSE(ReadSmallFile(path_, 16)->open_to_others);
+  ASSERT_EQ(::chmod(path_.c_str(), 0644), 0);
+  EXPECT_TRUE(ReadSmallFile(path_, 16)->open_to_others);
+  EXPECT_EQ(ReadSmallFile(path_, 16)->text, "text");
+}
+
+}  // namespace
+}  // namespace resilient::store
