@@ -26,11 +26,6 @@ Status ServerCore::Impl::Administer(Exchange& exchange, Effects& effects) {
 }
 
 Status ServerCore::Impl::Drain(const Exchange& exchange, bool force, Effects& effects) {
-  if (!exchange.session.hello.job.empty()) {
-    // So that whoever has the token of one job does not end the others.
-    return Status(StatusCode::kInvalidArgument,
-                  "a drain is of the whole store: ask for it without naming a job");
-  }
   if (!options_.durable && !force) {
     return Status(StatusCode::kFailedPrecondition,
                   "this store keeps nothing beyond its memory: its jobs would end with it; serve "

@@ -106,7 +106,6 @@ int RunRelease(const HoldArguments& arguments, const CliContext& context) {
 int RunDrain(const DrainArguments& arguments, const CliContext& context) {
   Result<ConnectOptions> options = OptionsOf(arguments);
   if (!options.ok()) return ComplainStatus(options.status());
-  options->job.clear();  // It is of the whole store, with the token of the store.
   const Status done =
       DrainStore(*options, arguments.force, context.clock, DeadlineOf(arguments, context));
   if (!done.ok()) return ComplainStatus(done);

@@ -200,6 +200,15 @@ void Server::Handle(Connection& connection, Frame frame) {
 void Server::HandleRequest(Connection& connection, const Frame& frame) {
   const Result<Request> request = DecodeRequest(frame);
   if (!request.ok()) return HandleBadRequest(connection, frame, request.status());
+  if (const std::string* job = access_.ConfinedTo(connection.id());
+      job != nullptr && std::holds_alternative<DrainOp>(request->op)) {
+    Reply reply;
+    reply.seq = frame.seq;
+    reply.status = Status(StatusCode::kAuth, StrCat("the token of job ", *job,
+                                                    " does not open the store as a whole; draining "
+                                                    "it needs a token of every job"));
+    return SendTo({connection.id(), std::move(reply)});
+  }
   Effects effects;
   core_->OnRequest(connection.id(), *request, clock_.Now(), effects);
   if (const Hello* hello = std::get_if<Hello>(&request->op)) {
