@@ -187,7 +187,13 @@ void Sim::OnCommitted(std::size_t steps) {
     return CrashServer();
   }
   Keep(writes, writes.size(), disk_);
-  if (fate == 1) return CrashServer();
+  if (fate == 1) {
+    // Nobody was told yet, but it is decided.
+    for (std::size_t i = 0; i < steps; ++i) {
+      for (Process* process : held_[i].lost) process->lost = true;
+    }
+    return CrashServer();
+  }
   server_down_ = false;
   for (std::size_t i = 0; i < steps; ++i) {
     const Step step = std::move(held_.front());
