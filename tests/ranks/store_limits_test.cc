@@ -231,7 +231,7 @@ TEST(StoreLimits, HelloSeconds_EndTheSilent) {
 }
 
 TEST(StoreLimits, HeldBytes_ClientsAreLeftUnreadUntilTheDiskHasCaughtUp) {
-  constexpr int kSets = 64;
+  constexpr int kSets = 16;
   const std::string data = testing::TempDir() + "limits." + std::to_string(getpid());
   {
     std::vector<std::string> arguments = WithLimits({"held-bytes=1MiB"});
