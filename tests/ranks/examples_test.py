@@ -34,21 +34,6 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def known(arguments):
-    """Without options that this build does not have."""
-    text = subprocess.run([BINARY, "serve", "--help"], capture_output=True, text=True).stdout
-    kept, skip = [], False
-    for argument in arguments:
-        name = argument.split("=", 1)[0]
-        if skip:
-            skip = False
-        elif name.startswith("--") and not re.search(rf"{name}\b", text):
-            skip = "=" not in argument
-        else:
-            kept.append(argument)
-    return kept
-
-
 def status_of(url):
     try:
         with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
@@ -129,7 +114,7 @@ class Kubernetes(Example):
                 argument = argument.replace(old, new)
             arguments.append(argument)
         self.assertEqual(self.store["command"], ["resilient-store"])
-        process = self.start([BINARY, *known(arguments)])
+        process = self.start([BINARY, *arguments])
         probes = {self.store[p]["httpGet"]["path"] for p in ("startupProbe", "readinessProbe")}
         probes.add(self.store["livenessProbe"]["httpGet"]["path"])
         for path in probes:
@@ -175,7 +160,7 @@ class Systemd(Example):
         manager.bind(str(self.directory / "notify"))
         manager.settimeout(PATIENCE)
         told = {"NOTIFY_SOCKET": str(self.directory / "notify"), "WATCHDOG_USEC": "200000"}
-        process = self.start([BINARY, *known(words[1:])], env=os.environ | told)
+        process = self.start([BINARY, *words[1:]], env=os.environ | told)
 
         def hear(text):
             while text not in (heard := manager.recv(4096).decode()):
