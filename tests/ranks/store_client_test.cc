@@ -9,6 +9,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <semaphore>
 #include <string>
 #include <thread>
 #include <vector>
@@ -204,10 +205,13 @@ TEST_F(StoreClientTest, Watch_OverLostConnections_TellsOfEachChangeOnce) {
   EXPECT_TRUE(batch->snapshot);
   EXPECT_TRUE(batch->changes.empty());
   EXPECT_EQ(watch->Next(Within(Millis(20))).status().code(), StatusCode::kTimeout);
-  proxy.CutEvery(700);
+  proxy.CutEvery(1500);
   constexpr int kSets = 300;
+  // The writer is never so far ahead that one batch does not fit between two cuts.
+  std::counting_semaphore<8> untold(8);
   auto writing = std::async(std::launch::async, [&] {
     for (int i = 1; i <= kSets; ++i) {
+      ASSERT_TRUE(untold.try_acquire_for(kPatience)) << "the watcher does not follow";
       ASSERT_TRUE(writer->Set("k", std::to_string(i), Patient()).ok());
       ASSERT_TRUE(writer->Set("other", "x", Patient()).ok());
     }
@@ -219,6 +223,7 @@ TEST_F(StoreClientTest, Watch_OverLostConnections_TellsOfEachChangeOnce) {
     ASSERT_FALSE(batch->snapshot);
     for (const KeyChange& change : batch->changes) {
       ASSERT_EQ(change.value.value_or("deleted"), std::to_string(++told));
+      untold.release();
     }
   }
   writing.get();

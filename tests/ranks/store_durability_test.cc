@@ -149,7 +149,7 @@ TEST(StoreDurability, WrongArguments_OneLineAndTwo) {
   expect({"serve", "--durability", "process"}, "needs --data DIR");
   expect({"serve", "--durability", "mem", "--data", "/tmp"}, "keeps nothing");
   expect({"serve", "--durability", "disk", "--data", "/tmp"}, "--durability");
-  EXPECT_THAT(RunCommand({"serve", "--help"}).output, HasSubstr("4 the data directory"));
+  EXPECT_THAT(RunCommand({"serve", "--help"}).output, HasSubstr("4  the data directory"));
 }
 
 // The log of a session's acknowledged operations, and what must hold after any crash.

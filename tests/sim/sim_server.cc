@@ -353,11 +353,11 @@ Duration Sim::AwakeSince(Instant when) const {
 
 // Who is lost by it, once it is said.
 Sim::Process* Sim::CheckLoss(const std::string& line) {
-  constexpr char kStart[] = "job sim: rank ";
-  if (line.rfind(kStart, 0) != 0) return nullptr;
-  const std::size_t pid_at = line.find("pid ");
+  if (!line.starts_with("event=lost ") && !line.starts_with("event=expiry ")) return nullptr;
+  constexpr std::string_view kPid = " pid=";
+  const std::size_t pid_at = line.find(kPid);
   if (pid_at == std::string::npos) return nullptr;
-  const auto pid = std::strtoll(line.c_str() + pid_at + 4, nullptr, 10);
+  const auto pid = std::strtoll(line.c_str() + pid_at + kPid.size(), nullptr, 10);
   Process& process = *processes_.at(static_cast<std::size_t>(pid - 1));
   const auto says = [&line](const char* text) { return line.find(text) != std::string::npos; };
   if (process.held && (says("sent no heartbeat") || says("lost its "))) {
