@@ -2,7 +2,7 @@
 read as YAML and its commands, probes and units are tried with the real binary; systemd checks the
 unit; the Slurm script runs with scontrol and srun that pass their work on.
 
-    python3 tests/ranks/examples_test.py BINARY
+    python3 tests/ranks/check_examples.py BINARY
 """
 
 import configparser
