@@ -131,11 +131,7 @@ std::string DescribeLimits() {
 }
 
 std::vector<std::pair<std::string_view, double>> ListLimits(const ServerLimits& limits) {
-  std::vector<std::pair<std::string_view, double>> list;
   ServerLimits copy = limits;
-  for (const Limit& limit : kLimits) {
-    list.emplace_back(limit.name, static_cast<double>(limit.of(copy)));
-  }
   const std::pair<std::string_view, std::size_t> constants[] = {
       {"key-bytes", kKeyBytesMax},
       {"value-bytes", kValueBytesMax},
@@ -148,6 +144,11 @@ std::vector<std::pair<std::string_view, double>> ListLimits(const ServerLimits& 
       {"endpoint-bytes", kEndpointBytesMax},
       {"text-bytes", kTextBytesMax},
   };
+  std::vector<std::pair<std::string_view, double>> list;
+  list.reserve(std::size(kLimits) + std::size(constants));
+  for (const Limit& limit : kLimits) {
+    list.emplace_back(limit.name, static_cast<double>(limit.of(copy)));
+  }
   for (const auto& [name, value] : constants) list.emplace_back(name, static_cast<double>(value));
   return list;
 }
