@@ -44,7 +44,7 @@ class Connection {
   bool WantsInput() const { return !ending_ && QueuedBytes() < kOutputSoftLimit; }
 
   // Queued; goes out with the next Flush.
-  void Send(const Frame& frame);
+  void Send(Frame frame);
   // False when the connection is broken or the hard limit was passed: the owner must cut it.
   bool Flush();
   std::size_t QueuedBytes() const;
