@@ -102,17 +102,16 @@ std::string EncodePreamble() {
   return preamble;
 }
 
-std::string EncodeFrame(const Frame& frame) {
+std::string EncodeFrame(Frame frame) {
   RESILIENT_CHECK(frame.body.size() <= kMaxFrameBody);
   std::string bytes;
-  bytes.reserve(kFrameHeaderBytes + frame.body.size());
   AppendLittleEndian(static_cast<std::uint32_t>(frame.body.size()), &bytes);
   AppendLittleEndian(static_cast<std::uint8_t>(frame.type), &bytes);
   AppendLittleEndian(frame.flags, &bytes);
   AppendLittleEndian(frame.channel, &bytes);
   AppendLittleEndian(frame.seq, &bytes);
-  bytes += frame.body;
-  return bytes;
+  frame.body.insert(0, bytes);
+  return std::move(frame.body);
 }
 
 Status FrameSplitter::Feed(std::string_view bytes) {

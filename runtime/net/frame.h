@@ -43,7 +43,8 @@ struct Frame {
 
 std::string EncodePreamble();
 // REQUIRES: frame.body.size() <= kMaxFrameBody.
-std::string EncodeFrame(const Frame& frame);
+// The body's own memory is used when it has room for the header.
+std::string EncodeFrame(Frame frame);
 
 // Splits a byte stream into preamble and frames; never parses a byte twice. Thread:
 // caller-synchronised. Pure.

@@ -349,9 +349,9 @@ bool StoreLink::OnWelcome(const ServerMessage& message, Instant now) {
 
 bool StoreLink::TakeOpened() { return std::exchange(opened_, false); }
 
-bool StoreLink::Send(const Request& request) {
+bool StoreLink::Send(Request request) {
   RESILIENT_CHECK(open());
-  output_.push_back(EncodeFrame(EncodeRequest(request)));
+  output_.push_back(EncodeFrame(EncodeRequest(std::move(request))));
   return Flush();
 }
 

@@ -61,7 +61,7 @@ class StoreLink {
 
   // Queues a message and writes what the socket takes. False when the rest has to wait for the
   // poll, whose step must then be taken anew. REQUIRES: open().
-  bool Send(const Request& request);
+  bool Send(Request request);
 
   // Gives the connection up for `why` and makes the next one.
   void Drop(Status why, Instant now);

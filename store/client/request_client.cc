@@ -216,7 +216,7 @@ void RequestClient::HandOver() {
 
 void RequestClient::SendNow(Request request) {
   request.first_unacked = core_.first_unacked();
-  if (!link_.Send(request) && led_) wake_.Wake();
+  if (!link_.Send(std::move(request)) && led_) wake_.Wake();
 }
 
 void RequestClient::Dispatch(ServerMessage& message) {

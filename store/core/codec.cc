@@ -7,6 +7,7 @@
 
 #include "store.pb.h"
 #include "store/core/codec_parts.h"
+#include "store/core/encoding.h"
 
 namespace resilient::store {
 namespace {
@@ -210,7 +211,6 @@ struct EventWriter {
 Frame EncodeReply(const Reply& reply) {
   pb::Reply message;
   if (!reply.status.ok()) Put(reply.status, message.mutable_failure());
-  message.set_value(reply.value);
   message.set_number(reply.number);
   message.set_flag(reply.flag);
   if (!reply.welcome.server.empty()) {
@@ -232,7 +232,9 @@ Frame EncodeReply(const Reply& reply) {
   Frame frame;
   frame.type = FrameType::kReply;
   frame.seq = reply.seq;
-  frame.body = message.SerializeAsString();
+  const std::size_t shared = reply.shared_values ? reply.shared_values->encoded.size() : 0;
+  frame.body = Serialize(message, reply.value.size() + kTagAndLengthMax + shared);
+  if (!reply.value.empty()) AppendBytes(pb::Reply::kValueFieldNumber, reply.value, &frame.body);
   // Messages that follow each other in one body are one message with the fields of both.
   if (reply.shared_values) frame.body += reply.shared_values->encoded;
   return frame;
@@ -349,10 +351,10 @@ std::vector<std::string> ToTexts(const Texts& texts) {
 }
 
 // nullopt: none of the key operations.
-std::optional<Op> ToKeyOp(const pb::Request& message) {
+std::optional<Op> ToKeyOp(pb::Request& message) {
   switch (message.op_case()) {
     case pb::Request::kSet:
-      return SetOp{message.set().key(), message.set().value()};
+      return SetOp{message.set().key(), std::move(*message.mutable_set()->mutable_value())};
     case pb::Request::kGet:
       return GetOp{message.get().key(), message.get().wait()};
     case pb::Request::kAdd:
@@ -393,7 +395,7 @@ std::optional<Op> ToKeyOp(const pb::Request& message) {
   }
 }
 
-Result<Op> ToOp(const pb::Request& message) {
+Result<Op> ToOp(pb::Request& message) {
   if (std::optional<Op> op = ToKeyOp(message)) return std::move(*op);
   if (std::optional<Op> op = ToWatchOp(message)) return std::move(*op);
   switch (message.op_case()) {
@@ -470,11 +472,11 @@ Result<ServerMessage> ToEvent(const pb::Event& message) {
                 "the store pushed an event that this build does not know");
 }
 
-ServerMessage ToReply(const pb::Reply& message, std::uint64_t seq) {
+ServerMessage ToReply(pb::Reply& message, std::uint64_t seq) {
   Reply reply;
   reply.seq = seq;
   reply.status = ToStatus(message.failure());
-  reply.value = message.value();
+  reply.value = std::move(*message.mutable_value());
   reply.number = message.number();
   reply.flag = message.flag();
   if (message.has_welcome()) {
@@ -491,23 +493,27 @@ ServerMessage ToReply(const pb::Reply& message, std::uint64_t seq) {
     reply.welcome.frame_body_bytes_max = welcome.frame_body_bytes_max();
   }
   reply.status_json = message.status_json();
-  reply.values = ToTexts(message.values());
+  reply.values.reserve(static_cast<std::size_t>(message.values_size()));
+  for (std::string& value : *message.mutable_values()) reply.values.push_back(std::move(value));
   TakeKeyEvents(message, &reply);
   return reply;
 }
 
 }  // namespace
 
-Frame EncodeRequest(const Request& request) {
+Frame EncodeRequest(Request request) {
   pb::Request message;
+  std::string large;
+  if (SetOp* set = std::get_if<SetOp>(&request.op)) large = std::move(set->value);
   message.set_first_unacked(request.first_unacked);
   message.set_generation(request.generation);
   message.set_scope(request.scope);
   std::visit(OpWriter{&message}, request.op);
+  if (message.has_set()) message.mutable_set()->set_value(std::move(large));
   Frame frame;
   frame.type = FrameType::kRequest;
   frame.seq = request.seq;
-  frame.body = message.SerializeAsString();
+  frame.body = Serialize(message);
   return frame;
 }
 

@@ -14,7 +14,7 @@
 // *.pb.h. Pure.
 namespace resilient::store {
 
-Frame EncodeRequest(const Request& request);
+Frame EncodeRequest(Request request);
 Frame EncodeServerMessage(const ServerMessage& message);
 std::shared_ptr<const SharedValues> Share(std::vector<std::string> values);
 

@@ -46,9 +46,13 @@ void Connection::OnWritten() {
   if (WantsInput()) owner_.OnFrames(*this);
 }
 
-void Connection::Send(const Frame& frame) {
+void Connection::Send(Frame frame) {
   if (closed() || ending_) return;
-  out_ += EncodeFrame(frame);
+  if (out_.empty()) {
+    out_ = EncodeFrame(std::move(frame));
+  } else {
+    out_ += EncodeFrame(std::move(frame));
+  }
 }
 
 bool Connection::Flush() {

@@ -43,7 +43,7 @@ class Connection {
   bool WantsInput() const { return !ending_ && QueuedBytes() < kOutputSoftLimit; }
 
   // Queued; goes out with the next Flush.
-  void Send(const Frame& frame);
+  void Send(Frame frame);
   // False when the connection is broken.
   bool Flush();
   std::size_t QueuedBytes() const;

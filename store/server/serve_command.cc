@@ -1,3 +1,4 @@
+#include <malloc.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -151,6 +152,14 @@ int TellAddress(const ServeArguments& arguments, const Server& server) {
   return kExitOk;
 }
 
+// By default each buffer of a large value is given back to the system, and its pages are faulted in
+// again for the next one, which costs more than to fill it.
+void KeepFreedMemory() {
+  constexpr int kLargest = 32 << 20;
+  mallopt(M_MMAP_THRESHOLD, kLargest);
+  mallopt(M_TRIM_THRESHOLD, 2 * kLargest);
+}
+
 int Serve(const ServeArguments& arguments, const CliContext& context, pid_t parent) {
   ServerOptions options;
   if (const int code = ParseServe(arguments, context, &options); code != kExitOk) return code;
@@ -160,6 +169,7 @@ int Serve(const ServeArguments& arguments, const CliContext& context, pid_t pare
     if (getppid() != parent) return Complain("the parent process has ended", kExitFailed);
   }
   SetLogTag("store");
+  KeepFreedMemory();
   CrashPoints crash_points(arguments.crash_at);
   std::unique_ptr<Engine> engine;
   if (const int code = OpenEngine(arguments, crash_points, &engine); code != kExitOk) return code;
