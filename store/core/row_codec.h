@@ -23,7 +23,7 @@
 // kRowFormat says which fields there are; it is kept in the store's own row.
 namespace resilient::store {
 
-inline constexpr std::uint64_t kRowFormat = 2;
+inline constexpr std::uint64_t kRowFormat = 3;
 
 // Thread: value type on the stack.
 class RowWriter {
@@ -199,14 +199,12 @@ void Fields(Archive& archive, Hello& hello) {
           hello.expected_server, hello.hosts_store);
 }
 
-// Of an answer that is kept: neither a Welcome nor a status page ever is.
+// Of an answer that is kept: neither a Welcome nor a status page ever is, and values that it shares
+// with others have a row of their own (SharedResults).
 template <typename Archive>
 void Fields(Archive& archive, Reply& reply) {
-  // Only a writer meets shared values: what was read has its own.
-  std::vector<std::string>& values =
-      reply.shared_values ? const_cast<std::vector<std::string>&>(reply.shared_values->values)
-                          : reply.values;
-  archive(reply.seq, reply.status, reply.value, values, reply.number, reply.flag, reply.revision);
+  archive(reply.seq, reply.status, reply.value, reply.values, reply.number, reply.flag,
+          reply.revision);
 }
 
 template <typename Archive>

@@ -68,6 +68,8 @@ Status ServerCore::Impl::RestoreRow(const RowName& name, std::string_view value)
       return RestoreStore(value);
     case RowKind::kSession:
       return sessions_.RestoreSession(name.session, value);
+    case RowKind::kShared:
+      return sessions_.RestoreShared(name, value);
     case RowKind::kResult:
       return sessions_.RestoreResult(name, value);
     case RowKind::kParticipant: {

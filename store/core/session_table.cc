@@ -18,7 +18,7 @@ std::size_t BytesOf(const Reply& reply) {
 template <typename Kept>
 std::string EncodeResult(const Kept& kept) {
   RowWriter writer;
-  writer(kept.order, kept.acknowledged, kept.dropped, kept.open, kept.reply);
+  writer(kept.order, kept.acknowledged, kept.dropped, kept.open, kept.shared, kept.reply);
   return writer.Take();
 }
 
@@ -51,6 +51,7 @@ void ResultLog::Remember(const Reply& reply) {
   open_.erase(reply.seq);
   Kept& kept = results_[reply.seq];
   kept.reply = reply;
+  if (journal_ && reply.shared_values) kept.shared = shared_->Hold(reply.shared_values);
   kept.order = ++last_order_;
   by_order_.emplace(kept.order, reply.seq);
   bytes_ += BytesOf(reply);
@@ -76,6 +77,7 @@ void ResultLog::DropAcknowledged() {
 void ResultLog::Drop(std::uint64_t seq) {
   const auto result = results_.find(seq);
   if (journal_) journal_->Remove(ResultRow(session_, role_, seq));
+  if (result->second.shared != 0) shared_->Release(result->second.shared);
   bytes_ -= BytesOf(result->second.reply);
   by_order_.erase(result->second.order);
   results_.erase(result);
@@ -84,8 +86,10 @@ void ResultLog::Drop(std::uint64_t seq) {
 bool ResultLog::Restore(std::uint64_t seq, std::string_view value) {
   Kept kept;
   RowReader reader(value);
-  reader(kept.order, kept.acknowledged, kept.dropped, kept.open, kept.reply);
-  if (!reader.Done() || kept.reply.seq != seq) return false;
+  reader(kept.order, kept.acknowledged, kept.dropped, kept.open, kept.shared, kept.reply);
+  if (!reader.Done() || kept.reply.seq != seq || results_.contains(seq)) return false;
+  if (kept.shared != 0) kept.reply.shared_values = shared_->Take(kept.shared);
+  if (kept.shared != 0 && !kept.reply.shared_values) return false;
   bytes_ += BytesOf(kept.reply);
   acknowledged_ = std::max(acknowledged_, kept.acknowledged);
   dropped_ = std::max(dropped_, kept.dropped);
@@ -105,7 +109,10 @@ void ResultLog::AppendRows(Rows& rows) const {
 
 void ResultLog::RemoveRows() {
   if (!journal_) return;
-  for (const auto& [seq, kept] : results_) journal_->Remove(ResultRow(session_, role_, seq));
+  for (const auto& [seq, kept] : results_) {
+    journal_->Remove(ResultRow(session_, role_, seq));
+    if (kept.shared != 0) shared_->Release(kept.shared);
+  }
 }
 
 void SessionTable::Connect(ConnectionId connection) { connections_.try_emplace(connection); }
@@ -162,8 +169,8 @@ Session& SessionTable::Add(SessionId id, const Hello& hello) {
   session.id = id;
   session.hello = hello;
   if (hello.role == Role::kAdmin) return session;
-  session.request.results = ResultLog(journal_, id, Role::kRequest);
-  session.control.results = ResultLog(journal_, id, Role::kControl);
+  session.request.results = ResultLog(journal_, &shared_, id, Role::kRequest);
+  session.control.results = ResultLog(journal_, &shared_, id, Role::kControl);
   by_name_.emplace(std::pair(hello.job, hello.session), id);
   return session;
 }
@@ -239,6 +246,11 @@ Status SessionTable::RestoreSession(SessionId id, std::string_view value) {
   return {};
 }
 
+Status SessionTable::RestoreShared(const RowName& name, std::string_view value) {
+  if (shared_.Restore(name.index, value)) return {};
+  return Status(StatusCode::kInternal, "these are no values of an exchange");
+}
+
 Status SessionTable::RestoreResult(const RowName& name, std::string_view value) {
   Session* session = Find(name.session);
   if (!session) return Status(StatusCode::kInternal, "its session is missing");
@@ -251,6 +263,7 @@ Status SessionTable::RestoreResult(const RowName& name, std::string_view value) 
 void SessionTable::FinishRestore(SessionId last, Instant now) {
   last_kept_ = std::max(last_kept_, last);
   last_id_ = last_kept_;
+  shared_.FinishRestore();
   for (const auto& [id, session] : sessions_) {
     idle_since_[id] = now;
     idle_.emplace(now, id);
@@ -258,6 +271,7 @@ void SessionTable::FinishRestore(SessionId last, Instant now) {
 }
 
 void SessionTable::AppendRows(Rows& rows) const {
+  if (Keeps()) shared_.AppendRows(rows);
   for (const auto& [id, session] : sessions_) {
     if (session.hello.role == Role::kAdmin) continue;
     rows.emplace(SessionRow(id), EncodeRow(session.hello));

@@ -17,6 +17,7 @@
 #include "store/core/keyspace.h"
 #include "store/core/messages.h"
 #include "store/core/server_core.h"
+#include "store/core/shared_results.h"
 #include "store/core/storage.h"
 
 namespace resilient::store {
@@ -34,9 +35,12 @@ namespace resilient::store {
 class ResultLog {
  public:
   ResultLog() = default;
-  // `journal` outlives this, or is null.
-  ResultLog(Journal* journal, SessionId session, Role role)
-      : journal_(journal && journal->on() ? journal : nullptr), session_(session), role_(role) {}
+  // `journal` and `shared` outlive this; journal may be null, and shared is used only with it.
+  ResultLog(Journal* journal, SharedResults* shared, SessionId session, Role role)
+      : journal_(journal && journal->on() ? journal : nullptr),
+        shared_(shared),
+        session_(session),
+        role_(role) {}
 
   // Results below may be forgotten.
   void Acknowledge(std::uint64_t first_unacked);
@@ -61,7 +65,8 @@ class ResultLog {
  private:
   struct Kept {
     Reply reply;
-    std::uint64_t order = 0;  // The age: a wait's result is younger than those of later requests.
+    std::uint64_t shared = 0;  // The row of its shared values; 0: it has none.
+    std::uint64_t order = 0;   // The age: a wait's result is younger than those of later requests.
     // As they were when the row was written.
     std::uint64_t acknowledged = 0;
     std::uint64_t dropped = 0;
@@ -71,6 +76,7 @@ class ResultLog {
   void Drop(std::uint64_t seq);
 
   Journal* journal_ = nullptr;  // Null: nothing is kept beyond memory.
+  SharedResults* shared_ = nullptr;
   SessionId session_ = 0;
   Role role_ = Role::kRequest;
   // Those up to acknowledged_ only wait for their rows to be removed.
@@ -105,7 +111,7 @@ class SessionTable {
   // `journal` outlives this, or is null.
   explicit SessionTable(Duration memory, std::size_t sessions_max = kSessionsMax,
                         Journal* journal = nullptr)
-      : journal_(journal), memory_(memory), sessions_max_(sessions_max) {}
+      : journal_(journal), memory_(memory), sessions_max_(sessions_max), shared_(journal) {}
 
   void Connect(ConnectionId connection);
   bool Knows(ConnectionId connection) const { return connections_.contains(connection); }
@@ -138,8 +144,10 @@ class SessionTable {
   std::vector<SessionId> Idle(Instant now) const;
   void Forget(SessionId session);
 
-  // The rows of sessions, then those of results; kInternal says what is wrong with one.
+  // The rows of sessions, of what results share, and of results, in this order; kInternal says what
+  // is wrong with one.
   Status RestoreSession(SessionId session, std::string_view value);
+  Status RestoreShared(const RowName& name, std::string_view value);
   Status RestoreResult(const RowName& name, std::string_view value);
   // Ids up to `last` were given; the memory of all sessions begins now.
   void FinishRestore(SessionId last, Instant now);
@@ -166,6 +174,7 @@ class SessionTable {
   Journal* const journal_;
   const Duration memory_;
   const std::size_t sessions_max_;
+  SharedResults shared_;
   SessionId last_id_ = 0;
   SessionId last_kept_ = 0;
   std::unordered_map<ConnectionId, Bind> connections_;

@@ -82,6 +82,8 @@ bool Take(Taker& taker, RowName& name) {
     case RowKind::kSession:
     case RowKind::kParticipant:
       return taker.Number(name.session).Done();
+    case RowKind::kShared:
+      return taker.Number(name.index).Done();
     case RowKind::kResult:
       return taker.Number(name.session).TheRole(name.role).Number(name.seq).Done();
     case RowKind::kJob:
@@ -107,6 +109,12 @@ std::string StoreRow() { return Row(RowKind::kStore); }
 std::string SessionRow(SessionId session) {
   std::string row = Row(RowKind::kSession);
   AppendNumber(row, session);
+  return row;
+}
+
+std::string SharedRow(std::uint64_t id) {
+  std::string row = Row(RowKind::kShared);
+  AppendNumber(row, id);
   return row;
 }
 

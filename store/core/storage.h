@@ -18,18 +18,20 @@ namespace resilient::store {
 enum class RowKind : char {
   kStore = 'A',        // One: identity, epoch, counters.
   kSession = 'B',      // By session.
-  kResult = 'C',       // By session, role, seq.
-  kJob = 'D',          // By job.
-  kWorld = 'E',        // By job, round (as scope).
-  kSeat = 'F',         // By job, round (as scope), rank (as index).
-  kView = 'G',         // By job, round (as scope): the world's newest view.
-  kParticipant = 'H',  // By session; of the session's job.
-  kKey = 'I',          // By job, scope, key.
-  kQueueItem = 'J',    // By job, scope, key, index: in the order of the queue.
+  kShared = 'C',       // By id (as index): values that several results have in common.
+  kResult = 'D',       // By session, role, seq.
+  kJob = 'E',          // By job.
+  kWorld = 'F',        // By job, round (as scope).
+  kSeat = 'G',         // By job, round (as scope), rank (as index).
+  kView = 'H',         // By job, round (as scope): the world's newest view.
+  kParticipant = 'I',  // By session; of the session's job.
+  kKey = 'J',          // By job, scope, key.
+  kQueueItem = 'K',    // By job, scope, key, index: in the order of the queue.
 };
 
 std::string StoreRow();
 std::string SessionRow(SessionId session);
+std::string SharedRow(std::uint64_t id);
 std::string ResultRow(SessionId session, Role role, std::uint64_t seq);
 std::string JobRow(std::string_view job);
 std::string WorldRow(std::string_view job, std::uint64_t round);

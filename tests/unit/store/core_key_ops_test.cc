@@ -1,6 +1,8 @@
 // Goal: queues, barriers, exchanges and operations on several keys through the server: one effect
 // and one answer for each request, over lost replies, cancels, fences and restarts. Method:
 // CoreFixture; messages in, messages out.
+#include <algorithm>
+
 #include <gmock/gmock.h>
 
 #include "store/core/key_ops.h"
@@ -180,6 +182,40 @@ TEST_F(KeyOps, CancelBehindTheRelease_TellsOfTheRelease) {
   ASSERT_TRUE(first);
   Send(a, CancelOp{1}, 0);
   EXPECT_TRUE(Same(*first, TakeReply(a, 1).value_or(Reply{})));
+}
+
+// Each of n results has the values of n callers.
+TEST_F(KeyOps, TheValuesOfAnExchange_AreKeptOnce) {
+  constexpr int kCallers = 20;
+  const auto shared_rows = [this] {
+    return std::count_if(rows_.begin(), rows_.end(), [](const auto& row) {
+      return row.first.front() == static_cast<char>(RowKind::kShared);
+    });
+  };
+  std::vector<ConnectionId> callers;
+  std::vector<std::string> values;
+  for (int i = 0; i < kCallers; ++i) {
+    callers.push_back(OpenRequest(i));
+    values.push_back("v" + std::to_string(i));
+    Send(callers.back(), ExchangeOp{"e", i, kCallers, values.back()}, 1);
+  }
+  EXPECT_EQ(shared_rows(), 1);
+  Recover();
+  for (int i = 0; i < kCallers; ++i) {
+    callers[At(i)] = OpenRequest(i);
+    const Reply again = Ask(callers[At(i)], ExchangeOp{"e", i, kCallers, values[At(i)]}, 1);
+    ASSERT_TRUE(again.shared_values);
+    EXPECT_EQ(again.shared_values->values, values);
+  }
+  for (int i = 0; i < kCallers; ++i) {
+    EXPECT_EQ(shared_rows(), 1);
+    Request next;
+    next.seq = 2;
+    next.first_unacked = 2;
+    next.op = SetOp{"k", "v"};
+    Send(callers[At(i)], next);
+  }
+  EXPECT_EQ(shared_rows(), 0);
 }
 
 TEST_F(KeyOps, DisagreementInAnExchange_NamesBoth) {
