@@ -256,14 +256,25 @@ def become_subreaper():
 def children():
     """{pid: command line} of the living children of this process; ended ones are collected."""
     found = {}
-    for task in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{task}/children") as file:
-            for pid in map(int, file.read().split()):
-                with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as line:
-                    command = line.read().replace(b"\0", b" ").decode(errors="replace").strip()
-                    if command:
-                        found[pid] = command
+    for pid in _child_pids():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as line:
+            command = line.read().replace(b"\0", b" ").decode(errors="replace").strip()
+            if command:
+                found[pid] = command
     return found
+
+
+def _child_pids():
+    """A thread that ends hands its children to another one, perhaps one already read: then anew."""
+    while True:
+        tasks = os.listdir("/proc/self/task")
+        pids = set()
+        for task in tasks:
+            path = f"/proc/self/task/{task}/children"
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(path) as file:
+                pids.update(map(int, file.read().split()))
+        if set(tasks) <= set(os.listdir("/proc/self/task")):
+            return pids
 
 
 def collect_orphans(known):

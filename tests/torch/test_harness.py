@@ -1,0 +1,27 @@
+"""What the tests' own harness promises."""
+
+import contextlib
+import subprocess
+import threading
+
+import harness
+
+
+def test_children_are_found_while_threads_come_and_go():
+    ended = threading.Event()
+
+    def come_and_go():
+        while not ended.is_set():
+            brief = threading.Thread(target=lambda: None)
+            brief.start()
+            brief.join()
+
+    with contextlib.ExitStack() as stack:
+        child = stack.enter_context(subprocess.Popen(["sleep", "60"]))
+        stack.callback(child.kill)
+        restless = threading.Thread(target=come_and_go)
+        restless.start()
+        stack.callback(restless.join)
+        stack.callback(ended.set)
+        for _ in range(300):
+            assert child.pid in harness.children()
