@@ -6,15 +6,10 @@
 #include <utility>
 #include <variant>
 
+#include "store/core/sizes.h"
+
 namespace resilient::store {
 namespace {
-
-Status CheckKey(const std::string& key) {
-  if (key.size() <= kKeyBytesMax) return {};
-  return Status(StatusCode::kTooLarge, "a key of " + std::to_string(key.size()) +
-                                           " bytes is larger than the store takes (" +
-                                           std::to_string(kKeyBytesMax) + " bytes)");
-}
 
 Status CheckKeys(const std::vector<std::string>& keys) {
   if (keys.size() > kKeysPerRequestMax) {
@@ -22,15 +17,8 @@ Status CheckKeys(const std::vector<std::string>& keys) {
                                              " keys; at most " +
                                              std::to_string(kKeysPerRequestMax) + " are taken");
   }
-  for (const std::string& key : keys) RESILIENT_RETURN_IF_ERROR(CheckKey(key));
+  for (const std::string& key : keys) RESILIENT_RETURN_IF_ERROR(CheckKeySize(key));
   return {};
-}
-
-Status CheckValue(const std::string& value) {
-  if (value.size() <= kValueBytesMax) return {};
-  return Status(StatusCode::kTooLarge, "a value of " + std::to_string(value.size()) +
-                                           " bytes is larger than the store takes (" +
-                                           std::to_string(kValueBytesMax) + " bytes)");
 }
 
 // One overload per operation.
@@ -48,7 +36,7 @@ struct Executor {
     return keys.MultiSet(scope, op.keys, op.values, outcome.ended);
   }
   Status operator()(const GetOp& op) const {
-    RESILIENT_RETURN_IF_ERROR(CheckKey(op.key));
+    RESILIENT_RETURN_IF_ERROR(CheckKeySize(op.key));
     if (const std::string* value = keys.Find(scope, op.key)) {
       outcome.reply.value = *value;
       return {};
@@ -114,7 +102,7 @@ struct Executor {
     return {};
   }
   Status operator()(const WatchOp& op) const {
-    RESILIENT_RETURN_IF_ERROR(CheckKey(op.prefix));
+    RESILIENT_RETURN_IF_ERROR(CheckKeySize(op.prefix));
     keys.BeginWatches();
     if (op.from_revision > keys.revision() + 1) {
       return Status(StatusCode::kInvalidArgument,
@@ -139,7 +127,7 @@ struct Executor {
     return Number(keys.Push(scope, op.key, op.value, outcome.ended));
   }
   Status operator()(const QueuePopOp& op) const {
-    RESILIENT_RETURN_IF_ERROR(CheckKey(op.key));
+    RESILIENT_RETURN_IF_ERROR(CheckKeySize(op.key));
     if (std::optional<std::string> item = keys.Pop(scope, op.key)) {
       outcome.reply.value = std::move(*item);
       return {};
@@ -156,7 +144,7 @@ struct Executor {
     return keys.ArriveAtBarrier(id, scope, op, outcome.ended, outcome.rival);
   }
   Status operator()(const ExchangeOp& op) const {
-    RESILIENT_RETURN_IF_ERROR(CheckValue(op.value));
+    RESILIENT_RETURN_IF_ERROR(CheckValueSize(op.value.size()));
     outcome.waits = true;
     return keys.ArriveAtExchange(id, scope, op, outcome.ended, outcome.rival);
   }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "store/core/sizes.h"
 #include "store/core/storage.h"
 
 // The values and the queues; the waits are in keyspace_waits.cc.
@@ -14,16 +15,9 @@ namespace {
 // What an item takes besides its bytes, so that empty ones count as well.
 constexpr std::size_t kItemOverhead = sizeof(std::string);
 
-Status TooLarge(const char* what, std::size_t size, std::size_t most) {
-  return Status(StatusCode::kTooLarge, std::string(what) + " of " + std::to_string(size) +
-                                           " bytes is larger than the store takes (" +
-                                           std::to_string(most) + " bytes); split it");
-}
-
 Status CheckSizes(const std::string& key, std::size_t value_bytes) {
-  if (key.size() > kKeyBytesMax) return TooLarge("a key", key.size(), kKeyBytesMax);
-  if (value_bytes > kValueBytesMax) return TooLarge("a value", value_bytes, kValueBytesMax);
-  return {};
+  RESILIENT_RETURN_IF_ERROR(CheckKeySize(key));
+  return CheckValueSize(value_bytes);
 }
 
 bool ParseDecimal(const std::string& text, std::int64_t* number) {
@@ -141,9 +135,7 @@ Result<Keyspace::Swapped> Keyspace::CompareSet(std::uint64_t scope, const std::s
                                                const std::string& expected, std::string desired,
                                                std::vector<EndedWait>& ended) {
   RESILIENT_RETURN_IF_ERROR(CheckSizes(key, desired.size()));
-  if (expected.size() > kValueBytesMax) {
-    return TooLarge("an expected value", expected.size(), kValueBytesMax);
-  }
+  RESILIENT_RETURN_IF_ERROR(CheckValueSize(expected.size(), "an expected value"));
   const std::string* present = Find(scope, key);
   if (!present && !expected.empty()) return Swapped{expected, false};
   if (present && *present != expected) return Swapped{*present, false};

@@ -4,17 +4,11 @@
 #include "runtime/base/check.h"
 #include "store/core/codec.h"
 #include "store/core/keyspace.h"
+#include "store/core/sizes.h"
 
 // What waits in a keyspace: for keys, for items, and for each other.
 namespace resilient::store {
 namespace {
-
-Status CheckKey(const std::string& key) {
-  if (key.size() <= kKeyBytesMax) return {};
-  return Status(StatusCode::kTooLarge, "a key of " + std::to_string(key.size()) +
-                                           " bytes is larger than the store takes (" +
-                                           std::to_string(kKeyBytesMax) + " bytes)");
-}
 
 // Those who are here keep waiting: only the newcomer is told.
 Status OtherSize(const std::string& name, std::int64_t here, std::int64_t came) {
@@ -222,7 +216,7 @@ void Keyspace::Finish(WaitId id, Wait& wait, std::vector<EndedWait>& ended) {
 
 Status Keyspace::AddPop(WaitId id, std::uint64_t scope, const std::string& key) {
   Detach(id);
-  RESILIENT_RETURN_IF_ERROR(CheckKey(key));
+  RESILIENT_RETURN_IF_ERROR(CheckKeySize(key));
   RESILIENT_RETURN_IF_ERROR(CheckWait(id, key.size()));
   Queue& queue = scopes_[scope].queues[key];
   RESILIENT_CHECK(queue.items.empty());
@@ -238,7 +232,7 @@ Status Keyspace::AddPop(WaitId id, std::uint64_t scope, const std::string& key) 
 Status Keyspace::ArriveAtBarrier(WaitId id, std::uint64_t scope, const BarrierOp& op,
                                  std::vector<EndedWait>& ended, SessionId& rival) {
   Detach(id);
-  RESILIENT_RETURN_IF_ERROR(CheckKey(op.key));
+  RESILIENT_RETURN_IF_ERROR(CheckKeySize(op.key));
   if (op.size < 1) {
     return Status(StatusCode::kInvalidArgument,
                   "barrier " + op.key + " is of " + std::to_string(op.size) + " callers");
@@ -279,7 +273,7 @@ Status Keyspace::ArriveAtExchange(WaitId id, std::uint64_t scope, const Exchange
 }
 
 Status Keyspace::CheckExchange(std::uint64_t scope, const ExchangeOp& op, SessionId& rival) const {
-  RESILIENT_RETURN_IF_ERROR(CheckKey(op.key));
+  RESILIENT_RETURN_IF_ERROR(CheckKeySize(op.key));
   const std::string name = "exchange " + op.key;
   if (op.size < 1 || op.size > kWorldSizeMax || op.rank < 0 || op.rank >= op.size) {
     return Status(StatusCode::kInvalidArgument,
