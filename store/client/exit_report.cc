@@ -65,29 +65,6 @@ class OneRequest {
   Reply outcome_;
 };
 
-}  // namespace
-
-Status ReportExit(const ConnectOptions& options, const ExitNotice& notice, const Clock& clock,
-                  Deadline deadline) {
-  Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
-  if (!addresses.ok()) return addresses.status();
-  Result<std::unique_ptr<TokenSource>> tokens = TokenSource::Open(options.token_file, options.job);
-  if (!tokens.ok()) return tokens.status();
-  ExitReportOp report;
-  report.process = ThisProcess();  // Host, boot and pid namespace are the launcher's.
-  report.process.pid = notice.pid;
-  report.process.start_time = notice.start_time;
-  report.rank = notice.rank;
-  report.exit_code = notice.exit_code;
-  report.signal = notice.signal;
-  report.text = notice.text;
-  OneRequest request(MakeHello(options, Role::kAdmin), std::move(*addresses), std::move(*tokens),
-                     clock);
-  return request.Run(std::move(report), deadline).status();
-}
-
-namespace {
-
 Result<Reply> Administer(const ConnectOptions& options, Op op, const Clock& clock,
                          Deadline deadline) {
   Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
@@ -105,6 +82,19 @@ Result<std::int64_t> NumberOf(const Result<Reply>& reply) {
 }
 
 }  // namespace
+
+Status ReportExit(const ConnectOptions& options, const ExitNotice& notice, const Clock& clock,
+                  Deadline deadline) {
+  ExitReportOp report;
+  report.process = ThisProcess();  // Host, boot and pid namespace are the launcher's.
+  report.process.pid = notice.pid;
+  report.process.start_time = notice.start_time;
+  report.rank = notice.rank;
+  report.exit_code = notice.exit_code;
+  report.signal = notice.signal;
+  report.text = notice.text;
+  return Administer(options, std::move(report), clock, deadline).status();
+}
 
 Result<std::int64_t> HoldMembers(const ConnectOptions& options, const MemberSelection& which,
                                  Duration limit, const std::string& reason, const Clock& clock,

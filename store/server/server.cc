@@ -57,6 +57,13 @@ CoreOptions MakeCoreOptions(const ServerOptions& options, const std::string& ser
   return core;
 }
 
+Reply Failure(std::uint64_t seq, Status why) {
+  Reply reply;
+  reply.seq = seq;
+  reply.status = std::move(why);
+  return reply;
+}
+
 std::uint64_t ToMillis(Duration duration) {
   return static_cast<std::uint64_t>(std::chrono::duration_cast<Millis>(duration).count());
 }
@@ -225,12 +232,10 @@ void Server::HandleRequest(Connection& connection, const Frame& frame) {
   if (!request.ok()) return HandleBadRequest(connection, frame, request.status());
   if (const std::string* job = access_.ConfinedTo(connection.id());
       job != nullptr && std::holds_alternative<DrainOp>(request->op)) {
-    Reply reply;
-    reply.seq = frame.seq;
-    reply.status = Status(StatusCode::kAuth, StrCat("the token of job ", *job,
-                                                    " does not open the store as a whole; draining "
-                                                    "it needs a token of every job"));
-    return SendTo({connection.id(), std::move(reply)});
+    const Status confined(StatusCode::kAuth,
+                          StrCat("the token of job ", *job, " does not open the store as a whole;",
+                                 " draining it needs a token of every job"));
+    return SendTo({connection.id(), Failure(frame.seq, confined)});
   }
   if (IsFull(*request)) {
     metrics_.Refused(Refusal::kConnections);
@@ -257,10 +262,7 @@ void Server::HandleRequest(Connection& connection, const Frame& frame) {
 void Server::HandleBadRequest(Connection& connection, const Frame& frame, const Status& why) {
   // A newer client asks for something this build does not have: it can live with the answer.
   if (why.code() == StatusCode::kUnimplemented) {
-    Reply reply;
-    reply.seq = frame.seq;
-    reply.status = why;
-    return SendTo({connection.id(), std::move(reply)});
+    return SendTo({connection.id(), Failure(frame.seq, why)});
   }
   metrics_.Refused(Refusal::kRequest);
   Refuse(connection, frame.seq, why);
@@ -282,10 +284,7 @@ void Server::Refuse(Connection& connection, std::uint64_t seq, const Status& why
 }
 
 void Server::AnswerAndEnd(Connection& connection, std::uint64_t seq, const Status& why) {
-  Reply reply;
-  reply.seq = seq;
-  reply.status = why;
-  connection.Send(EncodeServerMessage(reply));
+  connection.Send(EncodeServerMessage(Failure(seq, why)));
   touched_.insert(connection.id());
   before_hello_.erase(connection.id());
   ending_.insert(connection.id());
