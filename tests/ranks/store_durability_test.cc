@@ -21,6 +21,7 @@
 
 #include "resilient/store/client.h"
 #include "tests/ranks/store_server_support.h"
+#include "tests/support/test_directory.h"
 
 namespace resilient::store {
 namespace {
@@ -30,25 +31,6 @@ using testing::HasSubstr;
 
 constexpr int kExitStorage = 4;
 constexpr int kCrashed = 137;
-
-class DataDirectory {
- public:
-  DataDirectory() {
-    std::string name = testing::TempDir() + "resilient-data-XXXXXX";
-    if (mkdtemp(name.data()) == nullptr) ADD_FAILURE() << "no directory for the test: " << name;
-    path_ = name;
-  }
-  ~DataDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  DataDirectory(const DataDirectory&) = delete;
-  DataDirectory& operator=(const DataDirectory&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 // A server with a data directory that can be killed and started again at the same address.
 class DurableServer {
@@ -96,7 +78,7 @@ std::string GetNow(Client& client, const std::string& key) {
 }
 
 TEST(StoreDurability, KilledServer_ComesBackWithItsKeysAndItsName) {
-  DataDirectory data;
+  TestDirectory data;
   DurableServer server(data.path());
   const std::string id = server->server_id();
   const auto client = ConnectTo(server->address_text());
@@ -113,7 +95,7 @@ TEST(StoreDurability, KilledServer_ComesBackWithItsKeysAndItsName) {
 
 TEST(StoreDurability, EndedServer_HasFlushedAll) {
   for (const char* durability : {"process", "machine"}) {
-    DataDirectory data;
+    TestDirectory data;
     {
       TestServer server({"--data", data.path(), "--durability", durability});
       const auto client = ConnectTo(server.address_text());
@@ -130,7 +112,7 @@ TEST(StoreDurability, EndedServer_HasFlushedAll) {
 }
 
 TEST(StoreDurability, SecondServer_IsToldWhoHoldsTheDirectory) {
-  DataDirectory data;
+  TestDirectory data;
   DurableServer server(data.path());
   const CommandOutcome second = RunCommand({"serve", "--data", data.path()});
   EXPECT_EQ(second.exit_code, kExitStorage);
@@ -194,7 +176,7 @@ TEST(StoreDurability, CrashAtEachPoint_EachOperationTakesEffectOnce) {
   std::uint64_t point = 0;
   while (crashed && point < kPointsMax) {
     SCOPED_TRACE("crash at " + std::to_string(++point));
-    DataDirectory data;
+    TestDirectory data;
     ChildProcess first({RESILIENT_STORE_BINARY, "serve", "--print-address", "--log-level", "off",
                         "--data", data.path(), "--crash-at", std::to_string(point)});
     const auto line = first.ReadLine(In(kPatience));
@@ -234,7 +216,7 @@ TEST(StoreDurability, CrashAtEachPoint_EachOperationTakesEffectOnce) {
 TEST(StoreDurability, KilledUnderLoad_TheSumIsWhatWasAcknowledged) {
   constexpr int kThreads = 4;
   constexpr int kKills = 6;
-  DataDirectory data;
+  TestDirectory data;
   DurableServer server(data.path(), {"--log-level", "off"});
   std::atomic<bool> stop = false;
   std::atomic<std::int64_t> acknowledged = 0;
@@ -272,7 +254,7 @@ TEST(StoreDurability, KilledUnderLoad_TheSumIsWhatWasAcknowledged) {
 
 // A limit of the file's size is a full disk that needs no privileges.
 TEST(StoreDurability, FullDisk_EndsTheServerWithOneLineAndNothingIsLost) {
-  DataDirectory data;
+  TestDirectory data;
   DurableServer server(data.path(), {"--log-level", "off"});
   const auto client = ConnectTo(server->address_text());
   ASSERT_TRUE(client->Set("first", "v", Within(kPatience)).ok());
@@ -352,7 +334,7 @@ class Member {
 };
 
 TEST(StoreDurability, WorldOutlivesTheServer_AndIsFencedAfterwards) {
-  DataDirectory data;
+  TestDirectory data;
   DurableServer server(data.path(), {"--lease-ttl", "2s"});
   Sleeper victim;
   Member survivor(server->address(), ThisProcess());
@@ -387,7 +369,7 @@ TEST(StoreDurability, WorldOutlivesTheServer_AndIsFencedAfterwards) {
 
 // Nobody beats while the server is away, and who does not come back is lost with a full lease.
 TEST(StoreDurability, MemberThatDiedWithTheServer_IsFenced) {
-  DataDirectory data;
+  TestDirectory data;
   DurableServer server(data.path(), {"--lease-ttl", "2s"});
   auto victim = std::make_unique<Sleeper>();
   Member survivor(server->address(), ThisProcess());

@@ -22,6 +22,7 @@
 #include "resilient/store/client.h"
 #include "tests/ranks/http_support.h"
 #include "tests/ranks/store_server_support.h"
+#include "tests/support/test_directory.h"
 
 namespace resilient::store {
 namespace {
@@ -64,18 +65,6 @@ double Await(const TestServer& server, const std::string& name, double wanted) {
     if (value == wanted || testing::Test::HasFailure() || deadline.ExpiredAt(Now())) return value;
   }
 }
-
-class DataDirectory {
- public:
-  DataDirectory()
-      : path_(testing::TempDir() + "operations." + std::to_string(getpid()) + "." +
-              testing::UnitTest::GetInstance()->current_test_info()->name()) {}
-  ~DataDirectory() { std::filesystem::remove_all(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  const std::string path_;
-};
 
 TEST(StoreMetrics, Requests_AreCountedByOperationAndOutcome) {
   TestServer server(kWithMetrics);
@@ -155,7 +144,7 @@ TEST(StoreMetrics, LostMember_IsAnExpiryAndAFence) {
 }
 
 TEST(StoreMetrics, DurableStore_MeasuresItsCommits) {
-  const DataDirectory data;
+  const TestDirectory data;
   std::vector<std::string> arguments = kWithMetrics;
   arguments.insert(arguments.end(), {"--data", data.path()});
   {
@@ -329,7 +318,7 @@ TEST(StoreNotify, WatchdogOfAnotherProcessAndUnusableSockets_AreLeftAlone) {
 TEST(StoreDrain, EndedServer_LosesNoOperationAndAppliesNoneTwice) {
   constexpr int kClients = 4;
   constexpr int kEnds = 4;
-  const DataDirectory data;
+  const TestDirectory data;
   const std::vector<std::string> durable = {"--data", data.path()};
   const auto serve = [&](const std::string& listen) {
     std::vector<std::string> arguments = {"--listen", listen};
@@ -385,7 +374,7 @@ TEST(StoreDrain, EndedServer_LosesNoOperationAndAppliesNoneTwice) {
 }
 
 TEST(StoreDrain, PeerThatDoesNotReadOrGo_DoesNotHoldTheEnd) {
-  const DataDirectory data;
+  const TestDirectory data;
   TestServer server({"--data", data.path()});
   const auto stays = Greeted(server);
   const auto other = Greeted(server);

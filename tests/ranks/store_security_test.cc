@@ -25,6 +25,7 @@
 #include "store/core/handshake.h"
 #include "tests/ranks/store_client_proxy.h"
 #include "tests/ranks/store_server_support.h"
+#include "tests/support/test_directory.h"
 
 namespace resilient::store {
 namespace {
@@ -39,21 +40,12 @@ constexpr char kStranger[] = "token-of-a-stranger-0123456789";
 
 class StoreSecurity : public ::testing::Test {
  protected:
-  StoreSecurity() {
-    std::string name = testing::TempDir() + "resilient-tokens-XXXXXX";
-    if (mkdtemp(name.data()) == nullptr) ADD_FAILURE() << "no directory for the test: " << name;
-    folder_ = name;
-    SetLogLevel(LogLevel::kError);
-  }
-  ~StoreSecurity() override {
-    SetLogLevel(LogLevel::kWarn);
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
+  StoreSecurity() { SetLogLevel(LogLevel::kError); }
+  ~StoreSecurity() override { SetLogLevel(LogLevel::kWarn); }
 
   // The path of a file with this text, replaced as a whole.
   std::string File(const std::string& name, const std::string& text) {
-    const std::string path = folder_ + "/" + name;
+    const std::string path = folder_ / name;
     std::ofstream(path + ".new") << text;
     chmod((path + ".new").c_str(), 0600);
     std::filesystem::rename(path + ".new", path);
@@ -100,7 +92,7 @@ class StoreSecurity : public ::testing::Test {
   }
 
   SystemClock clock_;
-  std::string folder_;
+  const TestDirectory folder_;
 };
 
 TEST_F(StoreSecurity, RightToken_OpensAllAndIsNeverOnTheWire) {
@@ -217,17 +209,17 @@ TEST_F(StoreSecurity, ChangedFile_CountsByItselfAndAdmittedOnesStay) {
   // As Kubernetes mounts a secret: a link to a link that is swapped.
   namespace fs = std::filesystem;
   for (const auto& [version, token] : {std::pair("1", kToken), std::pair("2", kStranger)}) {
-    fs::create_directory(folder_ + "/" + version);
+    fs::create_directory(folder_ / version);
     File(std::string(version) + "/token", token);
   }
-  fs::create_directory_symlink("1", folder_ + "/data");
-  fs::create_symlink("data/token", folder_ + "/token");
-  TestServer server({"--token-file", folder_ + "/token"});
+  fs::create_directory_symlink("1", folder_ / "data");
+  fs::create_symlink("data/token", folder_ / "token");
+  TestServer server({"--token-file", folder_ / "token"});
   auto admitted = ConnectWith(server.address_text(), kToken);
   ASSERT_TRUE(admitted.ok()) << admitted.status().ToString();
   EXPECT_FALSE(Admits(server, kStranger));
-  fs::create_directory_symlink("2", folder_ + "/data.new");
-  fs::rename(folder_ + "/data.new", folder_ + "/data");
+  fs::create_directory_symlink("2", folder_ / "data.new");
+  fs::rename(folder_ / "data.new", folder_ / "data");
   EXPECT_TRUE(Until([&] { return Admits(server, kStranger); }));
   EXPECT_FALSE(Admits(server, kToken));
   EXPECT_TRUE((*admitted)->Set("key", "value", Patient()).ok());
@@ -272,7 +264,7 @@ TEST_F(StoreSecurity, Wildcard_OnlyWithAToken) {
 
 TEST_F(StoreSecurity, BadTokenFile_EndsServeWithTwo) {
   const CommandOutcome missing =
-      RunCommand({"serve", "--token-file", folder_ + "/none", "--listen", "127.0.0.1:0"});
+      RunCommand({"serve", "--token-file", folder_ / "none", "--listen", "127.0.0.1:0"});
   EXPECT_EQ(missing.exit_code, 2);
   EXPECT_THAT(missing.errors, HasSubstr("No such file"));
   const CommandOutcome broken =

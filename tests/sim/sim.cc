@@ -243,18 +243,7 @@ void Sim::Crash(Process& process) {
     report.process = process.control->core.hello().process;
     report.rank = process.rank;
     report.signal = 9;
-    After(Between(0, 150), [this, report] {
-      const ConnectionId id = ++last_connection_;
-      ToServer([this, id, report](Effects& effects) {
-        Hello hello;
-        hello.job = "sim";
-        hello.role = Role::kAdmin;
-        core_->OnConnect(id, now_);
-        core_->OnRequest(id, Request{.op = hello}, now_, effects);
-        core_->OnRequest(id, Request{.seq = 1, .op = report}, now_, effects);
-        core_->OnDisconnect(id, now_, effects);
-      });
-    });
+    After(Between(0, 150), [this, report] { AskAsAdmin(report); });
   }
   After(Between(100, 1500), [this, rank = process.rank] { Spawn(rank); });
 }

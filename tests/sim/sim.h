@@ -154,6 +154,8 @@ class Sim {
   void OnChange(Process& process, const KeyChange& change);
   void CheckRevision(const std::string& key, std::int64_t number, std::uint64_t revision);
   void CheckWatches();
+  // A connection of its own, as an operator's command makes it.
+  void AskAsAdmin(Op op);
   void HoldSomebody(const Process& process);
   void NoteHolds(const std::string& line, bool kept);
 

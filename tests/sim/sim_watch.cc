@@ -107,23 +107,24 @@ void Sim::CheckWatches() {
 
 // ---- Holds ----
 
+void Sim::AskAsAdmin(Op op) {
+  const ConnectionId id = ++last_connection_;
+  ToServer([this, id, op = std::move(op)](Effects& effects) {
+    Hello hello;
+    hello.job = "sim";
+    hello.role = Role::kAdmin;
+    core_->OnConnect(id, now_);
+    core_->OnRequest(id, Request{.op = hello}, now_, effects);
+    core_->OnRequest(id, Request{.seq = 1, .op = op}, now_, effects);
+    core_->OnDisconnect(id, now_, effects);
+  });
+}
+
 void Sim::HoldSomebody(const Process& process) {
   const auto for_ms = static_cast<std::uint64_t>(Between(500, 5000) / Millis(1));
-  const auto ask = [this](Op op) {
-    const ConnectionId id = ++last_connection_;
-    ToServer([this, id, op = std::move(op)](Effects& effects) {
-      Hello hello;
-      hello.job = "sim";
-      hello.role = Role::kAdmin;
-      core_->OnConnect(id, now_);
-      core_->OnRequest(id, Request{.op = hello}, now_, effects);
-      core_->OnRequest(id, Request{.seq = 1, .op = op}, now_, effects);
-      core_->OnDisconnect(id, now_, effects);
-    });
-  };
-  ask(HoldOp{process.rank, "", for_ms, "a test"});
-  if (Chance(50))
-    After(Between(100, 3000), [ask, rank = process.rank] { ask(ReleaseOp{rank, ""}); });
+  AskAsAdmin(HoldOp{process.rank, "", for_ms, "a test"});
+  if (!Chance(50)) return;
+  After(Between(100, 3000), [this, rank = process.rank] { AskAsAdmin(ReleaseOp{rank, ""}); });
 }
 
 // A hold counts from when it is kept, its end from when it is decided; what was decided before the

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -14,33 +13,12 @@
 #include <gtest/gtest.h>
 
 #include "store/server/engine.h"
+#include "tests/support/test_directory.h"
 
 // What the tests of the engine share.
 namespace resilient::store {
 
 using Rows = std::map<std::string, std::string>;
-
-// An empty directory of its own for each test, removed at its end.
-class TestDirectory {
- public:
-  TestDirectory() {
-    std::string name = testing::TempDir() + "resilient-engine-XXXXXX";
-    if (mkdtemp(name.data()) == nullptr) ADD_FAILURE() << "no directory for the test: " << name;
-    path_ = name;
-  }
-  ~TestDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TestDirectory(const TestDirectory&) = delete;
-  TestDirectory& operator=(const TestDirectory&) = delete;
-
-  const std::string& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 inline std::unique_ptr<Engine> MustOpen(const std::string& directory,
                                         Durability durability = Durability::kProcess) {
