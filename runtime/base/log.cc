@@ -51,41 +51,6 @@ void AppendEscaped(std::string_view text, bool quotes, std::string* out) {
   }
 }
 
-// Text that begins "event=join job=train ...: " becomes members of the JSON object: a value ends at
-// a blank unless it is quoted. Returns what follows; text of another shape is left as it is.
-std::string_view AppendFields(std::string_view text, std::string* line) {
-  const std::string_view whole = text;
-  std::string members;
-  if (!text.starts_with("event=")) return whole;
-  while (true) {
-    const std::size_t equals = text.find('=');
-    if (equals == std::string_view::npos) return whole;
-    const std::string_view name = text.substr(0, equals);
-    if (name.find(' ') != std::string_view::npos) return whole;
-    text.remove_prefix(equals + 1);
-    const bool quoted = text.starts_with('"');
-    if (quoted) text.remove_prefix(1);
-    const std::size_t end = quoted ? text.find('"') : text.find(' ');
-    if (end == std::string_view::npos) return whole;
-    std::string_view value = text.substr(0, end);
-    text.remove_prefix(end + (quoted ? 1 : 0));
-    // The last one ends with the colon before the text, which a value may have inside as well.
-    const bool last = quoted ? text.starts_with(": ") : value.ends_with(':');
-    if (last && !quoted) value.remove_suffix(1);
-    members += ", \"";
-    AppendEscaped(name, true, &members);
-    members += "\": \"";
-    AppendEscaped(value, true, &members);
-    members += '"';
-    if (last) {
-      *line += members;
-      return text.substr(quoted ? 2 : 1);
-    }
-    if (!text.starts_with(' ')) return whole;
-    text.remove_prefix(1);
-  }
-}
-
 // By hand, in UTC: the C library's conversions take a lock that a fork may leave held.
 std::string TimeOfDay(double wall_seconds) {
   const auto millis = static_cast<std::int64_t>(std::floor(wall_seconds * 1000));
@@ -97,24 +62,31 @@ std::string TimeOfDay(double wall_seconds) {
   return text;
 }
 
-std::string Format(LogLevel level, std::string_view text) {
-  const double now = SystemClock().WallSeconds();
+void AppendMember(std::string_view name, std::string_view value, std::string* line) {
+  *line += StrCat(", \"", name, "\": \"");
+  AppendEscaped(value, true, line);
+  *line += '"';
+}
+
+std::string FormatJson(LogLevel level, const LogRecord& record) {
+  char seconds[40];
+  std::snprintf(seconds, sizeof seconds, "%.3f", SystemClock().WallSeconds());
+  std::string line = StrCat("{\"time\": ", seconds);
+  AppendMember("level", EntryOf(level).name, &line);
   const std::string* tag = current_tag.load(std::memory_order_acquire);
-  std::string line;
-  if (json_lines.load(std::memory_order_relaxed)) {
-    char seconds[40];
-    std::snprintf(seconds, sizeof seconds, "%.3f", now);
-    line =
-        StrCat("{\"time\": ", seconds, ", \"level\": \"", EntryOf(level).name, "\", \"tag\": \"");
-    if (tag != nullptr) AppendEscaped(*tag, true, &line);
-    line += '"';
-    const std::string_view rest = AppendFields(text, &line);
-    line += ", \"text\": \"";
-    AppendEscaped(rest, true, &line);
-    line += "\"}\n";
-    return line;
+  AppendMember("tag", tag != nullptr ? *tag : "", &line);
+  if (!record.event.empty()) AppendMember("event", record.event, &line);
+  for (const auto& [name, value] : record.fields) {
+    if (!value.empty()) AppendMember(name, ShownValue(value), &line);
   }
-  line = StrCat("[resilient] ", TimeOfDay(now), " ", EntryOf(level).letter, " ");
+  AppendMember("text", record.text, &line);
+  return line + "}\n";
+}
+
+std::string FormatText(LogLevel level, std::string_view text) {
+  std::string line = StrCat("[resilient] ", TimeOfDay(SystemClock().WallSeconds()), " ",
+                            EntryOf(level).letter, " ");
+  const std::string* tag = current_tag.load(std::memory_order_acquire);
   if (tag != nullptr && !tag->empty()) {
     AppendEscaped(*tag, false, &line);
     line += ": ";
@@ -122,6 +94,17 @@ std::string Format(LogLevel level, std::string_view text) {
   AppendEscaped(text, false, &line);
   line += '\n';
   return line;
+}
+
+void WriteLine(std::string_view line) {
+  while (!line.empty()) {
+    const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+    if (written > 0) {
+      line.remove_prefix(static_cast<std::size_t>(written));
+    } else if (written == 0 || errno != EINTR) {
+      return;  // Nowhere left to say it.
+    }
+  }
 }
 
 }  // namespace
@@ -145,16 +128,14 @@ bool LogEnabled(LogLevel level) {
 }
 
 void LogLine(LogLevel level, std::string_view text) {
-  const std::string line = Format(level, text);
-  std::string_view rest = line;
-  while (!rest.empty()) {
-    const ssize_t written = write(STDERR_FILENO, rest.data(), rest.size());
-    if (written > 0) {
-      rest.remove_prefix(static_cast<std::size_t>(written));
-    } else if (written == 0 || errno != EINTR) {
-      return;  // Nowhere left to say it.
-    }
-  }
+  const bool json = json_lines.load(std::memory_order_relaxed);
+  WriteLine(json ? FormatJson(level, {.event = {}, .fields = {}, .text = std::string(text)})
+                 : FormatText(level, text));
+}
+
+void LogLine(LogLevel level, const LogRecord& record) {
+  const bool json = json_lines.load(std::memory_order_relaxed);
+  WriteLine(json ? FormatJson(level, record) : FormatText(level, ToText(record)));
 }
 
 bool ParseLogLevel(std::string_view name, LogLevel* level) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "runtime/base/check.h"
-#include "store/core/audit.h"
 
 namespace resilient::store {
 namespace {
@@ -44,11 +43,11 @@ Status Membership::Ready(SessionId session, std::uint64_t generation, Moment mom
   if (++world->ready < world->seats.size()) return {};
   world->phase = Phase::kRunning;
   Changed(*world);
-  effects.log.push_back(AuditLine("running",
+  effects.log.push_back(LogRecord{"running",
                                   {{"job", job_},
                                    {"generation", std::to_string(generation)},
                                    {"ranks", std::to_string(world->size())}},
-                                  "every member is ready"));
+                                  "every member is ready"});
   for (const Seat& member : world->seats) {
     effects.Tell(member.session, RunningEvent{generation});
   }
@@ -70,7 +69,7 @@ Status Membership::Leave(SessionId session, Moment moment, MembershipEffects& ef
   ChangedJob();
   effects.released.push_back(session);
   effects.lost.push_back({session, who->out});
-  effects.log.push_back(Audit("leave", *who, "has left"));
+  effects.log.push_back(Record("leave", *who, "has left"));
   World* world = WorldOf(*who);
   if (before == State::kSeated && world) LeaveSeat(*world, *who, moment, effects);
   ReplaceClaimants(*who);
@@ -293,7 +292,7 @@ void Membership::LoseLeaver(Participant& who, const ExitReportOp& report, Moment
   seat.vacant_since = moment.now;
   Changed(*world, seat);
   const Status cause = LossOf(who, HowItEnded(report), moment);
-  effects.log.push_back(Audit("lost", who, cause.message()));
+  effects.log.push_back(Record("lost", who, cause.message()));
   if (world->phase == Phase::kBuilding || world->phase == Phase::kRunning) {
     FenceWorld(*world, cause, moment, effects);
   } else {
@@ -316,7 +315,7 @@ void Membership::Lose(Participant& who, const Status& cause, Moment moment,
   effects.released.push_back(who.session);
   effects.lost.push_back({who.session, who.out});
   effects.Tell(who.session, SessionLostEvent{who.out});
-  effects.log.push_back(Audit(event, who, cause.message()));
+  effects.log.push_back(Record(event, who, cause.message()));
   ReplaceClaimants(who);
   World* world = WorldOf(who);
   if (before != State::kSeated || !world) return;
@@ -478,17 +477,17 @@ Claimant Membership::ClaimantOf(const Participant& who) {
   return {who.request.rank, who.hello.process};
 }
 
-std::string Membership::Audit(std::string_view event, const Participant& who,
-                              std::string_view text) const {
+LogRecord Membership::Record(std::string_view event, const Participant& who,
+                             std::string text) const {
   const ProcessIdentity& process = who.hello.process;
-  return AuditLine(event,
-                   {{"job", job_},
-                    {"rank", std::to_string(who.request.rank)},
-                    {"host", process.host},
-                    {"pid", std::to_string(process.pid)},
-                    {"incarnation", who.hello.incarnation},
-                    {"generation", std::to_string(generation_)}},
-                   text);
+  return {event,
+          {{"job", job_},
+           {"rank", std::to_string(who.request.rank)},
+           {"host", process.host},
+           {"pid", std::to_string(process.pid)},
+           {"incarnation", who.hello.incarnation},
+           {"generation", std::to_string(generation_)}},
+          std::move(text)};
 }
 
 bool Membership::AnyoneSeated() const {

@@ -15,6 +15,7 @@
 #include <resilient/rendezvous.h>
 #include <resilient/status.h>
 
+#include "runtime/base/log_record.h"
 #include "runtime/base/random.h"
 #include "store/core/causes.h"
 #include "store/core/journal.h"
@@ -58,7 +59,7 @@ struct MembershipEffects {
   std::vector<StatusCode> fenced;  // The first causes of the generations that ended.
   bool new_life = false;           // All keys of the job are dropped.
   bool stop_listening = false;
-  std::vector<std::string> log;
+  std::vector<LogRecord> log;
 
   void Tell(SessionId session, Event event);
 };
@@ -219,8 +220,8 @@ class Membership {
   const World* WorldOf(const Participant& who) const;
   static Seat& SeatOf(World& world, const Participant& who);
   static Claimant ClaimantOf(const Participant& who);
-  // A line of the log about `who`, for machines and for people.
-  std::string Audit(std::string_view event, const Participant& who, std::string_view text) const;
+  // For the log, about `who`.
+  LogRecord Record(std::string_view event, const Participant& who, std::string text) const;
   bool AnyoneSeated() const;
   void Arm(Instant when, TimerKind kind, std::uint64_t id);
 

@@ -98,6 +98,7 @@ void Membership::EndDueHolds(Moment moment, MembershipEffects& effects) {
 // Each member hears of it once, however many are meant.
 void Membership::TellHolds(const std::vector<Participant*>& which, HeldEvent event,
                            const std::string& text, MembershipEffects& effects) {
+  const std::string_view name = event.held ? "hold" : "hold_end";
   if (which.size() == 1) {
     event.rank = which.front()->request.rank;
     event.host = which.front()->hello.process.host;
@@ -105,11 +106,12 @@ void Membership::TellHolds(const std::vector<Participant*>& which, HeldEvent eve
   }
   if (which.size() <= kHoldsLogged) {
     for (const Participant* who : which) {
-      effects.log.push_back("job " + job_ + ": " + Name(ClaimantOf(*who)) + " is " + text);
+      effects.log.push_back(Record(name, *who, Name(ClaimantOf(*who)) + " is " + text));
     }
   } else {
-    effects.log.push_back("job " + job_ + ": " + std::to_string(which.size()) + " members are " +
-                          text);
+    effects.log.push_back(LogRecord{name,
+                                    {{"job", job_}, {"members", std::to_string(which.size())}},
+                                    std::to_string(which.size()) + " members are " + text});
   }
   for (const auto& [session, who] : participants_) {
     if (who.Active()) effects.Tell(session, event);

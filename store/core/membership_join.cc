@@ -172,8 +172,9 @@ void Membership::WaitForHolder(World& world, Participant& who, SessionId holder,
   who.wanted_size = world.size();
   Changed(who);
   other->claimants.push_back(who.session);
-  effects.log.push_back("job " + job_ + ": " + Name(ClaimantOf(who)) + " joins while " +
-                        Name(ClaimantOf(*other)) + " holds a seat; asking whether it is alive");
+  effects.log.push_back(Record("claim", who,
+                               Name(ClaimantOf(who)) + " joins while " + Name(ClaimantOf(*other)) +
+                                   " holds a seat; asking whether it is alive"));
   Ping(*other, moment, effects);
 }
 
@@ -243,10 +244,10 @@ void Membership::TakeSeat(World& world, Participant& who, Moment moment,
   ++world.live;
   ++world.joined;
   Lengthen(world, who);
-  effects.log.push_back(Audit("join", who,
-                              "joined round " + std::to_string(world.round) + " (" +
-                                  std::to_string(world.joined) + " of " +
-                                  std::to_string(world.size()) + ")"));
+  effects.log.push_back(Record("join", who,
+                               "joined round " + std::to_string(world.round) + " (" +
+                                   std::to_string(world.joined) + " of " +
+                                   std::to_string(world.size()) + ")"));
   BuildIfComplete(world, effects);
   RefuseIfDue(world, moment, effects);
 }
@@ -257,7 +258,7 @@ void Membership::Refuse(Participant& who, Status why, MembershipEffects& effects
   who.out = std::move(why);
   Changed(who);
   effects.Tell(who.session, JoinRefusedEvent{who.out});
-  effects.log.push_back(Audit("refused", who, "its join: " + who.out.ToString()));
+  effects.log.push_back(Record("refused", who, "its join: " + who.out.ToString()));
 }
 
 World& Membership::NewWorld(const Participant& who, Moment moment, MembershipEffects& effects) {
@@ -267,7 +268,8 @@ World& Membership::NewWorld(const Participant& who, Moment moment, MembershipEff
     effects.new_life = life_ > 0;
     ++life_;
     rounds_ = 0;
-    effects.log.push_back("job " + job_ + ": life " + std::to_string(life_) + " begins");
+    effects.log.push_back(LogRecord{
+        "life", {{"job", job_}, {"life", std::to_string(life_)}}, "a life of the job begins"});
   }
   World& world = worlds_[++rounds_];
   world.round = rounds_;

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "runtime/base/check.h"
-#include "store/core/audit.h"
 #include "store/core/json.h"
 #include "store/core/membership.h"
 
@@ -60,12 +59,12 @@ void Membership::FenceWorld(World& world, const Status& cause, Moment moment,
   Changed(world);
   effects.ended.push_back({world.round, cause, false});
   effects.fenced.push_back(cause.code());
-  effects.log.push_back(AuditLine("fence",
+  effects.log.push_back(LogRecord{"fence",
                                   {{"job", job_},
                                    {"round", std::to_string(world.round)},
                                    {"generation", std::to_string(ended)},
                                    {"code", std::string(CodeName(cause.code()))}},
-                                  cause.message()));
+                                  cause.message()});
   for (const Seat& seat : world.seats) {
     if (seat.Live()) effects.Tell(seat.session, Fence{ended, cause});
   }
@@ -91,9 +90,9 @@ void Membership::RefuseWorld(World& world, Moment moment, MembershipEffects& eff
     world.phase = Phase::kRefused;
     Changed(world);
     effects.ended.push_back({world.round, world.first_cause, false});
-    effects.log.push_back(
-        "job " + job_ + ": round " + std::to_string(world.round) +
-        " is refused, a lost seat was not filled: " + world.first_cause.message());
+    effects.log.push_back(LogRecord{"round_refused",
+                                    {{"job", job_}, {"round", std::to_string(world.round)}},
+                                    "a lost seat was not filled: " + world.first_cause.message()});
     for (const Seat& seat : world.seats) {
       if (seat.state != SeatState::kJoined) continue;
       effects.Tell(seat.session, JoinRefusedEvent{world.first_cause});
@@ -121,7 +120,11 @@ void Membership::EndIfDeserted(std::uint64_t round, const Status& why, Membershi
 
 void Membership::EndWorld(std::uint64_t round, const Status& why, MembershipEffects& effects) {
   effects.ended.push_back({round, why, true});
-  effects.log.push_back("job " + job_ + ": round " + std::to_string(round) + " has ended");
+  effects.log.push_back(LogRecord{"round_end",
+                                  {{"job", job_},
+                                   {"round", std::to_string(round)},
+                                   {"code", std::string(CodeName(why.code()))}},
+                                  "the world of this round has ended"});
   Gone(worlds_.at(round));
   worlds_.erase(round);
 }

@@ -37,7 +37,7 @@ Status ServerCore::Impl::Drain(const Exchange& exchange, bool force, Effects& ef
   for (const ConnectionId connection : sessions_.ControlConnections()) {
     effects.send.push_back({connection, Event(DrainingEvent{why})});
   }
-  effects.log.push_back("store " + server_id_ + " is " + why);
+  effects.log.push_back(LogRecord{"drain", {{"server", server_id_}}, why});
   effects.drain = true;
   return {};
 }

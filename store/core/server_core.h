@@ -10,6 +10,7 @@
 #include <resilient/clock.h>
 #include <resilient/status.h>
 
+#include "runtime/base/log_record.h"
 #include "store/core/counters.h"
 #include "store/core/journal.h"
 #include "store/core/limits.h"
@@ -52,7 +53,7 @@ struct Effects {
   std::vector<WatchProcess>
       watch;  // Watch by pidfd if boot id, pid namespace and start time are this host's.
   std::vector<std::uint64_t> unwatch;
-  std::vector<std::string> log;   // One line each, level info: join, expiry, fence, refusal.
+  std::vector<LogRecord> log;     // Level info: join, expiry, fence, refusal.
   bool drain = false;             // The server is to end, as an admin asked for.
   bool stop_listening = false;    // The seat that hosts the store has left its last world.
   bool last_member_left = false;  // An auto-spawned server ends now.

@@ -146,10 +146,6 @@ Status ServerCore::Impl::FinishRestore(Instant now, Effects& effects) {
   // The word of it may not have been said.
   effects.last_member_left = lived && ended_well && leases_.size() == 0;
   ++epoch_;
-  effects.log.push_back("store " + server_id_ + ": start " + std::to_string(epoch_) + " with " +
-                        std::to_string(jobs_.size()) + " jobs, " +
-                        std::to_string(sessions_.sessions()) + " sessions and " +
-                        std::to_string(leases_.size()) + " live members");
   return {};
 }
 

@@ -1,5 +1,7 @@
 #include "store/core/storage.h"
 
+#include "runtime/base/printable.h"
+
 namespace resilient::store {
 namespace {
 
@@ -177,16 +179,7 @@ std::optional<RowName> ParseRowName(std::string_view row) {
 
 std::string PrintableRow(std::string_view row) {
   constexpr std::size_t kShownAtMost = 200;
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text;
-  for (const char c : row.substr(0, kShownAtMost)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7f && c != '\\') {
-      text += c;
-    } else {
-      text += std::string("\\x") + kDigits[byte >> 4] + kDigits[byte & 15];
-    }
-  }
+  const std::string text = Printable(row.substr(0, kShownAtMost));
   return row.size() > kShownAtMost ? text + "..." : text;
 }
 

@@ -5,7 +5,6 @@
 
 #include "runtime/base/file.h"
 #include "runtime/base/log.h"
-#include "store/core/audit.h"
 
 namespace resilient::store {
 
@@ -54,17 +53,16 @@ void Access::Reload() {
   if (!tokens.ok()) {
     if (reload_trouble_ == tokens.status().message()) return;
     reload_trouble_ = tokens.status().message();
-    RESILIENT_LOG(kError, AuditLine("tokens", {{"file", token_file_}},
-                                    reload_trouble_ + " (the tokens that were read before hold)"));
+    RESILIENT_LOG_RECORD(kError, "tokens", {{"file", token_file_}},
+                         reload_trouble_ + " (the tokens that were read before hold)");
     return;
   }
   reload_trouble_.clear();
   if (*tokens == *tokens_) return;
   tokens_ = std::move(*tokens);
-  RESILIENT_LOG(
-      kInfo,
-      AuditLine("tokens", {{"file", token_file_}, {"count", std::to_string(tokens_->size())}},
-                "read anew; connections that were admitted stay"));
+  RESILIENT_LOG_RECORD(kInfo, "tokens",
+                       {{"file", token_file_}, {"count", std::to_string(tokens_->size())}},
+                       "read anew; connections that were admitted stay");
 }
 
 ServerHandshake::Step Access::OnFrame(ConnectionId id, std::string_view peer, Frame frame) {
@@ -103,15 +101,14 @@ void Access::LogRefusal(std::string_view peer, const std::optional<Hello>& claim
                                     ? "not the protocol of the handshake"
                                 : tokens_ ? "no token, or a wrong one"
                                           : "it asks for a proof, and this store has no token";
-  RESILIENT_LOG(kWarn,
-                AuditLine("refused",
-                          {{"peer", std::string(peer)},
-                           {"says_host", says.process.host},
-                           {"says_pid", claimed ? std::to_string(says.process.pid) : std::string()},
-                           {"says_job", says.job},
-                           {"code", std::string(CodeName(why.code()))},
-                           {"untold", untold == 0 ? std::string() : std::to_string(untold)}},
-                          text));
+  RESILIENT_LOG_RECORD(kWarn, "refused",
+                       {{"peer", std::string(peer)},
+                        {"says_host", says.process.host},
+                        {"says_pid", claimed ? std::to_string(says.process.pid) : std::string()},
+                        {"says_job", says.job},
+                        {"code", std::string(CodeName(why.code()))},
+                        {"untold", untold == 0 ? std::string() : std::to_string(untold)}},
+                       std::string(text));
 }
 
 }  // namespace resilient::store

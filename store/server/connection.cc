@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "runtime/base/log.h"
-#include "store/core/audit.h"
 
 namespace resilient::store {
 
@@ -101,13 +100,13 @@ void Connection::SetHello(const Hello& hello) {
   name_ = StrCat("host ", hello.process.host, ", pid ", hello.process.pid, " (", name_, ")");
 }
 
-std::string Connection::Audit(std::string_view event, std::string_view text) const {
-  return AuditLine(event,
-                   {{"job", job_},
-                    {"host", host_},
-                    {"pid", pid_ == 0 ? std::string() : std::to_string(pid_)},
-                    {"peer", peer_}},
-                   text);
+LogRecord Connection::Record(std::string_view event, std::string text) const {
+  return {event,
+          {{"job", job_},
+           {"host", host_},
+           {"pid", pid_ == 0 ? std::string() : std::to_string(pid_)},
+           {"peer", peer_}},
+          std::move(text)};
 }
 
 int& Connection::TakenInTurn(std::uint64_t turn) {

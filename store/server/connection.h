@@ -79,7 +79,7 @@ class Connection {
   // "127.0.0.1:4711", after Hello "host a, pid 7 (127.0.0.1:4711)".
   const std::string& name() const { return name_; }
   // A line of the log about the peer, for machines and for people.
-  std::string Audit(std::string_view event, std::string_view text) const;
+  LogRecord Record(std::string_view event, std::string text) const;
 
   // How many requests the loop's turn number `turn` has already taken from this connection.
   int& TakenInTurn(std::uint64_t turn);

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/base/log.h"
+#include "runtime/base/printable.h"
 #include "store/server/command_support.h"
 
 // The commands about the keys of a job.
@@ -46,25 +47,6 @@ struct WatchArguments : ClientArguments {
   bool json = false;
 };
 
-// Bytes that do not print as \xNN, a backslash as two: so one line holds any key or value, and JSON
-// any bytes.
-std::string Escaped(const std::string& bytes) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  text.reserve(bytes.size());
-  for (const char c : bytes) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '\\') {
-      text += "\\\\";
-    } else if (byte >= 0x20 && byte < 0x7f) {
-      text += c;
-    } else {
-      text += std::string("\\x") + kDigits[byte >> 4] + kDigits[byte & 15];
-    }
-  }
-  return text;
-}
-
 // False when nobody reads any more.
 bool Print(const std::string& text) {
   return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() &&
@@ -77,8 +59,8 @@ int RunGet(const KeyArguments& arguments, const CliContext& context) {
     if (!value.ok()) return value.status();
     // Without --json the bytes alone, so that a value can be piped on.
     Print(!arguments.json ? *value
-                          : json{{"key", Escaped(arguments.key)},
-                                 {"value", Escaped(*value)},
+                          : json{{"key", Printable(arguments.key)},
+                                 {"value", Printable(*value)},
                                  {"bytes", value->size()}}
                                     .dump() +
                                 "\n");
@@ -90,7 +72,8 @@ int RunSet(const KeyArguments& arguments, const CliContext& context) {
   return WithClient(arguments, context, {}, [&](Client& client, const Client::Call& call) {
     RESILIENT_RETURN_IF_ERROR(client.Set(arguments.key, arguments.value, call));
     if (arguments.json) {
-      Print(json{{"key", Escaped(arguments.key)}, {"bytes", arguments.value.size()}}.dump() + "\n");
+      Print(json{{"key", Printable(arguments.key)}, {"bytes", arguments.value.size()}}.dump() +
+            "\n");
     }
     return Status::Ok();
   });
@@ -109,9 +92,9 @@ int RunKeys(const ListArguments& arguments, const CliContext& context) {
     std::string lines;
     for (auto key = begin; key != begin + static_cast<std::ptrdiff_t>(shown); ++key) {
       if (arguments.json) {
-        list.push_back(Escaped(*key));
+        list.push_back(Printable(*key));
       } else {
-        lines += Escaped(*key) + "\n";
+        lines += Printable(*key) + "\n";
       }
     }
     const bool more = shown < rest;
@@ -128,18 +111,18 @@ int RunKeys(const ListArguments& arguments, const CliContext& context) {
 std::string ChangeLine(const KeyChange& change, const WatchBatch& batch, bool as_json) {
   const std::uint64_t revision = batch.snapshot ? batch.revision : change.revision;
   if (as_json) {
-    json line = {{"revision", revision}, {"key", Escaped(change.key)}};
+    json line = {{"revision", revision}, {"key", Printable(change.key)}};
     if (batch.snapshot) line["snapshot"] = true;
     if (change.value) {
-      line["value"] = Escaped(*change.value);
+      line["value"] = Printable(*change.value);
     } else {
       line["deleted"] = true;
     }
     return line.dump() + "\n";
   }
-  if (!change.value) return StrCat(revision, " deleted ", Escaped(change.key), "\n");
-  return StrCat(revision, batch.snapshot ? " is " : " set ", Escaped(change.key), " ",
-                Escaped(*change.value), "\n");
+  if (!change.value) return StrCat(revision, " deleted ", Printable(change.key), "\n");
+  return StrCat(revision, batch.snapshot ? " is " : " set ", Printable(change.key), " ",
+                Printable(*change.value), "\n");
 }
 
 std::string SnapshotLine(const WatchBatch& batch, bool as_json) {

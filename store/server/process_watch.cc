@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "runtime/base/log.h"
-#include "store/core/audit.h"
 
 namespace resilient::store {
 namespace {
@@ -41,10 +40,10 @@ void ProcessWatch::Add(std::uint64_t watch, const ProcessIdentity& process) {
       return;
     case Look::kCannot:
       if (!complained_) {
-        RESILIENT_LOG(kWarn, AuditLine("unwatched", {{"pid", std::to_string(process.pid)}},
-                                       StrCat("cannot watch pid ", process.pid,
-                                              " of this host (pidfd: ", std::strerror(errno),
-                                              "); its lease decides, as for other hosts")));
+        RESILIENT_LOG_RECORD(
+            kWarn, "unwatched", {{"pid", std::to_string(process.pid)}},
+            StrCat("cannot watch pid ", process.pid, " of this host (pidfd: ", std::strerror(errno),
+                   "); its lease decides, as for other hosts"));
       }
       complained_ = true;
       return;

@@ -14,7 +14,6 @@
 
 #include "runtime/base/log.h"
 #include "runtime/net/socket.h"
-#include "store/core/audit.h"
 #include "store/server/cli.h"
 #include "store/server/crash_points.h"
 #include "store/server/engine.h"
@@ -196,12 +195,10 @@ int Serve(const ServeArguments& arguments, const CliContext& context, pid_t pare
   const std::string address = FormatHostPort(server.address());
   const std::string_view admission =
       options.token_file.empty() ? "; whoever reaches it is admitted, no token is asked for" : "";
-  RESILIENT_LOG(
-      kInfo,
-      AuditLine(
-          "listen",
-          {{"address", address}, {"server", server.server_id()}, {"tokens", options.token_file}},
-          StrCat("listens on ", address, ", server ", server.server_id(), admission)));
+  RESILIENT_LOG_RECORD(
+      kInfo, "listen",
+      {{"address", address}, {"server", server.server_id()}, {"tokens", options.token_file}},
+      StrCat("listens on ", address, ", server ", server.server_id(), admission));
   const int told = TellAddress(arguments, server);
   if (told != kExitOk) server.Shutdown("its address could not be told");
   loop.Run();

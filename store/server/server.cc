@@ -12,7 +12,6 @@
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
-#include "store/core/audit.h"
 #include "store/core/codec.h"
 
 namespace resilient::store {
@@ -141,11 +140,11 @@ Status Server::Start() {
   access_.Watch();
   Perform(restored_);
   if (connections_max_ < options_.limits.connections) {
-    RESILIENT_LOG(kInfo, AuditLine("limit", {{"connections", std::to_string(connections_max_)}},
-                                   StrCat("takes ", connections_max_, " connections instead of ",
-                                          options_.limits.connections,
-                                          ", as the limit of open files (ulimit -n) leaves no "
-                                          "more")));
+    RESILIENT_LOG_RECORD(
+        kInfo, "limit", {{"connections", std::to_string(connections_max_)}},
+        StrCat("takes ", connections_max_, " connections instead of ", options_.limits.connections,
+               ", as the limit of open files (ulimit -n) leaves no "
+               "more"));
   }
   if (options_.notifier != nullptr) {
     options_.notifier->Ready(StrCat("listens on ", FormatHostPort(address_)));
@@ -173,9 +172,9 @@ void Server::Accept() {
   if (connections_.size() + processes_.size() >= connections_max_ + kAdminReserve) {
     metrics_.Refused(Refusal::kConnections);
     if (MayComplain("connections")) {
-      RESILIENT_LOG(
+      RESILIENT_LOG_RECORD(
           kWarn,
-          connection->Audit(
+          connection->Record(
               "refused", StrCat("refused a connection from ", connection->name(), ": ",
                                 connections_.size(), " are open, the limit is ", connections_max_,
                                 " (for more raise --limit connections and the limit of open "
@@ -276,9 +275,9 @@ bool Server::IsFull(const Request& request) const {
 
 void Server::Refuse(Connection& connection, std::uint64_t seq, const Status& why) {
   if (MayComplain(CodeName(why.code()))) {
-    RESILIENT_LOG(kWarn,
-                  connection.Audit("refused", StrCat("closed the connection of ", connection.name(),
-                                                     ": ", why.message())));
+    RESILIENT_LOG_RECORD(
+        kWarn, connection.Record("refused", StrCat("closed the connection of ", connection.name(),
+                                                   ": ", why.message())));
   }
   AnswerAndEnd(connection, seq, why);
 }
@@ -310,14 +309,14 @@ void Server::OnEnd(Connection& connection, const Status& why) {
     metrics_.Refused(Refusal::kProtocol);
     // The text names what speaks there; ports and lengths in it do not make another kind.
     if (MayComplain(why.message().substr(0, why.message().find_first_of("0123456789\"'(")))) {
-      RESILIENT_LOG(kWarn,
-                    connection.Audit("refused", StrCat("closed the connection from ",
-                                                       connection.name(), ": ", why.message())));
+      RESILIENT_LOG_RECORD(
+          kWarn, connection.Record("refused", StrCat("closed the connection from ",
+                                                     connection.name(), ": ", why.message())));
     }
   } else if (!why.ok()) {
-    RESILIENT_LOG(kDebug,
-                  connection.Audit("disconnected", StrCat("lost the connection of ",
-                                                          connection.name(), ": ", why.message())));
+    RESILIENT_LOG_RECORD(
+        kDebug, connection.Record("disconnected", StrCat("lost the connection of ",
+                                                         connection.name(), ": ", why.message())));
   }
   Drop(connection);
   Settle();
@@ -325,8 +324,8 @@ void Server::OnEnd(Connection& connection, const Status& why) {
 
 void Server::Cut(Connection& connection, std::string_view why) {
   metrics_.Refused(Refusal::kSlow);
-  RESILIENT_LOG(kWarn, connection.Audit(
-                           "cut", StrCat("cut the connection of ", connection.name(), ": ", why)));
+  RESILIENT_LOG_RECORD(kWarn, connection.Record("cut", StrCat("cut the connection of ",
+                                                              connection.name(), ": ", why)));
   Drop(connection);
 }
 
@@ -429,10 +428,10 @@ void Server::EndOverdue(Instant now) {
     if (MustWait(oldest)) break;  // It may have said it.
     metrics_.Refused(Refusal::kSilent);
     if (MayComplain("silent")) {
-      RESILIENT_LOG(kWarn,
-                    oldest.Audit("refused", StrCat("closed the connection from ", oldest.name(),
-                                                   ": it did not say Hello in ",
-                                                   ToSeconds(now - oldest.accepted()), " s")));
+      RESILIENT_LOG_RECORD(
+          kWarn, oldest.Record("refused", StrCat("closed the connection from ", oldest.name(),
+                                                 ": it did not say Hello in ",
+                                                 ToSeconds(now - oldest.accepted()), " s")));
     }
     Drop(oldest);
   }
@@ -468,7 +467,7 @@ void Server::UpdateIdle() {
 void Server::Shutdown(std::string_view why) {
   if (shutting_down_) return;
   shutting_down_ = true;
-  RESILIENT_LOG(kInfo, AuditLine("stop", {}, StrCat("ends: ", why)));
+  RESILIENT_LOG_RECORD(kInfo, "stop", {}, StrCat("ends: ", why));
   if (options_.notifier != nullptr) options_.notifier->Stopping(StrCat("ends: ", why));
   listener_.reset();
   connection_waiting_ = false;

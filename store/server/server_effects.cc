@@ -8,7 +8,6 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
-#include "store/core/audit.h"
 #include "store/server/server.h"
 
 namespace resilient::store {
@@ -56,10 +55,10 @@ Status Server::Restore() {
   RESILIENT_RETURN_IF_ERROR(engine_->Tend());
   const StoreSummary summary = Summarize(core_->StatusJson(now));
   server_id_ = summary.server;
-  RESILIENT_LOG(kInfo, AuditLine("restore", {{"epoch", std::to_string(summary.epoch)}},
-                                 StrCat(rows == 0 ? "made a new store" : "restored the store",
-                                        ": epoch ", summary.epoch, ", ", summary.jobs, " jobs, ",
-                                        summary.sessions, " sessions, ", summary.keys, " keys")));
+  RESILIENT_LOG_RECORD(
+      kInfo, "restore", {{"epoch", std::to_string(summary.epoch)}},
+      StrCat(rows == 0 ? "made a new store" : "restored the store", ": epoch ", summary.epoch, ", ",
+             summary.jobs, " jobs, ", summary.sessions, " sessions, ", summary.keys, " keys"));
   persister_ = std::make_unique<Persister>(
       loop_, std::move(engine_),
       PersisterEvents{.on_kept = [this](std::uint64_t ticket) { OnKept(ticket); },
@@ -131,13 +130,13 @@ void Server::WakeStalled() {
 void Server::Perform(Effects& effects) {
   // Before the answer to the leave goes out: its receiver may want the port for another backend.
   if (effects.stop_listening && listener_ != nullptr) {
-    RESILIENT_LOG(kInfo, AuditLine("stop_listening", {{"address", FormatHostPort(address_)}},
-                                   StrCat("stopped listening on ", FormatHostPort(address_),
-                                          ": the process that hosts this store has left")));
+    RESILIENT_LOG_RECORD(kInfo, "stop_listening", {{"address", FormatHostPort(address_)}},
+                         StrCat("stopped listening on ", FormatHostPort(address_),
+                                ": the process that hosts this store has left"));
     listener_.reset();
     connection_waiting_ = false;
   }
-  for (const std::string& line : effects.log) RESILIENT_LOG(kInfo, line);
+  for (const LogRecord& record : effects.log) RESILIENT_LOG_RECORD(kInfo, record);
   for (const Effects::Outgoing& outgoing : effects.send) SendTo(outgoing);
   for (const std::uint64_t watch : effects.unwatch) {
     processes_.Remove(watch);

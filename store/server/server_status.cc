@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "runtime/base/log.h"
-#include "store/core/audit.h"
 #include "store/server/server.h"
 
 namespace resilient::store {
@@ -26,8 +25,8 @@ Status Server::StartHttp() {
   if (!endpoint.ok()) return endpoint.status();
   http_ = std::move(*endpoint);
   const std::string address = FormatHostPort(http_->address());
-  RESILIENT_LOG(kInfo, AuditLine("listen", {{"metrics", address}},
-                                 StrCat("serves metrics on http://", address, "/metrics")));
+  RESILIENT_LOG_RECORD(kInfo, "listen", {{"metrics", address}},
+                       StrCat("serves metrics on http://", address, "/metrics"));
   return {};
 }
 

@@ -119,7 +119,8 @@ class Sim {
   void OnServerSent(const Connection& connection, const ServerMessage& message,
                     std::map<std::uint64_t, std::set<Process*>>& fenced);
   void CheckFencesReachAll(const std::map<std::uint64_t, std::set<Process*>>& fenced);
-  Process* CheckLoss(const std::string& line);
+  Process& ProcessOf(const LogRecord& record);
+  Process* CheckLoss(const LogRecord& record);
   Duration AwakeSince(Instant when) const;
 
   // The network.
@@ -157,7 +158,7 @@ class Sim {
   // A connection of its own, as an operator's command makes it.
   void AskAsAdmin(Op op);
   void HoldSomebody(const Process& process);
-  void NoteHolds(const std::string& line, bool kept);
+  void NoteHolds(const LogRecord& record, bool kept);
 
   void PlanFaults();
   void Fault();

@@ -138,10 +138,10 @@ void Sim::StopServer() {
 
 void Sim::Finish(Effects effects) {
   Step step;
-  for (const std::string& line : effects.log) {
-    if (options_.trace) std::printf("%9.4f %s\n", SecondsOf(now_), line.c_str());
-    if (Process* lost = CheckLoss(line)) step.lost.push_back(lost);
-    NoteHolds(line, false);
+  for (const LogRecord& record : effects.log) {
+    if (options_.trace) std::printf("%9.4f %s\n", SecondsOf(now_), ToText(record).c_str());
+    if (Process* lost = CheckLoss(record)) step.lost.push_back(lost);
+    NoteHolds(record, false);
   }
   if (options_.planted == Planted::kChangeNotNoted) {
     std::erase_if(effects.write, [](const Write& write) {
@@ -257,7 +257,7 @@ void Sim::CheckRestored() {
 // ---- What it says ----
 
 void Sim::Release(const Step& step) {
-  for (const std::string& line : step.effects.log) NoteHolds(line, true);
+  for (const LogRecord& record : step.effects.log) NoteHolds(record, true);
   for (Process* process : step.lost) {
     process->lost = true;
     ++count_.losses;
@@ -351,14 +351,17 @@ Duration Sim::AwakeSince(Instant when) const {
   return awake;
 }
 
+// Its pid is its place among all that ever were.
+Sim::Process& Sim::ProcessOf(const LogRecord& record) {
+  const auto pid = std::stoll(std::string(record.Value("pid")));
+  return *processes_.at(static_cast<std::size_t>(pid - 1));
+}
+
 // Who is lost by it, once it is said.
-Sim::Process* Sim::CheckLoss(const std::string& line) {
-  if (!line.starts_with("event=lost ") && !line.starts_with("event=expiry ")) return nullptr;
-  constexpr std::string_view kPid = " pid=";
-  const std::size_t pid_at = line.find(kPid);
-  if (pid_at == std::string::npos) return nullptr;
-  const auto pid = std::strtoll(line.c_str() + pid_at + kPid.size(), nullptr, 10);
-  Process& process = *processes_.at(static_cast<std::size_t>(pid - 1));
+Sim::Process* Sim::CheckLoss(const LogRecord& record) {
+  if (record.event != "lost" && record.event != "expiry") return nullptr;
+  Process& process = ProcessOf(record);
+  const std::string& line = record.text;
   const auto says = [&line](const char* text) { return line.find(text) != std::string::npos; };
   if (process.held && (says("sent no heartbeat") || says("lost its "))) {
     Violated("lost for its silence while it is held: " + line);

@@ -129,13 +129,11 @@ void Sim::HoldSomebody(const Process& process) {
 
 // A hold counts from when it is kept, its end from when it is decided; what was decided before the
 // hold was kept is kept behind it.
-void Sim::NoteHolds(const std::string& line, bool kept) {
-  const bool held = line.find(" is HELD ") != std::string::npos;
-  const bool ended = line.find(" is no longer held") != std::string::npos;
-  const std::size_t pid_at = line.find("pid ");
-  if ((!held && !ended) || (held && !kept) || pid_at == std::string::npos) return;
-  const auto pid = std::strtoll(line.c_str() + pid_at + 4, nullptr, 10);
-  Process& process = *processes_.at(static_cast<std::size_t>(pid - 1));
+void Sim::NoteHolds(const LogRecord& record, bool kept) {
+  const bool held = record.event == "hold";
+  const bool ended = record.event == "hold_end";
+  if ((!held && !ended) || (held && !kept)) return;
+  Process& process = ProcessOf(record);
   process.held = held;
   if (held) ++count_.holds;
   if (ended && !kept) process.held_until = now_;

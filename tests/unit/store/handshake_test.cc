@@ -8,7 +8,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "store/core/audit.h"
 #include "store/core/codec.h"
 #include "store/core/handshake.h"
 
@@ -246,14 +245,6 @@ TEST_F(Handshake, EachConnection_HasNoncesOfItsOwn) {
   ClientHandshake first(crypto_, kToken);
   ClientHandshake second(crypto_, kToken);
   EXPECT_NE(first.Begin(HelloFrame("train")), second.Begin(HelloFrame("train")));
-}
-
-TEST(AuditLine, FieldsOfStrangers_StayOneFieldAndOneLine) {
-  EXPECT_EQ(AuditLine("join", {{"job", "train"}, {"rank", "3"}, {"none", ""}}, "it joined"),
-            "event=join job=train rank=3: it joined");
-  EXPECT_EQ(AuditLine("refused", {{"host", "a b=\"\n\x7f\\"}}, "no token"),
-            "event=refused host=\"a b=\\x22\\x0a\\x7f\\x5c\": no token");
-  EXPECT_LT(AuditLine("refused", {{"host", std::string(100000, 'x')}}, "no token").size(), 400u);
 }
 
 }  // namespace
