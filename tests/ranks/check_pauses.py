@@ -105,6 +105,55 @@ class Stopped(StoreCase):
         self.assertIn("STALE_GENERATION", stopped.event("lost"))
 
 
+class Restoring(StoreCase):
+    KEYS = 300_000
+    TRIES = 5  # To stop the server in the midst of it.
+
+    def http_port(self, server):
+        serves = re.compile(r"serves metrics on http://127\.0\.0\.1:(\d+)/")
+        until(lambda: serves.search(server.log()), "the metrics are served")
+        return int(serves.search(server.log())[1])
+
+    def ask_ready(self, port):
+        sock = socket.create_connection(("127.0.0.1", port), PATIENCE)
+        self.addCleanup(sock.close)
+        sock.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        return sock
+
+    def test_a_server_that_restores_is_not_ready_and_answers_nobody(self):
+        flags = ("--data", f"{self.folder.name}/data", "--metrics", "127.0.0.1:0")
+        server = self.store(*flags)
+        port = server.port
+        client = self.client(server.address).connected()
+        client.do("fill", "k", self.KEYS)
+        client.do("set", "last", "kept")
+        for _ in range(self.TRIES):
+            server.signal(signal.SIGKILL)
+            server.process.wait(PATIENCE)
+            server = self.starting_store(*flags, port=port)
+            http_port = self.http_port(server)
+            server.signal(signal.SIGSTOP)
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) != 0:
+                    break
+            server.signal(signal.SIGCONT)  # It was faster.
+            server.listening()
+        else:
+            self.fail(f"{self.KEYS} keys are restored too fast for this test")
+        client.tell("get", "last")
+        asked = self.ask_ready(http_port)
+        stand_still(0.5)
+        self.assertFalse(server.said("") or client.said("done") or client.said("failed"))
+        server.signal(signal.SIGCONT)
+        answer = asked.recv(4096)
+        self.assertTrue(answer.startswith(b"HTTP/1.1 503 "), answer)
+        self.assertIn(b"the server starts", answer)
+        server.listening()
+        self.assertEqual(client.answer(), ("done", "kept"))
+        ready = self.ask_ready(http_port)
+        self.assertTrue(ready.recv(4096).startswith(b"HTTP/1.1 200 "))
+
+
 class WallClock(StoreCase):
     HOURS = (2, -3, 26, 0)
 

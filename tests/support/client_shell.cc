@@ -3,7 +3,8 @@
 //   client_shell ADDRESS[,ADDRESS...] JOB SECONDS
 // Each line of the input is a command, answered by a line "done ..." or "failed CODE TEXT"; none
 // takes longer than SECONDS:
-//   set KEY VALUE | get KEY | await KEY | add KEY AMOUNT | session | join RANK SIZE | leave
+//   set KEY VALUE | get KEY | await KEY | add KEY AMOUNT | fill PREFIX COUNT | join RANK SIZE |
+//   leave
 // What the membership tells comes as lines "event ..." in between. It ends with its input.
 #include <cstdint>
 #include <cstdio>
@@ -85,7 +86,7 @@ class Shell {
     if (command == "set") return Empty(client_->Set(first, second, call));
     if (command == "get") return client_->Get(first, false, call);
     if (command == "await") return client_->Get(first, true, call);
-    if (command == "session") return options_.session;
+    if (command == "fill") return Empty(Fill(first, std::atoi(second.c_str()), call));
     if (command == "add") {
       const Result<std::int64_t> sum = client_->Add(first, std::atoll(second.c_str()), call);
       return sum.ok() ? Result<std::string>(StrCat(*sum)) : sum.status();
@@ -103,6 +104,20 @@ class Shell {
     return status.ok() ? Result<std::string>(std::string()) : status;
   }
   Deadline Soon() const { return Deadline::After(clock_.Now(), patience_); }
+
+  // So many keys that it takes a while to read them.
+  Status Fill(const std::string& prefix, int count, const Client::Call& call) {
+    constexpr int kKeysOfOneCall = 10'000;
+    for (int done = 0; done < count;) {
+      std::vector<std::string> keys;
+      for (int i = 0; i < kKeysOfOneCall && done < count; ++i) {
+        keys.push_back(StrCat(prefix, done++));
+      }
+      std::vector<std::string> values(keys.size(), "value");
+      RESILIENT_RETURN_IF_ERROR(client_->MultiSet(keys, std::move(values), call));
+    }
+    return {};
+  }
 
   Status Join(int rank, int size) {
     rendezvous_ = MakeRendezvous(options_, {}, clock_);

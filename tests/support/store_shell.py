@@ -90,14 +90,18 @@ class _Process:
 
 
 class Store(_Process):
-    """`resilient-store serve`; `host:port` is where it listens."""
+    """`resilient-store serve`. `address` is where it listens, once it does."""
 
     def __init__(self, binary, *flags, host="127.0.0.1", port=0, prefix=(), **options):
         listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         command = [*prefix, binary, "serve", "--listen", listen, "--print-address", *flags]
         super().__init__([*command, "--parent-death"], **options)
+        self.address = None
+
+    def listening(self):
         self.address = self.take("").split()[0]
         self.port = int(self.address.rpartition(":")[2])
+        return self
 
 
 class Client(_Process):
@@ -168,8 +172,11 @@ class StoreCase(unittest.TestCase):
         self.addCleanup(process.end)
         return process
 
-    def store(self, *flags, **options):
+    def starting_store(self, *flags, **options):
         return self.keep(Store(self.store_binary, *flags, **options))
+
+    def store(self, *flags, **options):
+        return self.starting_store(*flags, **options).listening()
 
     def client(self, address, **options):
         return self.keep(Client(self.client_binary, address, **options))
