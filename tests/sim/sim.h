@@ -39,6 +39,7 @@ enum class Planted : std::uint8_t {
   kTornCommit,            // A crash leaves a half of the writes of a commit.
   kStaleLeases,           // A server that starts counts the time that it was away.
   kChangeNotNoted,        // The core forgets to say that a seat has changed.
+  kHoldsForgotten,        // A server that starts again knows of no hold.
 };
 
 struct SimOptions {
@@ -104,6 +105,7 @@ class Sim {
 
   // The server and its shell: sim_server.cc.
   void StartServer();
+  void ForgetHolds(Effects& effects);
   void CrashServer();
   void ToServer(std::function<void(Effects&)> input);
   void Input(const std::function<void(Effects&)>& input);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 
 #include "runtime/base/log.h"
 #include "tests/sim/sim_parts.h"
@@ -57,10 +58,25 @@ void Sim::StartServer() {
   }
   CheckRestored();
   written_ = disk_;
+  if (options_.planted == Planted::kHoldsForgotten) ForgetHolds(effects);
   for (Instant when = began; when < now_; when += kTickInterval) {
     core_->OnTick(when, true, effects);
   }
   Finish(std::move(effects));
+}
+
+// Nobody is told.
+void Sim::ForgetHolds(Effects& effects) {
+  Effects unsaid;
+  Hello hello;
+  hello.job = "sim";
+  hello.role = Role::kAdmin;
+  const ConnectionId id = ++last_connection_;
+  core_->OnConnect(id, now_);
+  core_->OnRequest(id, Request{.op = hello}, now_, unsaid);
+  core_->OnRequest(id, Request{.seq = 1, .op = ReleaseOp{}}, now_, unsaid);
+  core_->OnDisconnect(id, now_, unsaid);
+  std::move(unsaid.write.begin(), unsaid.write.end(), std::back_inserter(effects.write));
 }
 
 // kill -9: what is not kept is lost, and so is what was not said yet.

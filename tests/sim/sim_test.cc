@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include <resilient/clock.h>
 #include <resilient/settings.h>
 
 #include "tests/sim/sim.h"
@@ -74,6 +76,8 @@ TEST(StoreSim, RandomFaults_BreakNoRule) {
   // Runs share nothing.
   const std::uint64_t workers =
       std::clamp<std::uint64_t>(std::thread::hardware_concurrency(), 1, TheSeeds().count);
+  const SystemClock clock;
+  const Instant began = clock.Now();
   std::vector<std::future<Sum>> running;
   for (std::uint64_t i = 0; i < workers; ++i) {
     running.push_back(std::async(std::launch::async, RunSeeds, first + i, end, workers));
@@ -84,6 +88,10 @@ TEST(StoreSim, RandomFaults_BreakNoRule) {
     EXPECT_EQ(sum.violation, "");
     all.Add(sum.count);
   }
+  const std::chrono::duration<double> took = clock.Now() - began;
+  std::printf("%.0f schedules per second, on %llu threads\n",
+              static_cast<double>(TheSeeds().count) / std::max(took.count(), 0.001),
+              static_cast<unsigned long long>(workers));
   const Sim::Count& sum = all.count;
   std::printf(
       "%llu seeds: %d crashes, %d cuts, %d losses, %d fences, %d views, %d adds, %d pops, %d "
@@ -148,7 +156,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bug{Planted::kRemovalsNotKept, "RemovalsNotKept", ""},
         Bug{Planted::kTornCommit, "TornCommit", ""},
         Bug{Planted::kStaleLeases, "NoGraceAfterARestart", "lost before its lease ended"},
-        Bug{Planted::kChangeNotNoted, "ChangeNotNoted", "not written"}),
+        Bug{Planted::kChangeNotNoted, "ChangeNotNoted", "not written"},
+        Bug{Planted::kHoldsForgotten, "HeldRankExpired", "while it is held"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

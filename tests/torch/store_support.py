@@ -1,7 +1,6 @@
 """Servers of both kinds as processes, for the tests that hold our store against TCPStore."""
 
 import contextlib
-import functools
 import os
 import selectors
 import signal
@@ -124,33 +123,3 @@ class ResilientServer(ServerProcess):
     def close(self):
         super().close()
         self._log.close()
-
-
-@functools.cache
-def serve_flags():
-    """The help text of `resilient-store serve`, to see what this build can do."""
-    return subprocess.run(
-        [_server.binary(), "serve", "--help"], capture_output=True, text=True, timeout=30
-    ).stdout
-
-
-def can(store, name):
-    """Whether the store has the operation; a small call on keys of its own finds out."""
-    key = f"probe/{name}/{os.getpid()}"
-    tries = {
-        "append": lambda: store.append(key, b"x"),
-        "multi_get": lambda: store.multi_get([]),
-        "multi_set": lambda: store.multi_set([key], [b"x"]),
-        "list_keys": lambda: store.list_keys(),
-        "queue_push": lambda: (store.queue_push(key, b"x"), store.queue_pop(key, False)),
-        "barrier": lambda: store.barrier(key, 1, timedelta(seconds=5)),
-        "clone": lambda: store.clone(),
-    }
-    try:
-        tries[name]()
-    except (RuntimeError, NotImplementedError, AttributeError, TypeError):
-        return False
-    finally:
-        with contextlib.suppress(Exception):
-            store.delete_key(key)
-    return True

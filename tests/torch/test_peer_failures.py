@@ -18,7 +18,7 @@ import rank_server
 import torch.distributed as dist
 from fault_proxy import FaultProxy
 from protocol_client import HEADER, REQUEST, Client, messages
-from store_support import ResilientServer, serve_flags
+from store_support import ResilientServer
 
 import torch_resilient
 
@@ -123,8 +123,7 @@ class Peers:
             self._ranks.append(rank)
             return rank.told(SECONDS)
         if self._ours is None:
-            durable = ["--data", self._folder] if "--data" in serve_flags() else []
-            self._ours = ResilientServer("--log-level", "error", *durable)
+            self._ours = ResilientServer("--log-level", "error", "--data", self._folder)
         else:
             self._ours.start()
         return self._ours.port
@@ -226,8 +225,6 @@ def restarted(kind, port, _):
 
 
 def test_server_killed_and_started_again(peers):
-    if "--data" not in serve_flags():
-        pytest.skip("this build keeps nothing on disk")
     theirs, ours = peers.both(restarted)
     assert theirs == [("raised", "DistNetworkError", None)] * 3
     assert ours == [("returned", b"kept")] * 3

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from store_support import ResilientServer, TcpServer, can
+from store_support import ResilientServer, TcpServer
 
 CLIENTS = 3
 OPERATIONS = 200
@@ -235,18 +235,16 @@ def perform(store, call):
 
 
 class Generator:
-    """Random calls of those that our build has."""
+    """Random calls."""
 
-    def __init__(self, seed, abilities):
+    def __init__(self, seed):
         self.rng = random.Random(seed)
         weights = {
             **{"set": 6, "get": 2, "add": 4, "compare_set": 4, "check": 3, "wait": 1},
             **{"delete_key": 2, "num_keys": 1},
+            **{"append": 1, "multi_get": 1, "multi_set": 1, "list_keys": 1},
+            **{"queue_push": 2, "queue_pop": 2, "queue_len": 2},
         }
-        for name in ("append", "multi_get", "multi_set", "list_keys"):
-            weights[name] = 1 if name in abilities else 0
-        for name in ("queue_push", "queue_pop", "queue_len"):
-            weights[name] = 2 if "queue_push" in abilities else 0
         self.names, self.weights = zip(*weights.items(), strict=True)
 
     def call(self):
@@ -322,19 +320,9 @@ def pair(servers, request):
     pair.close()
 
 
-@pytest.fixture(scope="module")
-def abilities(servers):
-    """What our build can do; calls that it cannot make yet are left out."""
-    store = servers[1].client(job="abilities")
-    names = ("append", "multi_get", "multi_set", "list_keys", "queue_push")
-    found = {name for name in names if can(store, name)}
-    store.close()
-    return found
-
-
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_operations_give_the_same(pair, abilities, seed):
-    generator = Generator(seed, abilities)
+def test_random_operations_give_the_same(pair, seed):
+    generator = Generator(seed)
     for _ in range(OPERATIONS):
         pair.run(generator.call())
 
@@ -388,9 +376,7 @@ def test_edges_give_the_same(pair):
     assert wanted <= pair.met, f"no longer different: {wanted - pair.met}; take it off the table"
 
 
-def test_queues_give_the_same(pair, abilities):
-    if "queue_push" not in abilities:
-        pytest.skip("this build has no queues")
+def test_queues_give_the_same(pair):
     script = (
         ("queue_push", "q", b"1"),
         ("queue_push", "q", b""),

@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 from fault_proxy import FaultProxy
 from linearizability import Operation
-from store_support import ResilientServer, serve_flags
+from store_support import ResilientServer
 
 import torch_resilient
 
@@ -251,17 +251,9 @@ def scene(request):
     shutil.rmtree(folder)
 
 
-def needs_queues(store):
-    try:
-        store.queue_len("queue")
-    except NotImplementedError:
-        pytest.skip("this build has no queues")
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_lost_connections(scene, seed):
     scene = scene(seed)
-    needs_queues(scene.stores[0])
     faults = scene.run([cut, cut, stall, slow, cut_and_refuse], every=12)
     assert faults > 5
     assert scene.recorder.outcomes_unknown == 0, "the server lived: every outcome can be known"
@@ -288,8 +280,6 @@ def test_a_silent_connection_is_replaced():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_killed_server_with_data(scene, seed):
-    if "--data" not in serve_flags():
-        pytest.skip("this build keeps nothing on disk")
     scene = scene(seed, durable=True)
     faults = scene.run([kill, kill, cut], every=60)
     assert faults > 4

@@ -1,0 +1,622 @@
+// Goal: no script of requests, repeats, lost connections, pauses and crashes brings the server's
+// core to break a rule (script_fuzz.h has them). Method: the input is decoded, a byte for a choice,
+// into steps against the real ServerCore, which is durable; what it writes is kept in memory. A
+// seed of the corpus is what the fuzzer found to reach something that no other reaches.
+#include "tests/fuzz/script_fuzz.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "store/core/codec.h"
+#include "store/core/key_ops.h"
+
+namespace resilient::store::fuzz {
+namespace {
+
+constexpr std::uint64_t kStepsMax = 400;
+constexpr std::uint64_t kStepsPerCheck = 8;
+constexpr int kSessions = 5;
+constexpr Duration kTtl = std::chrono::seconds(1);
+constexpr Duration kMemory = std::chrono::seconds(5);
+constexpr Duration kPatience = std::chrono::seconds(4);  // What a script may ask to wait for.
+constexpr char kCounter[] = "counter";
+
+void Require(bool holds, const std::string& what) {
+  if (holds) return;
+  std::fprintf(stderr, "broken: %s\n", what.c_str());
+  std::abort();
+}
+
+bool IsMutation(const Op& op) {
+  return IsKeyMutation(op) || std::holds_alternative<JoinOp>(op) ||
+         std::holds_alternative<ReadyOp>(op) || std::holds_alternative<LeaveOp>(op) ||
+         std::holds_alternative<ReportOp>(op) || std::holds_alternative<ExitReportOp>(op);
+}
+
+Hello HelloOf(int session, Role role) {
+  Hello hello;
+  hello.job = session < 4 ? "a" : "b";
+  hello.session = StrCat("s", session);
+  const int process = session == 3 ? 2 : session;  // One has two sessions.
+  hello.incarnation = StrCat("i", process);
+  hello.role = role;
+  hello.process.host = StrCat("h", process % 2);
+  hello.process.boot_id = "boot";
+  hello.process.pid_namespace = "ns";
+  hello.process.pid = 100 + process;
+  hello.process.start_time = 1000;
+  return hello;
+}
+
+// No script waits longer than its end does.
+void Shorten(Op& op) {
+  if (auto* join = std::get_if<JoinOp>(&op)) {
+    join->request.seat_wait = std::clamp<Duration>(join->request.seat_wait, {}, kPatience);
+    join->request.join_timeout = std::clamp<Duration>(join->request.join_timeout, {}, kPatience);
+  } else if (auto* hold = std::get_if<HoldOp>(&op)) {
+    hold->for_ms = std::min<std::uint64_t>(hold->for_ms, kPatience / Millis(1));
+  }
+}
+
+Rows WithoutStore(Rows rows) {
+  rows.erase(StoreRow());
+  return rows;
+}
+
+}  // namespace
+
+std::string Bytes::Text(std::size_t size) {
+  size = std::min(size, static_cast<std::size_t>(end_ - at_));
+  std::string text(at_, at_ + size);
+  at_ += size;
+  return text;
+}
+
+Script::Script(Bytes bytes) : bytes_(bytes) {
+  const std::uint8_t kind = bytes_.Next();
+  options_.server_id = "first";
+  options_.durable = true;
+  options_.lease_ttl = kTtl;
+  options_.session_memory = kMemory;
+  if (kind % 2 != 0) options_.changes_per_job = 4;
+  if (kind % 4 / 2 != 0) {
+    options_.limits = {.sessions = 6,
+                       .jobs = 2,
+                       .worlds_per_job = 2,
+                       .keys_per_job = 6,
+                       .bytes_per_job = 4096,
+                       .queue_items = 4,
+                       .bytes = 6000};
+  }
+  Start();
+}
+
+void Script::Run() {
+  while (!bytes_.Done() && steps_ < kStepsMax) {
+    Step();
+    if (++steps_ % kStepsPerCheck == 0) CheckRows();
+  }
+  CheckRows();
+  CheckEnd();
+}
+
+void Script::Step() {
+  Peer& peer = AnyPeer();
+  switch (bytes_.Below(16)) {
+    case 0:
+    case 1:
+    case 2:
+      Connect(peer);
+      return SayHello(peer);
+    case 3:
+      return SayHello(peer);  // Twice, or before there is a connection.
+    case 4:
+    case 5:
+    case 6:
+    case 7:
+      return AskKeys(peer);
+    case 8:
+    case 9:
+    case 10:
+      return AskMembership(peer);
+    case 11:
+      return bytes_.Below(4) == 0 ? AskAdmin(peer) : Repeat(peer);
+    case 12:
+      return Cut(peer);
+    case 13:
+      return PassTime();
+    case 14:
+      return bytes_.Below(2) == 0 ? Restart() : ExitProcess();
+    default:
+      return SendRaw(peer);
+  }
+}
+
+// ---- Connections ----
+
+void Script::Connect(Peer& peer) {
+  if (peer.id != 0) Cut(peer);
+  peer.id = ++last_connection_;
+  core_->OnConnect(peer.id, now_);
+}
+
+void Script::SayHello(Peer& peer) {
+  const int session = static_cast<int>(bytes_.Below(kSessions));
+  const std::uint8_t how = bytes_.Next();
+  constexpr std::array kRoles{Role::kRequest, Role::kControl, Role::kControl, Role::kAdmin};
+  Hello hello = HelloOf(session, kRoles[how % kRoles.size()]);
+  hello.supervised = (how & 4) != 0;
+  hello.launcher_attempt = (how & 8) != 0 ? 1 : 0;
+  hello.hosts_store = (how & 48) == 48;
+  if ((how & 0xc0) == 0xc0) {
+    switch (bytes_.Below(5)) {
+      case 0:
+        hello.incarnation = "another";
+        break;
+      case 1:
+        hello.expected_server = "another";
+        break;
+      case 2:
+        hello.job.clear();
+        break;
+      case 3:
+        hello.job = StrCat("job", bytes_.Next());
+        break;
+      default:
+        hello.process.start_time = 2000;  // The pid is somebody else's by now.
+        hello.incarnation += "'";
+    }
+  }
+  Send(peer, Request{.op = std::move(hello)});
+}
+
+void Script::Cut(Peer& peer) {
+  const ConnectionId id = std::exchange(peer, {}).id;
+  Effects effects;
+  core_->OnDisconnect(id, now_, effects);  // Also of one that the server has closed.
+  Take(std::move(effects));
+}
+
+// ---- Requests ----
+
+std::string Script::AnyKey() {
+  const std::uint64_t which = bytes_.Below(8);
+  return which == 7 ? std::string(kKeyBytesMax + bytes_.Below(2), 'k') : StrCat("k", which % 5);
+}
+
+std::vector<std::string> Script::Keys() {
+  std::vector<std::string> keys(bytes_.Below(4));
+  for (std::string& key : keys) key = AnyKey();
+  return keys;
+}
+
+Op Script::KeyOp(bool* counted) {
+  const std::uint8_t which = bytes_.Next();
+  const bool wait = (which & 0x80) != 0;
+  const auto value = [this] { return std::string(bytes_.Next() * std::size_t{4}, 'v'); };
+  switch (which % 20) {
+    case 0:
+    case 1:
+      *counted = true;
+      return AddOp{kCounter, 1};
+    case 2:
+      return SetOp{AnyKey(), value()};
+    case 3:
+      return GetOp{AnyKey(), wait};
+    case 4:
+      return AddOp{AnyKey(), static_cast<std::int8_t>(bytes_.Next())};
+    case 5:
+      return CompareSetOp{AnyKey(), value(), value()};
+    case 6:
+      return CheckOp{Keys()};
+    case 7:
+      return WaitOp{Keys()};
+    case 8:
+      return DeleteOp{AnyKey()};
+    case 9:
+      return NumKeysOp{};
+    case 10:
+      return AppendOp{AnyKey(), value()};
+    case 11:
+      return MultiGetOp{Keys(), wait};
+    case 12: {
+      std::vector<std::string> keys = Keys();
+      std::vector<std::string> values(wait ? bytes_.Below(4) : keys.size());
+      for (std::string& each : values) each = value();
+      return MultiSetOp{std::move(keys), std::move(values)};
+    }
+    case 13:
+      return ListKeysOp{bytes_.Below(2) != 0 ? "k" : "", AnyKey(), wait};
+    case 14:
+      return WatchOp{bytes_.Below(2) != 0 ? "k" : "", revision_ + 2 - bytes_.Below(8), wait};
+    case 15:
+      return QueuePushOp{AnyKey(), value()};
+    case 16:
+      return QueuePopOp{AnyKey(), wait};
+    case 17:
+      return QueueLengthOp{AnyKey()};
+    case 18:
+      return BarrierOp{AnyKey(), static_cast<std::int64_t>(bytes_.Below(4))};
+    default: {
+      const auto rank = static_cast<std::int64_t>(bytes_.Below(4));
+      return ExchangeOp{AnyKey(), rank, static_cast<std::int64_t>(bytes_.Below(4)), value()};
+    }
+  }
+}
+
+void Script::AskKeys(Peer& peer) {
+  bool counted = false;
+  Op op = KeyOp(&counted);
+  if (counted) ++adds_[peer.hello.job];
+  Ask(peer, std::move(op));
+}
+
+Op Script::MembershipOp(const Peer& peer) {
+  const std::uint8_t which = bytes_.Next();
+  const auto found = views_.find(peer.hello.job);
+  const std::uint64_t generation = found == views_.end() ? 0 : found->second.generation;
+  switch (which % 8) {
+    case 0:
+    case 1:
+    case 2: {
+      JoinOp join;
+      const auto session = static_cast<int>(peer.hello.process.pid - 100);
+      join.request.rank = (which & 0x80) != 0 ? static_cast<int>(bytes_.Below(5)) - 1 : session;
+      join.request.world_size = static_cast<int>(which / 8 % 4);
+      join.request.endpoint = "e";
+      join.request.join_timeout = Millis(bytes_.Below(4) * 1000);
+      join.request.seat_wait = Millis((which & 0x40) != 0 ? 2000 : 0);
+      join.request.generation = (which & 0x20) != 0 ? generation : 0;
+      return join;
+    }
+    case 3:
+      return ReadyOp{generation - (which & 0x80) / 0x80};
+    case 4:
+      return LeaveOp{};
+    case 5: {
+      const auto kind = static_cast<ReportKind>(1 + bytes_.Below(3));
+      const int accused = static_cast<int>(bytes_.Below(5)) - 1;
+      return ReportOp{{kind, generation, accused, Status(StatusCode::kMismatch, "they differ")}};
+    }
+    case 6: {
+      ExitReportOp report;
+      report.process = HelloOf(static_cast<int>(bytes_.Below(kSessions)), Role::kControl).process;
+      report.rank = static_cast<int>(bytes_.Below(4)) - 1;
+      report.exit_code = static_cast<int>(bytes_.Below(2));
+      report.signal = bytes_.Below(2) != 0 ? 9 : 0;
+      return report;
+    }
+    default:
+      return HeartbeatOp{which};
+  }
+}
+
+void Script::AskMembership(Peer& peer) {
+  // Number 0 is for heartbeats.
+  Op op = MembershipOp(peer);
+  if (std::holds_alternative<HeartbeatOp>(op)) return Send(peer, Request{.op = std::move(op)});
+  Ask(peer, std::move(op));
+}
+
+void Script::AskAdmin(Peer& peer) {
+  const std::uint8_t which = bytes_.Next();
+  const int rank = static_cast<int>(bytes_.Below(4)) - 1;
+  switch (which % 4) {
+    case 0:
+      return Ask(peer, StatusOp{});
+    case 1:
+      return Ask(peer, HoldOp{rank, "", bytes_.Below(5) * 1000, "a reason"});
+    case 2:
+      return Ask(peer, ReleaseOp{rank, ""});
+    default:
+      return Ask(peer, DrainOp{(which & 0x80) != 0});
+  }
+}
+
+void Script::Ask(Peer& peer, Op op) {
+  const std::uint8_t how = bytes_.Next();
+  Line* line = peer.line;
+  const auto view = views_.find(peer.hello.job);
+  Request request;
+  request.op = std::move(op);
+  if ((how & 3) == 3 && view != views_.end()) request.scope = view->second.round;
+  if ((how & 12) == 12 && view != views_.end()) request.generation = view->second.generation;
+  request.seq = line ? line->next : 1 + bytes_.Below(8);
+  request.first_unacked = line ? line->acknowledged + 1 : 0;
+  if ((how & 0x30) == 0x30) {  // All that was asked before was answered, says the client.
+    request.first_unacked = request.seq;
+  } else if ((how & 0xc0) == 0xc0) {  // A client that has lost count.
+    request.seq = bytes_.Next();
+    request.first_unacked = bytes_.Next();
+    request.scope = bytes_.Below(4);
+    request.generation = bytes_.Below(8);
+  }
+  Send(peer, request);
+}
+
+void Script::Repeat(Peer& peer) {
+  if (!peer.line || peer.line->sent.empty()) return;
+  auto sent = peer.line->sent.lower_bound(bytes_.Next());
+  if (sent == peer.line->sent.end()) --sent;
+  if (bytes_.Below(4) == 0) return GiveUp(peer, sent->first);
+  Request request = sent->second;
+  request.first_unacked = std::min(request.seq, peer.line->acknowledged + 1);
+  Send(peer, request);
+}
+
+void Script::SendRaw(Peer& peer) {
+  Frame frame;
+  frame.seq = bytes_.Next();
+  frame.body = bytes_.Text(bytes_.Next());
+  Result<Request> request = DecodeRequest(frame);
+  if (request.ok()) {
+    counters_clean_ = false;
+    Shorten(request->op);
+    return Send(peer, *request);
+  }
+  if (request.status().code() == StatusCode::kProtocol) Cut(peer);
+}
+
+// Each goes the way over the wire.
+void Script::Send(Peer& peer, const Request& request) {
+  const Result<Request> arrived = DecodeRequest(EncodeRequest(request));
+  if (!arrived.ok()) return;  // What no client can ask for.
+  if (Line* line = peer.line; line && request.seq != 0) {
+    const auto [sent, first] = line->sent.try_emplace(request.seq, *arrived);
+    const std::string before = EncodeRequest(sent->second).body;
+    Request again = *arrived;
+    again.first_unacked = sent->second.first_unacked;
+    if (!first && EncodeRequest(again).body != before) line->confused = true;
+    line->next = std::max(line->next, request.seq + 1);
+  }
+  if (Line* line = peer.line; line && request.first_unacked > 0) {
+    const std::uint64_t acknowledged =
+        request.seq == 0 ? request.first_unacked : std::min(request.first_unacked, request.seq);
+    line->acknowledged = std::max(line->acknowledged, acknowledged - 1);
+  }
+  ++peer.due[request.seq];
+  if (const auto* cancel = std::get_if<CancelOp>(&request.op)) ++peer.due[cancel->seq];
+  const auto* hello = std::get_if<Hello>(&request.op);
+  if (hello && !peer.greeted) peer.hello = *hello;
+  if (peer.greeted && peer.hello.role == Role::kControl) heard_[peer.hello.process.pid] = now_;
+  Effects effects;
+  core_->OnRequest(peer.id, *arrived, now_, effects);
+  const bool answered = std::any_of(effects.send.begin(), effects.send.end(), [&](const auto& out) {
+    const auto* reply = std::get_if<Reply>(&out.message);
+    return out.connection == peer.id && reply && reply->seq == request.seq;
+  });
+  const bool silent = std::holds_alternative<CancelOp>(request.op) ||
+                      std::holds_alternative<HeartbeatOp>(request.op);
+  const ConnectionId id = peer.id;
+  if (id != 0 && peer.greeted && !answered && !silent)
+    peer.waits[request.seq] = now_ + kPatience / 2;
+  Take(std::move(effects));
+  Require(id == 0 || peer.greeted || peer.id == 0 || !hello, "a Hello is not answered");
+}
+
+void Script::GiveUp(Peer& peer, std::uint64_t seq) {
+  const bool waits = peer.waits.contains(seq);
+  Send(peer, Request{.op = CancelOp{seq}});
+  Require(!waits || !peer.waits.contains(seq), StrCat("a wait is not ended: request ", seq));
+}
+
+// ---- Time and crashes ----
+
+void Script::PassTime() {
+  constexpr std::array kDurations{Millis(1),    Millis(50),   Millis(300),  Millis(500),
+                                  Millis(1000), Millis(1100), Millis(2500), Millis(6000)};
+  const std::uint8_t how = bytes_.Next();
+  const Duration duration = kDurations[how % kDurations.size()];
+  // A pause of the server is a tick that comes late.
+  const Duration tick = (how & 8) != 0 ? duration : Duration(2 * kTickInterval);
+  Advance(duration, tick, (how & 16) == 0);
+}
+
+void Script::Advance(Duration duration, Duration tick, bool drained) {
+  const Instant end = now_ + duration;
+  while (now_ < end) {
+    now_ += std::min<Duration>(tick, end - now_);
+    Effects effects;
+    core_->OnTick(now_, drained, effects);
+    Take(std::move(effects));
+    for (Peer& peer : peers_) {
+      std::vector<std::uint64_t> late;
+      for (const auto& [seq, until] : peer.waits) {
+        if (until <= now_) late.push_back(seq);
+      }
+      for (const std::uint64_t seq : late) {
+        if (peer.waits.contains(seq)) GiveUp(peer, seq);
+      }
+    }
+  }
+}
+
+void Script::Start() {
+  options_.seed = ++epoch_;
+  core_ = std::make_unique<ServerCore>(options_, now_);
+  for (const auto& [row, value] : rows_) {
+    const Status restored = core_->Restore(row, value);
+    Require(restored.ok(), restored.ToString());
+  }
+  Effects effects;
+  const Status finished = core_->FinishRestore(now_, effects);
+  Require(finished.ok(), finished.ToString());
+  started_ = now_;
+  Require(WithoutStore(core_->DumpRows()) == WithoutStore(rows_), "another store was restored");
+  Take(std::move(effects));
+  CheckRows();
+  Require(StatusNumber("epoch") == epoch_, "an epoch is missing");
+}
+
+void Script::Restart() {
+  const std::size_t members = core_->LiveMembers();
+  for (Peer& peer : peers_) peer = {};
+  options_.server_id = "another";  // The one that was kept goes on.
+  Start();
+  Require(core_->StatusJson(now_).find("\"server\":\"first\"") != std::string::npos,
+          "the store has another name");
+  Require(core_->LiveMembers() == members, "members got lost");
+}
+
+void Script::ExitProcess() {
+  Effects effects;
+  core_->OnProcessExit(1 + bytes_.Below(8), now_, effects);
+  Take(std::move(effects));
+}
+
+// ---- What it says ----
+
+Script::Peer* Script::FindPeer(ConnectionId id) {
+  const auto found =
+      std::find_if(peers_.begin(), peers_.end(), [id](const Peer& peer) { return peer.id == id; });
+  return id == 0 || found == peers_.end() ? nullptr : &*found;
+}
+
+void Script::Take(Effects effects) {
+  Keep(effects.write);
+  for (const std::string& line : effects.log) TakeLog(line);
+  for (const Effects::Outgoing& out : effects.send) {
+    Peer* peer = FindPeer(out.connection);
+    Require(peer != nullptr, StrCat("it speaks to connection ", out.connection));
+    const Frame frame = EncodeServerMessage(out.message);
+    Require(frame.body.size() <= kMaxFrameBody, "a message is too large");
+    if (const auto* reply = std::get_if<Reply>(&out.message)) {
+      TakeReply(*peer, *reply);
+    } else {
+      TakeEvent(*peer, std::get<Event>(out.message));
+    }
+  }
+  for (const ConnectionId id : effects.close) {
+    Peer* peer = FindPeer(id);
+    Require(peer != nullptr, StrCat("it closes connection ", id));
+    *peer = {};
+  }
+}
+
+void Script::Keep(const std::vector<Write>& writes) {
+  for (const Write& write : writes) {
+    Require(ParseRowName(write.row).has_value(), "no row's name: " + PrintableRow(write.row));
+    if (write.value) {
+      rows_[write.row] = *write.value;
+    } else {
+      rows_.erase(write.row);
+    }
+  }
+}
+
+void Script::TakeReply(Peer& peer, const Reply& reply) {
+  Require(peer.due[reply.seq]-- > 0, StrCat("request ", reply.seq, " is answered unasked"));
+  peer.waits.erase(reply.seq);
+  if (peer.greeted) return TakeAnswer(peer, reply);
+  if (!reply.status.ok()) return;
+  peer.greeted = true;
+  if (peer.hello.role == Role::kAdmin) return;
+  if (peer.hello.role == Role::kControl) heard_[peer.hello.process.pid] = now_;
+  const auto line = [this, &peer](Role role) -> Line& {
+    return lines_[{peer.hello.job, peer.hello.session, role}];
+  };
+  if (!reply.welcome.session_known) line(Role::kRequest) = line(Role::kControl) = {};
+  peer.line = &line(peer.hello.role);
+}
+
+void Script::TakeAnswer(Peer& peer, const Reply& reply) {
+  if (!peer.line || reply.seq == 0) return;
+  Line& line = *peer.line;
+  const auto sent = line.sent.find(reply.seq);
+  if (line.confused || sent == line.sent.end()) return;
+  const Op& op = sent->second.op;
+  const std::string answer = EncodeServerMessage(reply).body;
+  const auto known = line.answers.find(reply.seq);
+  if (known != line.answers.end() && known->second == answer) return;
+  const bool unknown = reply.status.code() == StatusCode::kOutcomeUnknown;
+  if (known != line.answers.end() || unknown) {
+    Require(reply.seq <= line.acknowledged, StrCat("request ", reply.seq, " is answered anew"));
+    Require(unknown || !IsMutation(op), StrCat("request ", reply.seq, " is done again"));
+    return;
+  }
+  if (IsMutation(op) || !reply.status.ok()) line.answers[reply.seq] = answer;
+  Require(reply.revision == 0 || reply.revision >= revision_, "a revision before the last");
+  revision_ = std::max(revision_, reply.revision);
+  const auto* add = std::get_if<AddOp>(&op);
+  if (add && add->key == kCounter && reply.status.ok() && counters_clean_) {
+    Require(reply.number <= adds_[peer.hello.job], "an add was applied twice");
+  }
+}
+
+void Script::TakeEvent(Peer& peer, const Event& event) {
+  Require(peer.greeted && peer.hello.role == Role::kControl, "an event on another connection");
+  const std::string& job = peer.hello.job;
+  View& last = views_[job];
+  if (const auto* view = std::get_if<View>(&event)) {
+    const auto [known, first] = secrets_.try_emplace({job, view->generation}, view->secret);
+    Require(known->second == view->secret, "two views of one generation");
+    Require(!first || view->generation > last.generation, "an old generation");
+    for (std::size_t i = 0; i < view->members.size(); ++i) {
+      Require(view->members[i].rank == static_cast<int>(i), "a view out of order");
+    }
+    if (first) last = *view;
+  } else if (const auto* running = std::get_if<RunningEvent>(&event)) {
+    Require(secrets_.contains({job, running->generation}), "a generation runs without a view");
+  }
+}
+
+// Nobody is lost for silence before the lease has ended.
+void Script::TakeLog(const std::string& line) {
+  if (!line.starts_with("event=") || line.find("sent no heartbeat") == std::string::npos) return;
+  constexpr std::string_view kPid = " pid=";
+  const std::size_t at = line.find(kPid);
+  if (at == std::string::npos) return;
+  const auto heard = heard_.find(std::strtoll(line.c_str() + at + kPid.size(), nullptr, 10));
+  // Of two sessions of a process the other one may have been heard.
+  if (heard == heard_.end() || heard->first == HelloOf(2, Role::kControl).process.pid) return;
+  Require(now_ - std::max(heard->second, started_) >= kTtl, "lost before its time: " + line);
+}
+
+// ---- Checks ----
+
+void Script::CheckRows() {
+  const Rows rows = core_->DumpRows();
+  if (rows == rows_) return;
+  for (const auto& [row, value] : rows) {
+    const auto kept = rows_.find(row);
+    Require(kept != rows_.end(), "not written: " + PrintableRow(row));
+    Require(kept->second == value, "written as it was: " + PrintableRow(row));
+  }
+  for (const auto& [row, value] : rows_) {
+    Require(rows.contains(row), "not removed: " + PrintableRow(row));
+  }
+}
+
+void Script::CheckEnd() {
+  Require(StatusNumber("revision") >= revision_, "the revision went back");
+  for (Peer& peer : peers_) {
+    if (peer.id != 0) Cut(peer);
+  }
+  Require(core_->Gauges().waits == 0, "a wait without a connection");
+  Advance(kPatience + 3 * kTtl + kMemory + kPatience, 3 * kTickInterval, true);
+  Require(core_->LiveMembers() == 0, "a lease without end");
+  Require(core_->Gauges().sessions == 0, "a session without end");
+  CheckRows();
+}
+
+std::uint64_t Script::StatusNumber(const char* name) const {
+  const std::string status = core_->StatusJson(now_);
+  const std::string label = StrCat("\"", name, "\":");
+  const std::size_t at = status.find(label);
+  Require(at != std::string::npos, StrCat("the status has no ", name));
+  return std::strtoull(status.c_str() + at + label.size(), nullptr, 10);
+}
+
+}  // namespace resilient::store::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using resilient::store::fuzz::Bytes;
+  using resilient::store::fuzz::Script;
+  Script(Bytes(data, size)).Run();
+  return 0;
+}
