@@ -159,10 +159,10 @@ Status RequestClient::Await(Lock& lock, Waiter& waiter, const Call& call) {
 
 // OK: a cancel is on its way and its answer is to be waited for.
 Status RequestClient::OnDeadline(Waiter& waiter, Instant begun, Instant now) {
-  if (!link_.open()) return LostError(waiter, now - begun, now);
+  // Its time ended while the store was connected, whatever became of the connection since.
   if (waiter.cancelled) {
     // Something takes our bytes and lets none through: TCP would never find out.
-    if (link_.received() == waiter.received_at_cancel) {
+    if (link_.open() && link_.received() == waiter.received_at_cancel) {
       silent_ = true;
       if (led_) wake_.Wake();
     }
@@ -171,6 +171,7 @@ Status RequestClient::OnDeadline(Waiter& waiter, Instant begun, Instant now) {
                                                (now - begun) / Millis(1), " ms"))
                : TimeoutError(waiter, now - begun);
   }
+  if (!link_.open()) return LostError(waiter, now - begun, now);
   waiter.cancelled = true;
   waiter.received_at_cancel = link_.received();
   SendNow(Request{.op = CancelOp{waiter.seq}});

@@ -464,6 +464,15 @@ TEST_F(RequestClientTest, Deadline_NoAnswerAtAll_WaitTimesOutAndMutationIsUnknow
   EXPECT_THAT(unknown.message(), HasSubstr("timeout"));
 }
 
+// The first one to give up has the silent connection replaced, just before the second one's end.
+TEST_F(RequestClientTest, Deadline_ConnectionIsReplacedMeanwhile_IsATimeoutAllTheSame) {
+  auto client = Connected();
+  auto adding = StartAdd(*client, "counter", Within(Millis(1)));
+  auto waiting = StartWait(*client, {"k"}, Within(Millis(30)));
+  EXPECT_EQ(adding.get().status().code(), StatusCode::kOutcomeUnknown);
+  EXPECT_EQ(waiting.get().code(), StatusCode::kTimeout);
+}
+
 TEST_F(RequestClientTest, Deadline_ItemWasPopped_IsReturned) {
   auto client = Connected();
   auto popping = StartPop(*client, "q", Within(Millis(50)));
