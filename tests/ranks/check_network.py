@@ -324,7 +324,8 @@ def refusal():
         if shutil.which(tool) is None:
             return f"{tool} is missing"
     # As the tests will do: mounts, and a link between two networks.
-    script = "mount -t tmpfs tmpfs /run && ip netns add x && ip link add left type veth peer name right netns x"
+    script = "mount -t tmpfs tmpfs /run && ip netns add x"
+    script += " && ip link add left type veth peer name right netns x"
     probe = subprocess.run([*UNSHARE, "sh", "-c", script], capture_output=True, text=True)
     return None if probe.returncode == 0 else probe.stderr.strip()
 
