@@ -59,7 +59,8 @@ void Shorten(Op& op) {
     join->request.seat_wait = std::clamp<Duration>(join->request.seat_wait, {}, kPatience);
     join->request.join_timeout = std::clamp<Duration>(join->request.join_timeout, {}, kPatience);
   } else if (auto* hold = std::get_if<HoldOp>(&op)) {
-    hold->for_ms = std::min<std::uint64_t>(hold->for_ms, kPatience / Millis(1));
+    // 0 is an hour.
+    hold->for_ms = std::clamp<std::uint64_t>(hold->for_ms, 1, kPatience / Millis(1));
   }
 }
 
@@ -310,7 +311,7 @@ void Script::AskAdmin(Peer& peer) {
     case 0:
       return Ask(peer, StatusOp{});
     case 1:
-      return Ask(peer, HoldOp{rank, "", bytes_.Below(5) * 1000, "a reason"});
+      return Ask(peer, HoldOp{rank, "", 1 + bytes_.Below(4) * 1000, "a reason"});
     case 2:
       return Ask(peer, ReleaseOp{rank, ""});
     default:
@@ -383,7 +384,7 @@ void Script::Send(Peer& peer, const Request& request) {
   if (const auto* cancel = std::get_if<CancelOp>(&request.op)) ++peer.due[cancel->seq];
   const auto* hello = std::get_if<Hello>(&request.op);
   if (hello && !peer.greeted) peer.hello = *hello;
-  if (peer.greeted && peer.hello.role == Role::kControl) heard_[peer.hello.process.pid] = now_;
+  if (peer.greeted && !hello) Hear(peer);  // A second Hello is refused.
   Effects effects;
   core_->OnRequest(peer.id, *arrived, now_, effects);
   const bool answered = std::any_of(effects.send.begin(), effects.send.end(), [&](const auto& out) {
@@ -397,6 +398,12 @@ void Script::Send(Peer& peer, const Request& request) {
     peer.waits[request.seq] = now_ + kPatience / 2;
   Take(std::move(effects));
   Require(id == 0 || peer.greeted || peer.id == 0 || !hello, "a Hello is not answered");
+}
+
+void Script::Hear(const Peer& peer) {
+  const Hello& hello = peer.hello;
+  if (hello.role != Role::kControl) return;
+  heard_[{hello.job, hello.incarnation}][hello.session] = now_;
 }
 
 void Script::GiveUp(Peer& peer, std::uint64_t seq) {
@@ -516,7 +523,7 @@ void Script::TakeReply(Peer& peer, const Reply& reply) {
   if (!reply.status.ok()) return;
   peer.greeted = true;
   if (peer.hello.role == Role::kAdmin) return;
-  if (peer.hello.role == Role::kControl) heard_[peer.hello.process.pid] = now_;
+  Hear(peer);
   const auto line = [this, &peer](Role role) -> Line& {
     return lines_[{peer.hello.job, peer.hello.session, role}];
   };
@@ -568,13 +575,17 @@ void Script::TakeEvent(Peer& peer, const Event& event) {
 // Nobody is lost for silence before the lease has ended.
 void Script::TakeLog(const std::string& line) {
   if (!line.starts_with("event=") || line.find("sent no heartbeat") == std::string::npos) return;
-  constexpr std::string_view kPid = " pid=";
-  const std::size_t at = line.find(kPid);
-  if (at == std::string::npos) return;
-  const auto heard = heard_.find(std::strtoll(line.c_str() + at + kPid.size(), nullptr, 10));
+  const auto field = [&line](std::string_view name) {
+    const std::size_t at = line.find(name);
+    if (at == std::string::npos) return std::string();
+    const std::size_t begin = at + name.size();
+    return line.substr(begin, line.find_first_of(" :", begin) - begin);
+  };
+  const auto heard = heard_.find({field(" job="), field(" incarnation=")});
   // Of two sessions of a process the other one may have been heard.
-  if (heard == heard_.end() || heard->first == HelloOf(2, Role::kControl).process.pid) return;
-  Require(now_ - std::max(heard->second, started_) >= kTtl, "lost before its time: " + line);
+  if (heard == heard_.end() || heard->second.size() != 1) return;
+  Require(now_ - std::max(heard->second.begin()->second, started_) >= kTtl,
+          "lost before its time: " + line);
 }
 
 // ---- Checks ----

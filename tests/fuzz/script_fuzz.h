@@ -93,6 +93,8 @@ class Script {
   void GiveUp(Peer& peer, std::uint64_t seq);
   void Advance(Duration duration, Duration tick, bool drained);
 
+  // The peer has sent a frame.
+  void Hear(const Peer& peer);
   void Start();
   void Take(Effects effects);
   void Keep(const std::vector<Write>& writes);
@@ -122,7 +124,8 @@ class Script {
   bool counters_clean_ = true;                // Nothing else was done to the counters.
   std::map<std::string, View> views_;         // The last one, by job.
   std::map<std::pair<std::string, std::uint64_t>, std::string> secrets_;  // By job and generation.
-  std::map<std::int64_t, Instant> heard_;  // By pid: the last frame on a control connection.
+  // By job and incarnation, then by session: the last frame on a control connection.
+  std::map<std::pair<std::string, std::string>, std::map<std::string, Instant>> heard_;
 };
 
 }  // namespace resilient::store::fuzz

@@ -10,6 +10,7 @@ All of it is inside namespaces of users, mounts and pids, and ends with them.
 
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -317,16 +318,27 @@ class OutagesOfProxies(Outages, NetworkCase):
     network_kind = Proxies
 
 
+def refusal():
+    """Why there can be no namespaces here; None: there can."""
+    for tool in (UNSHARE[0], "ip", "nsenter"):
+        if shutil.which(tool) is None:
+            return f"{tool} is missing"
+    # As the tests will do: mounts, and a link between two networks.
+    script = "mount -t tmpfs tmpfs /run && ip netns add x"
+    script += " && ip link add left type veth peer name right netns x"
+    probe = subprocess.run([*UNSHARE, "sh", "-c", script], capture_output=True, text=True)
+    return None if probe.returncode == 0 else probe.stderr.strip()
+
+
 def main():
     signal.alarm(240)  # Whatever hangs.
     proxy = "--proxy" in sys.argv
     StoreCase.store_binary, StoreCase.client_binary = map(os.path.abspath, sys.argv[1:3])
     if not proxy and INSIDE not in os.environ:
-        probe = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
-        if probe.returncode != 0:
+        if why := refusal():
             print(
-                f"namespaces are refused here ({probe.stderr.strip()}): the network of this run is "
-                "the fault proxy (store_network_proxy_test)"
+                f"no network namespaces here ({why}): the network of this run is the fault proxy "
+                "(store_network_proxy_test)"
             )
             sys.exit(SKIPPED)
         os.environ[INSIDE] = "1"

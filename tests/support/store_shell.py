@@ -126,7 +126,7 @@ class Client(_Process):
                 lambda: self._find("done") or self._find("failed") or self._ended, seconds
             )
             failed = self._find("done") is None
-        line = self.take("failed" if failed else "done", 0)
+        line = self.take("failed" if failed and self.said("failed") else "done", 0)
         if not failed:
             return "done", line.removeprefix("done").strip()
         code, _, text = line.removeprefix("failed [resilient:").partition("] ")
