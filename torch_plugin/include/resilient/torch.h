@@ -69,6 +69,7 @@ struct WorldOptions {
   std::string bind_address = "127.0.0.1";  // Where peers reach this process.
   std::uint64_t launcher_attempt = 0;
   std::string token_file;  // With the token that the store asks for; empty: none is presented.
+  TlsFiles tls;            // With a CA connections to the store are encrypted.
 };
 
 // One world as a C++ program uses it. The three keep each other alive. Thread: thread-safe, as
