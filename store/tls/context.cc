@@ -38,7 +38,9 @@ Result<bool> TlsContext::Refresh() {
   if (context_ != nullptr && *texts == texts_) return false;
   Context fresh(functions_.SSL_CTX_new(functions_.TLS_method()), functions_.SSL_CTX_free);
   RESILIENT_CHECK(fresh != nullptr);
-  RESILIENT_RETURN_IF_ERROR(Load(fresh.get()));
+  const Status loaded = Load(fresh.get());
+  functions_.ERR_clear_error();  // Others of this thread may use OpenSSL too.
+  if (!loaded.ok()) return loaded;
   context_ = std::move(fresh);
   texts_ = std::move(*texts);
   return true;
@@ -114,7 +116,7 @@ std::unique_ptr<TlsStream> TlsContext::NewStream(const std::string& host) const 
   // As certificates write it: without the scope of an IPv6 address, without a name's last dot.
   std::string name = host.substr(0, host.find('%'));
   if (name.ends_with('.')) name.pop_back();
-  RESILIENT_CHECK(!name.empty());
+  if (name.empty()) name = host;  // It resolves to nothing, and no certificate names it.
   call.SSL_set_connect_state(ssl);
   if (call.X509_VERIFY_PARAM_set1_ip_asc(call.SSL_get0_param(ssl), name.c_str()) != 1) {
     call.SSL_set_hostflags(
@@ -122,6 +124,7 @@ std::unique_ptr<TlsStream> TlsContext::NewStream(const std::string& host) const 
     RESILIENT_CHECK(call.SSL_set1_host(ssl, name.c_str()) == 1);
     call.SSL_ctrl(ssl, SSL_CTRL_SET_TLSEXT_HOSTNAME, TLSEXT_NAMETYPE_host_name, name.data());
   }
+  call.ERR_clear_error();
   return std::make_unique<TlsStream>(functions_, ssl, in, out,
                                      TlsParty{role_, name, files_.authority});
 }

@@ -88,7 +88,9 @@ Status TlsStream::FailFrom(int result) {
     ended_ = true;
     return {};
   }
-  return Fail(DescribeTlsFailure(functions_, party_, functions_.SSL_get_verify_result(ssl_)));
+  Status described = DescribeTlsFailure(functions_, party_, functions_.SSL_get_verify_result(ssl_));
+  functions_.ERR_clear_error();  // Others of this thread may use OpenSSL too.
+  return Fail(std::move(described));
 }
 
 Status TlsStream::Fail(Status why) {
@@ -110,7 +112,9 @@ Status TlsStream::Send(std::string_view plain) {
     const int result = functions_.SSL_write_ex(ssl_, chunk.data(), chunk.size(), &written);
     Drain();
     if (result != 1) {
-      return Fail({StatusCode::kProtocol, StrCat("TLS failed (", TlsReason(functions_), ")")});
+      // Nothing of TLS 1.3 makes a write wait for the peer.
+      const Status failed = FailFrom(result);
+      return failed.ok() ? Fail({StatusCode::kProtocol, "TLS takes no bytes of ours"}) : failed;
     }
     plain.remove_prefix(written);
   }

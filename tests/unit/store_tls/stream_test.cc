@@ -139,14 +139,15 @@ TEST_F(TlsStreams, End_IsSeenAfterWhatWasSaid) {
 }
 
 TEST_F(TlsStreams, NamesAndNumbers_AreThoseOfTheCertificate) {
-  server_files_ =
-      folder_.Write("server", ca_.Issue({.names = "DNS:store.example,DNS:*.pods,IP:::1"}), "");
-  for (const char* host : {"store.example", "STORE.example.", "a7.pods", "::1"}) {
+  server_files_ = folder_.Write(
+      "server", ca_.Issue({.names = "DNS:store.example,DNS:*.train.example,IP:::1"}), "");
+  for (const char* host : {"store.example", "STORE.example.", "a7.train.example", "::1"}) {
     Make({.host = host});
     Run();
     ExpectBothWork();
   }
-  for (const char* host : {"127.0.0.1", "a.b.pods", "pods", "stores.example", "of a test"}) {
+  for (const char* host :
+       {"127.0.0.1", "a.b.train.example", "train.example", "stores.example", "of a test"}) {
     client_status_ = server_status_ = Status();
     Make({.host = host});
     Run();
