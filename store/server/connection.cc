@@ -43,18 +43,23 @@ bool Connection::AcceptFrom(UvTcp& listener) {
 
 void Connection::OnRead(std::string_view bytes) {
   if (ending_) return;
-  if (!std::exchange(spoken_, true) && bytes.front() != kTlsHandshake) tls_.reset();
+  if (!std::exchange(spoken_, true) && bytes.front() != kTlsHandshake) {
+    tls_.reset();
+    if (!Flush()) return OnUnwritable();  // Our preamble: the peer may wait for it.
+  }
   if (tls_ != nullptr) return OnDecrypted(bytes);
   Take(bytes);
+}
+
+void Connection::OnUnwritable() {
+  owner_.OnEnd(*this, Status(StatusCode::kUnreachable, "it does not take our answer"));
 }
 
 void Connection::OnDecrypted(std::string_view bytes) {
   std::string plain;
   plain.reserve(bytes.size());
   const Status received = tls_->Receive(bytes, plain);
-  if (!Flush()) {
-    return owner_.OnEnd(*this, Status(StatusCode::kUnreachable, "it does not take our answer"));
-  }
+  if (!Flush()) return OnUnwritable();
   if (!plain.empty()) Take(plain);
   if (closed() || ending_) return;
   if (!received.ok() || tls_->ended()) owner_.OnEnd(*this, received);

@@ -95,6 +95,7 @@ class Connection {
  private:
   void OnRead(std::string_view bytes);
   void OnDecrypted(std::string_view bytes);
+  void OnUnwritable();
   void Take(std::string_view bytes);
   // Nothing of ours can go out yet: it is open how the peer speaks, or TLS is being agreed on.
   bool Opening() const { return !spoken_ || (tls_ != nullptr && !tls_->established()); }

@@ -11,12 +11,10 @@ import harness
 import pytest
 import torch
 import torch.distributed as dist
+from make_certificates import make_ca, make_certificate
 
 import torch_resilient
 from torch_resilient import _server
-
-_NEW = ["openssl", "req", "-x509", "-days", "2", "-newkey", "ec"]
-_NEW += ["-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
 
 WORKER = """
 import os, subprocess, torch, torch.distributed as dist
@@ -33,20 +31,6 @@ dist.barrier()
 dist.destroy_process_group()
 print("total", int(total.item()))
 """
-
-
-def make_ca(folder):
-    folder.mkdir()
-    command = [*_NEW, "-subj", "/CN=CA of a test", "-keyout", folder / "ca.key"]
-    subprocess.run([*command, "-out", folder / "ca.pem"], check=True, capture_output=True)
-
-
-def make_certificate(folder, names="DNS:localhost,IP:127.0.0.1"):
-    command = [*_NEW, "-subj", "/CN=store", "-addext", f"subjectAltName={names}"]
-    command += ["-addext", "basicConstraints=critical,CA:FALSE"]
-    command += ["-CA", folder / "ca.pem", "-CAkey", folder / "ca.key"]
-    command += ["-keyout", folder / "tls.key", "-out", folder / "tls.crt"]
-    subprocess.run(command, check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 #include <resilient/session.h>
 #include <resilient/status.h>
+#include <resilient/tls.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
