@@ -47,6 +47,8 @@ class TlsStreams : public ::testing::Test {
     auto server = TlsContext::Open(LinkedTlsFunctions(), TlsRole::kServer, server_files_);
     ASSERT_TRUE(client.ok()) << client.status().ToString();
     ASSERT_TRUE(server.ok()) << server.status().ToString();
+    client_.reset();  // Before its context.
+    server_.reset();
     client_context_ = std::move(*client);
     server_context_ = std::move(*server);
     client_ = client_context_->NewStream(wishes.host);
