@@ -5,6 +5,7 @@
 #include <csignal>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <utility>
@@ -112,6 +113,33 @@ TEST_F(StoreTls, EverythingWorksAndNothingIsReadOnTheWire) {
   EXPECT_THAT(seen.requests, Not(HasSubstr(kSecret)));
   EXPECT_THAT(seen.answers, Not(HasSubstr(kSecret)));
   EXPECT_THAT(seen.requests, Not(HasSubstr("RSL1")));
+}
+
+// Each loss in the midst of a record; every addition counts once.
+TEST_F(StoreTls, ThreadsOnOneClient_OverConnectionsThatBreak) {
+  constexpr int kThreads = 4;
+  constexpr int kAdditions = 50;
+  TestServer server(Arguments(true));
+  CuttingProxy proxy(server.address());
+  const auto client = ConnectWith(proxy.address(), member_);
+  ASSERT_TRUE(client.ok()) << client.status().ToString();
+  proxy.CutEvery(60000);
+  std::vector<std::future<int>> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.push_back(std::async(std::launch::async, [&client] {
+      int failed = 0;
+      for (int n = 0; n < kAdditions; ++n) {
+        failed += (*client)->Add("sum", 1, Patient()).ok() ? 0 : 1;
+        failed += (*client)->Set("large", std::string(5000, 'x'), Patient()).ok() ? 0 : 1;
+        failed += (*client)->Get("large", false, Patient()).ok() ? 0 : 1;
+      }
+      return failed;
+    }));
+  }
+  for (std::future<int>& thread : threads) EXPECT_EQ(thread.get(), 0);
+  EXPECT_GT(proxy.cuts(), 5);
+  proxy.CutEvery(0);
+  EXPECT_EQ(*(*client)->Add("sum", 0, Patient()), kThreads * kAdditions);
 }
 
 TEST_F(StoreTls, MembershipLine_GoesOverTlsToo) {
