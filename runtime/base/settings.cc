@@ -35,8 +35,7 @@ enum class Form {
 
 enum class Effect {
   kYes,
-  kNone,     // Accepted with a warning: the job runs as without it.
-  kRefused,  // An error: to run without it would be less safe than the user believes.
+  kNone,  // Accepted with a warning: the job runs as without it.
 };
 
 struct Known {
@@ -54,9 +53,9 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_BIND", Form::kText},
     Known{"RESILIENT_LINGER", Form::kDuration},
     Known{"RESILIENT_TOKEN_FILE", Form::kText},
-    Known{"RESILIENT_TLS_CERT", Form::kText, Effect::kRefused},
-    Known{"RESILIENT_TLS_KEY", Form::kText, Effect::kRefused},
-    Known{"RESILIENT_TLS_CA", Form::kText, Effect::kRefused},
+    Known{"RESILIENT_TLS_CERT", Form::kText},
+    Known{"RESILIENT_TLS_KEY", Form::kText},
+    Known{"RESILIENT_TLS_CA", Form::kText},
     Known{"RESILIENT_TAKE_OVER", Form::kText, Effect::kNone},
     Known{"RESILIENT_LEASE_TTL", Form::kDuration, Effect::kYes, 1},
     Known{"RESILIENT_BUDGET", Form::kDuration, Effect::kYes, 1},
@@ -212,30 +211,21 @@ Status CheckBind(const Values& values) {
   const auto bind = values.find("RESILIENT_BIND");
   if (bind == values.end() || !IsWildcard(bind->second)) return {};
   if (values.contains("RESILIENT_TOKEN_FILE")) return {};
+  // Then a store of ours asks every client for a certificate.
+  if (values.contains("RESILIENT_TLS_CA") && values.contains("RESILIENT_TLS_CERT")) return {};
   return {
       StatusCode::kSetting,
       StrCat("RESILIENT_BIND=\"", bind->second,
              "\" would open the store to every network of this host: bind to one address, or ask "
-             "for a token (RESILIENT_TOKEN_FILE)")};
+             "for a token (RESILIENT_TOKEN_FILE) or for certificates (RESILIENT_TLS_*)")};
 }
 
-// What asking for something that this version does not do leads to.
-Status CheckEffect(const Known& known, std::string_view value, std::vector<std::string>* warnings) {
-  switch (known.effect) {
-    case Effect::kYes:
-      break;
-    case Effect::kNone:
-      if (value == "0" || value == "explicit" || value == "liveness") break;  // What it does.
-      warnings->push_back(StrCat(known.name, "=\"", value,
-                                 "\" has no effect in this version: the job runs as without it"));
-      break;
-    case Effect::kRefused:
-      return {
-          StatusCode::kSetting,
-          StrCat(known.name, " is set, but this version has no TLS: unset it, ask for a token ",
-                 "(RESILIENT_TOKEN_FILE), and keep the store on a network where nobody listens")};
-  }
-  return {};
+// Tells of something asked for that this version does not do.
+void NoteEffect(const Known& known, std::string_view value, std::vector<std::string>* warnings) {
+  if (known.effect == Effect::kYes) return;
+  if (value == "0" || value == "explicit" || value == "liveness") return;  // What it does.
+  warnings->push_back(StrCat(known.name, "=\"", value,
+                             "\" has no effect in this version: the job runs as without it"));
 }
 
 void Assign(const Values& values, Settings* settings) {
@@ -253,6 +243,9 @@ void Assign(const Values& values, Settings* settings) {
   text("RESILIENT_JOB", &settings->job);
   text("RESILIENT_BIND", &settings->bind);
   text("RESILIENT_TOKEN_FILE", &settings->token_file);
+  text("RESILIENT_TLS_CERT", &settings->tls.certificate);
+  text("RESILIENT_TLS_KEY", &settings->tls.key);
+  text("RESILIENT_TLS_CA", &settings->tls.authority);
   duration("RESILIENT_LINGER", &settings->linger);
   duration("RESILIENT_LEASE_TTL", &settings->lease_ttl);
   duration("RESILIENT_BUDGET", &settings->budget);
@@ -302,7 +295,7 @@ Result<Settings> ParseSettings(
     }
     if (value.empty()) continue;  // As scripts unset a variable: "RESILIENT_STORE= python ...".
     RESILIENT_RETURN_IF_ERROR(Check(*known, value));
-    RESILIENT_RETURN_IF_ERROR(CheckEffect(*known, value, &settings.warnings));
+    NoteEffect(*known, value, &settings.warnings);
     values[known->name] = value;
   }
   RESILIENT_RETURN_IF_ERROR(CheckBind(values));

@@ -33,14 +33,13 @@ Overloaded(Handlers...) -> Overloaded<Handlers...>;
 }  // namespace
 
 ControlClient::ControlClient(const ConnectOptions& options, std::vector<HostPort> addresses,
-                             std::unique_ptr<TokenSource> tokens, InterruptCheck interrupt,
-                             const Clock& clock)
+                             Credentials credentials, InterruptCheck interrupt, const Clock& clock)
     : clock_(clock),
       interrupt_(std::move(interrupt)),
       job_(options.job),
       found_server_(options.expected_server),
       core_(MakeHello(options, Role::kControl)),
-      link_(std::move(addresses), RandomSeed(), std::move(tokens)),
+      link_(std::move(addresses), RandomSeed(), std::move(credentials)),
       outage_(StrCat("the membership line of job ", options.job), clock.Now()),
       last_tick_(clock.Now()) {}
 
@@ -357,12 +356,11 @@ class SessionLine final : public Rendezvous {
     Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
     bad_options_ = addresses.status();
     if (!addresses.ok()) return;
-    Result<std::unique_ptr<TokenSource>> tokens =
-        TokenSource::Open(options.token_file, options.job);
-    bad_options_ = tokens.status();
-    if (!tokens.ok()) return;
-    client_ = std::make_unique<ControlClient>(options, std::move(*addresses), std::move(*tokens),
-                                              std::move(interrupt), clock);
+    Result<Credentials> credentials = Credentials::Open(options);
+    bad_options_ = credentials.status();
+    if (!credentials.ok()) return;
+    client_ = std::make_unique<ControlClient>(options, std::move(*addresses),
+                                              std::move(*credentials), std::move(interrupt), clock);
   }
   ~SessionLine() override { LetGoInChild(); }
 

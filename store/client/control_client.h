@@ -27,7 +27,7 @@ namespace resilient::store {
 class ControlClient {
  public:
   ControlClient(const ConnectOptions& options, std::vector<HostPort> addresses,
-                std::unique_ptr<TokenSource> tokens, InterruptCheck interrupt, const Clock& clock);
+                Credentials credentials, InterruptCheck interrupt, const Clock& clock);
   ~ControlClient();
 
   Status Start(RendezvousEvents& events, Deadline deadline);

@@ -17,11 +17,11 @@ namespace {
 // Thread: the caller's.
 class OneRequest {
  public:
-  OneRequest(Hello hello, std::vector<HostPort> addresses, std::unique_ptr<TokenSource> tokens,
+  OneRequest(Hello hello, std::vector<HostPort> addresses, Credentials credentials,
              const Clock& clock)
       : clock_(clock),
         core_(std::move(hello)),
-        link_(std::move(addresses), RandomSeed(), std::move(tokens)) {}
+        link_(std::move(addresses), RandomSeed(), std::move(credentials)) {}
 
   Result<Reply> Run(Op op, Deadline deadline) {
     Result<Request> request = core_.Submit(std::move(op));
@@ -69,10 +69,10 @@ Result<Reply> Administer(const ConnectOptions& options, Op op, const Clock& cloc
                          Deadline deadline) {
   Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
   if (!addresses.ok()) return addresses.status();
-  Result<std::unique_ptr<TokenSource>> tokens = TokenSource::Open(options.token_file, options.job);
-  if (!tokens.ok()) return tokens.status();
-  OneRequest request(MakeHello(options, Role::kAdmin), std::move(*addresses), std::move(*tokens),
-                     clock);
+  Result<Credentials> credentials = Credentials::Open(options);
+  if (!credentials.ok()) return credentials.status();
+  OneRequest request(MakeHello(options, Role::kAdmin), std::move(*addresses),
+                     std::move(*credentials), clock);
   return request.Run(std::move(op), deadline);
 }
 

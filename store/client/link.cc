@@ -105,10 +105,9 @@ LinkInput Perform(const LinkStep& step, const WakeFd& wake, const Clock& clock, 
   return input;
 }
 
-StoreLink::StoreLink(std::vector<HostPort> addresses, std::uint64_t seed,
-                     std::unique_ptr<TokenSource> tokens)
+StoreLink::StoreLink(std::vector<HostPort> addresses, std::uint64_t seed, Credentials credentials)
     : addresses_(std::move(addresses)),
-      tokens_(std::move(tokens)),
+      credentials_(std::move(credentials)),
       backoff_(seed),
       splitter_(kMaxFrameBody) {
   RESILIENT_CHECK(!addresses_.empty());
@@ -173,8 +172,9 @@ void StoreLink::Advance(const LinkInput& input, const ClientCore& core, Instant 
       if (state_ == State::kGreeting && now >= due_) {
         Fail(Status(StatusCode::kUnreachable,
                     StrCat("something accepted the connection at ", FormatHostPort(current_),
-                           " and did not answer the greeting within 5 s: is that a store? is it "
-                           "stopped or overloaded?")),
+                           " and did not answer the greeting ",
+                           tls_ != nullptr && !tls_->established() ? "of TLS " : "",
+                           "within 5 s: is that a store? is it stopped or overloaded?")),
              false, now);
       }
       break;
@@ -227,15 +227,29 @@ void StoreLink::FinishConnect(const ClientCore& core, Instant now) {
                                  &kUnacknowledgedMaxMs, sizeof kUnacknowledgedMaxMs));
   state_ = State::kGreeting;
   due_ = now + kGreetTimeout;
-  output_.push_back(EncodePreamble());
+  if (credentials_.tls != nullptr) {
+    tls_ = credentials_.tls->Begin(target_.host);
+    static_cast<void>(tls_->Receive({}, decrypted_));  // Says the first word.
+  }
+  Queue(EncodePreamble());
   const Frame hello = EncodeRequest(core.MakeHello());
-  if (tokens_ == nullptr) {
-    output_.push_back(EncodeFrame(hello));
+  if (credentials_.tokens == nullptr) {
+    Queue(EncodeFrame(hello));
   } else {
-    handshake_.emplace(tokens_->Begin());
-    output_.push_back(handshake_->Begin(hello));
+    handshake_.emplace(credentials_.tokens->Begin());
+    Queue(handshake_->Begin(hello));
   }
   Flush();
+}
+
+// An error of TLS comes to light when the next bytes are received.
+void StoreLink::Queue(std::string bytes) {
+  if (tls_ != nullptr) {
+    static_cast<void>(tls_->Send(bytes));
+    bytes = tls_->TakeOutput();
+    if (bytes.empty()) return;
+  }
+  output_.push_back(std::move(bytes));
 }
 
 void StoreLink::Receive(Instant now, std::vector<ServerMessage>& inbox) {
@@ -253,20 +267,49 @@ void StoreLink::Receive(Instant now, std::vector<ServerMessage>& inbox) {
       return;
     }
     if (got == 0) {
-      Fail(Status(StatusCode::kUnreachable,
-                  StrCat("the store at ", FormatHostPort(current_), " closed the connection")),
-           false, now);
+      OnClosed(now);
       return;
     }
     received_ += static_cast<std::uint64_t>(got);
-    Status fed = splitter_.Feed(std::string_view(chunk, static_cast<std::size_t>(got)));
-    if (!TakeFrames(now, inbox)) return;
-    if (!fed.ok()) {
-      Fail(Status(fed.code(), StrCat(FormatHostPort(current_), ": ", fed.message())), true, now);
-      return;
-    }
+    const std::string_view bytes(chunk, static_cast<std::size_t>(got));
+    if (!(tls_ == nullptr ? Take(bytes, now, inbox) : TakeEncrypted(bytes, now, inbox))) return;
     if (static_cast<std::size_t>(got) < sizeof chunk && !write_failed_) return;
   }
+}
+
+void StoreLink::OnClosed(Instant now) {
+  Fail(Status(StatusCode::kUnreachable,
+              StrCat("the store at ", FormatHostPort(current_), " closed the connection")),
+       false, now);
+}
+
+// False when the connection was given up.
+bool StoreLink::Take(std::string_view bytes, Instant now, std::vector<ServerMessage>& inbox) {
+  const Status fed = splitter_.Feed(bytes);
+  if (!TakeFrames(now, inbox)) return false;
+  if (fed.ok()) return true;
+  Fail(Status(fed.code(), StrCat(FormatHostPort(current_), ": ", fed.message())), true, now);
+  return false;
+}
+
+// False when the connection was given up.
+bool StoreLink::TakeEncrypted(std::string_view bytes, Instant now,
+                              std::vector<ServerMessage>& inbox) {
+  decrypted_.clear();
+  const Status received = tls_->Receive(bytes, decrypted_);
+  Queue({});
+  Flush();
+  if (!decrypted_.empty() && !Take(decrypted_, now, inbox)) return false;
+  if (!received.ok()) {
+    // What a certificate is refused for does not pass by itself. Later an error is one of the line.
+    Fail(Status(received.code(), StrCat("TLS with the store at ", FormatHostPort(target_), ": ",
+                                        received.message())),
+         state_ == State::kGreeting, now);
+    return false;
+  }
+  if (!tls_->ended()) return true;
+  OnClosed(now);
+  return false;
 }
 
 // False when the connection was given up.
@@ -306,7 +349,7 @@ bool StoreLink::OnHandshake(const Frame& frame, Instant now) {
     return false;
   }
   if (answer->has_value()) {
-    output_.push_back(EncodeFrame(**answer));
+    Queue(EncodeFrame(**answer));
     Flush();
   }
   return true;
@@ -351,7 +394,7 @@ bool StoreLink::TakeOpened() { return std::exchange(opened_, false); }
 
 bool StoreLink::Send(Request request) {
   RESILIENT_CHECK(open());
-  output_.push_back(EncodeFrame(EncodeRequest(std::move(request))));
+  Queue(EncodeFrame(EncodeRequest(std::move(request))));
   return Flush();
 }
 
@@ -383,6 +426,7 @@ void StoreLink::Drop(Status why, Instant now) {
 void StoreLink::Fail(Status why, bool refused, Instant now) {
   bool was_open = state_ == State::kOpen;
   socket_.Reset();
+  tls_.reset();
   splitter_ = FrameSplitter(kMaxFrameBody);
   handshake_.reset();
   output_.clear();
@@ -401,6 +445,12 @@ void StoreLink::Fail(Status why, bool refused, Instant now) {
 }
 
 void StoreLink::Close() {
+  if (tls_ != nullptr && output_.empty()) {
+    tls_->End();
+    Queue({});
+    Flush();
+  }
+  tls_.reset();
   socket_.Reset();
   output_.clear();
   opened_ = false;

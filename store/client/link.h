@@ -13,7 +13,7 @@
 #include "runtime/net/frame.h"
 #include "runtime/net/socket.h"
 #include "store/client/client_core.h"
-#include "store/client/token_source.h"
+#include "store/client/credentials.h"
 #include "store/core/messages.h"
 
 namespace resilient::store {
@@ -36,16 +36,14 @@ struct LinkInput {
 LinkInput Perform(const LinkStep& step, const WakeFd& wake, const Clock& clock, Instant until);
 
 // One connection to the store, made again whenever it is lost: resolves, connects to each address
-// in turn, greets (preamble and Hello), then carries messages. Never blocks: NextStep says what to
-// wait for and Advance goes on from there. Numbering and sending again are the caller's (see
-// TakeOpened). Owner: the request connection, the control connection, an exit report. Thread:
-// caller-synchronised; only the thread that performs the steps calls Advance, Drop or Close, since
-// they may close the descriptor that is being polled.
+// in turn, greets (TLS where it is asked for, preamble and Hello), then carries messages. Never
+// blocks: NextStep says what to wait for and Advance goes on from there. Numbering and sending
+// again are the caller's (see TakeOpened). Owner: the request connection, the control connection,
+// an exit report. Thread: caller-synchronised; only the thread that performs the steps calls
+// Advance, Drop or Close, since they may close the descriptor that is being polled.
 class StoreLink {
  public:
-  // `tokens`: null when none is presented.
-  StoreLink(std::vector<HostPort> addresses, std::uint64_t seed,
-            std::unique_ptr<TokenSource> tokens = nullptr);
+  StoreLink(std::vector<HostPort> addresses, std::uint64_t seed, Credentials credentials = {});
   ~StoreLink();
   StoreLink(const StoreLink&) = delete;
   StoreLink& operator=(const StoreLink&) = delete;
@@ -92,14 +90,18 @@ class StoreLink {
   void StartConnect(Instant now);
   void FinishConnect(const ClientCore& core, Instant now);
   void Receive(Instant now, std::vector<ServerMessage>& inbox);
+  bool Take(std::string_view bytes, Instant now, std::vector<ServerMessage>& inbox);
+  bool TakeEncrypted(std::string_view bytes, Instant now, std::vector<ServerMessage>& inbox);
   bool TakeFrames(Instant now, std::vector<ServerMessage>& inbox);
   bool OnHandshake(const Frame& frame, Instant now);
   bool OnWelcome(const ServerMessage& message, Instant now);
+  void OnClosed(Instant now);
+  void Queue(std::string bytes);
   bool Flush();
   void Fail(Status why, bool refused, Instant now);
 
   const std::vector<HostPort> addresses_;
-  const std::unique_ptr<TokenSource> tokens_;  // Null: no token.
+  const Credentials credentials_;
   State state_ = State::kPaused;
   Backoff backoff_;
   std::size_t address_ = 0;       // Index of the next address to try.
@@ -108,6 +110,8 @@ class StoreLink {
   HostPort current_;              // Numeric address of this connection.
   Instant due_{};                 // End of the pause or of the time to connect and greet.
   FileDescriptor socket_;
+  std::unique_ptr<TlsStream> tls_;  // Of this connection; null: it is plain.
+  std::string decrypted_;
   FrameSplitter splitter_;
   std::optional<ClientHandshake> handshake_;  // Of this connection, when a token is presented.
   std::deque<std::string> output_;

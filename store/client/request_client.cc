@@ -34,14 +34,13 @@ std::string RequestClient::Ask::ShowKeys() const {
 }
 
 RequestClient::RequestClient(const ConnectOptions& options, std::vector<HostPort> addresses,
-                             std::unique_ptr<TokenSource> tokens, InterruptCheck interrupt,
-                             const Clock& clock)
+                             Credentials credentials, InterruptCheck interrupt, const Clock& clock)
     : clock_(clock),
       interrupt_(std::move(interrupt)),
       job_(options.job),
       made_by_pid_(::getpid()),
       core_(MakeHello(options, Role::kRequest)),
-      link_(std::move(addresses), RandomSeed(), std::move(tokens)),
+      link_(std::move(addresses), RandomSeed(), std::move(credentials)),
       outage_(StrCat("the store client of job ", options.job), clock.Now()) {}
 
 void RequestClient::Release(RequestClient* client) {
@@ -354,11 +353,11 @@ Result<std::shared_ptr<Client>> Connect(const ConnectOptions& options, Interrupt
                                         const Clock& clock, Deadline deadline) {
   Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
   if (!addresses.ok()) return addresses.status();
-  Result<std::unique_ptr<TokenSource>> tokens = TokenSource::Open(options.token_file, options.job);
-  if (!tokens.ok()) return tokens.status();
+  Result<Credentials> credentials = Credentials::Open(options);
+  if (!credentials.ok()) return credentials.status();
   std::shared_ptr<RequestClient> client(
-      new RequestClient(options, std::move(*addresses), std::move(*tokens), std::move(interrupt),
-                        clock),
+      new RequestClient(options, std::move(*addresses), std::move(*credentials),
+                        std::move(interrupt), clock),
       &RequestClient::Release);
   RESILIENT_RETURN_IF_ERROR(client->Open(deadline));
   return std::shared_ptr<Client>(std::move(client));

@@ -27,7 +27,7 @@ namespace resilient::store {
 class RequestClient final : public Client {
  public:
   RequestClient(const ConnectOptions& options, std::vector<HostPort> addresses,
-                std::unique_ptr<TokenSource> tokens, InterruptCheck interrupt, const Clock& clock);
+                Credentials credentials, InterruptCheck interrupt, const Clock& clock);
 
   // Deletes it; in a forked child it is left alone.
   static void Release(RequestClient* client);

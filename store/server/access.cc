@@ -69,7 +69,9 @@ ServerHandshake::Step Access::OnFrame(ConnectionId id, std::string_view peer, Fr
   ServerHandshake& handshake = pending_.at(id);
   ServerHandshake::Step step =
       handshake.OnFrame(std::move(frame), tokens_ ? &*tokens_ : nullptr, crypto_);
-  if (!step.refused.ok()) LogRefusal(peer, handshake.claimed(), step.refused);
+  if (!step.refused.ok()) {
+    LogRefusal(peer, handshake.claimed(), step.refused.code(), TextOf(step.refused));
+  }
   if (handshake.confined()) confined_[id] = handshake.claimed()->job;
   if (handshake.admitted()) pending_.erase(id);
   return step;
@@ -85,9 +87,19 @@ const std::string* Access::ConfinedTo(ConnectionId id) const {
   return found == confined_.end() ? nullptr : &found->second;
 }
 
+void Access::NoteRefusal(std::string_view peer, StatusCode code, std::string_view text) {
+  LogRefusal(peer, std::nullopt, code, text);
+}
+
+// The text of a wrong token names the job, which is in the fields, escaped.
+std::string_view Access::TextOf(const Status& why) const {
+  if (why.code() != StatusCode::kAuth) return "not the protocol of the handshake";
+  return tokens_ ? "no token, or a wrong one" : "it asks for a proof, and this store has no token";
+}
+
 // A peer that tries without end must not fill the disk.
-void Access::LogRefusal(std::string_view peer, const std::optional<Hello>& claimed,
-                        const Status& why) {
+void Access::LogRefusal(std::string_view peer, const std::optional<Hello>& claimed, StatusCode code,
+                        std::string_view text) {
   const Instant now = clock_.Now();
   if (refusal_logged_ && now - *refusal_logged_ < kRefusalLogInterval) {
     ++refusals_untold_;
@@ -96,17 +108,12 @@ void Access::LogRefusal(std::string_view peer, const std::optional<Hello>& claim
   refusal_logged_ = now;
   const std::uint64_t untold = std::exchange(refusals_untold_, 0);
   const Hello says = claimed.value_or(Hello());
-  // The text of a wrong token names the job, which is in the fields, escaped.
-  const std::string_view text = why.code() != StatusCode::kAuth
-                                    ? "not the protocol of the handshake"
-                                : tokens_ ? "no token, or a wrong one"
-                                          : "it asks for a proof, and this store has no token";
   RESILIENT_LOG_RECORD(kWarn, "refused",
                        {{"peer", std::string(peer)},
                         {"says_host", says.process.host},
                         {"says_pid", claimed ? std::to_string(says.process.pid) : std::string()},
                         {"says_job", says.job},
-                        {"code", std::string(CodeName(why.code()))},
+                        {"code", std::string(CodeName(code))},
                         {"untold", untold == 0 ? std::string() : std::to_string(untold)}},
                        std::string(text));
 }

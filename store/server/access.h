@@ -42,6 +42,8 @@ class Access {
   // REQUIRES: not Admitted, and not refused before. `peer`: its name, for the log of refusals.
   ServerHandshake::Step OnFrame(ConnectionId id, std::string_view peer, Frame frame);
   void Forget(ConnectionId id);
+  // Logs that a connection was refused before it said anything of itself.
+  void NoteRefusal(std::string_view peer, StatusCode code, std::string_view text);
 
   // The only job that this connection proved to have the token of; nullptr: no such limit.
   const std::string* ConfinedTo(ConnectionId id) const;
@@ -49,7 +51,9 @@ class Access {
  private:
   Result<TokenSet> Read();
   void Reload();
-  void LogRefusal(std::string_view peer, const std::optional<Hello>& claimed, const Status& why);
+  void LogRefusal(std::string_view peer, const std::optional<Hello>& claimed, StatusCode code,
+                  std::string_view text);
+  std::string_view TextOf(const Status& why) const;
 
   UvLoop& loop_;
   const Clock& clock_;

@@ -8,6 +8,7 @@
 #include <resilient/clock.h>
 #include <resilient/settings.h>
 #include <resilient/status.h>
+#include <resilient/tls.h>
 
 // The commands of resilient-store. Each Add... function adds one command to `app`; when that
 // command was given, its exit code is in `exit_code` after parsing.
@@ -35,6 +36,8 @@ void AddClientCommands(CLI::App& app, CliContext& context);
 int Complain(std::string_view text, int exit_code);
 // A CLI11 check of the texts that ParseDuration takes.
 CLI::Validator IsDuration();
+// --tls-cert, --tls-key and --tls-ca; `ca_meaning`: what the last one does here.
+void AddTlsOptions(CLI::App& command, TlsFiles& files, const std::string& ca_meaning);
 // "debug" ... "off", with or without "json:" before it.
 bool ApplyLogLevel(const std::string& level);
 

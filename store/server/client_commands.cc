@@ -43,11 +43,15 @@ void AddCommonOptions(CLI::App& command, const CliContext& context, ClientArgume
   arguments.store = context.settings.store;
   arguments.job = context.settings.job;
   arguments.token_file = context.settings.token_file;
+  arguments.tls = context.settings.tls;
   command.add_option("--store", arguments.store,
                      "Address of the store, HOST:PORT[,HOST:PORT] (default: RESILIENT_STORE)");
   command.add_option("--job", arguments.job, "Name of the job (default: RESILIENT_JOB)");
   command.add_option("--token-file", arguments.token_file,
                      "File with the token that the store asks for (default: RESILIENT_TOKEN_FILE)");
+  AddTlsOptions(command, arguments.tls,
+                "CA that has signed the store's certificate, PEM; connections are encrypted "
+                "(default: RESILIENT_TLS_CA)");
   command.add_option("--timeout", arguments.timeout, "How long to try")
       ->check(IsDuration())
       ->capture_default_str();
@@ -62,6 +66,7 @@ Result<ConnectOptions> OptionsOf(const ClientArguments& arguments) {
   options.addresses = SplitAddresses(arguments.store);
   options.job = arguments.job;
   options.token_file = arguments.token_file;
+  options.tls = arguments.tls;
   if (options.addresses.empty()) {
     return Status(StatusCode::kSetting,
                   "which store? give --store HOST:PORT or set RESILIENT_STORE");

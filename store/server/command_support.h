@@ -15,6 +15,7 @@ struct ClientArguments {
   std::string store;
   std::string job;
   std::string token_file;
+  TlsFiles tls;
   std::string timeout = "5s";
 };
 

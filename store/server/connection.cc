@@ -7,7 +7,14 @@
 
 namespace resilient::store {
 
-Connection::Connection(ConnectionId id, UvLoop& loop, Owner& owner, Instant accepted)
+namespace {
+
+constexpr char kTlsHandshake = 0x16;  // The first byte of a TLS client.
+
+}  // namespace
+
+Connection::Connection(ConnectionId id, UvLoop& loop, Owner& owner, Instant accepted,
+                       std::unique_ptr<TlsStream> tls)
     : id_(id),
       accepted_(accepted),
       owner_(owner),
@@ -22,6 +29,8 @@ Connection::Connection(ConnectionId id, UvLoop& loop, Owner& owner, Instant acce
                             },
                         .on_written = [this] { OnWritten(); },
                     }),
+      tls_(std::move(tls)),
+      spoken_(tls_ == nullptr),
       splitter_(kMaxFrameBodyBeforeHello) {}
 
 bool Connection::AcceptFrom(UvTcp& listener) {
@@ -33,6 +42,29 @@ bool Connection::AcceptFrom(UvTcp& listener) {
 
 void Connection::OnRead(std::string_view bytes) {
   if (ending_) return;
+  if (!std::exchange(spoken_, true) && bytes.front() != kTlsHandshake) {
+    tls_.reset();
+    if (!Flush()) return OnUnwritable();  // Our preamble: the peer may wait for it.
+  }
+  if (tls_ != nullptr) return OnDecrypted(bytes);
+  Take(bytes);
+}
+
+void Connection::OnUnwritable() {
+  owner_.OnEnd(*this, Status(StatusCode::kUnreachable, "it does not take our answer"));
+}
+
+void Connection::OnDecrypted(std::string_view bytes) {
+  std::string plain;
+  plain.reserve(bytes.size());
+  const Status received = tls_->Receive(bytes, plain);
+  if (!Flush()) return OnUnwritable();
+  if (!plain.empty()) Take(plain);
+  if (closed() || ending_) return;
+  if (!received.ok() || tls_->ended()) owner_.OnEnd(*this, received);
+}
+
+void Connection::Take(std::string_view bytes) {
   const Status fed = splitter_.Feed(bytes);
   // What came complete before the offending bytes is still valid, but its sender is not to be
   // trusted with an order of ours: the connection ends as a whole.
@@ -56,8 +88,14 @@ void Connection::Send(Frame frame) {
 
 bool Connection::Flush() {
   if (closed()) return false;
-  flushed_ += out_.size();
-  return out_.empty() || socket_.Write(std::exchange(out_, {}));
+  if (tls_ == nullptr) {
+    flushed_ += out_.size();
+    return out_.empty() || socket_.Write(std::exchange(out_, {}));
+  }
+  if (!Opening() && !out_.empty() && !tls_->Send(std::exchange(out_, {})).ok()) return false;
+  std::string bytes = tls_->TakeOutput();
+  flushed_ += bytes.size();
+  return bytes.empty() || socket_.Write(std::move(bytes));
 }
 
 std::uint64_t Connection::WrittenBytes() const {
@@ -65,7 +103,8 @@ std::uint64_t Connection::WrittenBytes() const {
 }
 
 std::size_t Connection::QueuedBytes() const {
-  return closed() ? 0 : socket_.QueuedBytes() + out_.size();
+  if (closed()) return 0;
+  return socket_.QueuedBytes() + (Opening() ? 0 : out_.size());
 }
 
 void Connection::UpdateReading() {
@@ -85,6 +124,10 @@ void Connection::BeginEnd(Instant now) {
   ending_ = true;
   ending_since_ = now;
   if (!Flush()) return Close();
+  if (tls_ != nullptr) {
+    tls_->End();
+    if (!Flush()) return Close();
+  }
   if (QueuedBytes() == 0) socket_.EndWriting();
   UpdateReading();
 }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -11,6 +12,7 @@
 #include "runtime/net/frame.h"
 #include "store/core/server_core.h"
 #include "store/server/uv_handle.h"
+#include "store/tls/stream.h"
 
 namespace resilient::store {
 
@@ -18,9 +20,9 @@ namespace resilient::store {
 // cannot fill the memory. What others push to it is bounded by ServerLimits::output_bytes.
 inline constexpr std::size_t kOutputSoftLimit = 8u << 20;
 
-// The bytes of one peer: preamble, frames in, bounded queue of frames out. It knows nothing of what
-// the frames mean. Owner: Server. Thread: the loop's. Lifetime: Server destroys it in a turn of the
-// loop after Close, never from inside one of its calls.
+// The bytes of one peer: TLS where the server has it, preamble, frames in, bounded queue of frames
+// out. It knows nothing of what the frames mean. Owner: Server. Thread: the loop's. Lifetime:
+// Server destroys it in a turn of the loop after Close, never from inside one of its calls.
 class Connection {
  public:
   // Called from the loop, never from inside a call of Connection's. After Close: no more.
@@ -28,13 +30,17 @@ class Connection {
    public:
     virtual ~Owner() = default;
     virtual void OnFrames(Connection& connection) = 0;  // HasFrame, or room for answers again.
-    // The peer is gone (ok: it closed), or what it sends is not our protocol (kProtocol).
+    // The peer is gone (ok: it closed), what it sends is not our protocol (kProtocol), or one side
+    // refused the other's certificate (kAuth).
     virtual void OnEnd(Connection& connection, const Status& why) = 0;
   };
 
-  Connection(ConnectionId id, UvLoop& loop, Owner& owner, Instant accepted);
+  // `tls`: null when the server has none.
+  Connection(ConnectionId id, UvLoop& loop, Owner& owner, Instant accepted,
+             std::unique_ptr<TlsStream> tls);
 
-  // False when the peer went away before it was accepted. Sends the preamble.
+  // False when the peer went away before it was accepted. Sends the preamble, over TLS when the
+  // peer has begun it.
   bool AcceptFrom(UvTcp& listener);
 
   bool HasFrame() const { return splitter_.HasFrame(); }
@@ -66,6 +72,8 @@ class Connection {
   // Hello was accepted: larger frames are welcome.
   void SetHello(const Hello& hello);
   bool greeted() const { return greeted_; }
+  // False too where the server has TLS and the peer did not begin with it.
+  bool encrypted() const { return tls_ != nullptr; }
   Role role() const { return role_; }
 
   // The Welcome has gone out: from now on messages without order may overtake others.
@@ -86,12 +94,19 @@ class Connection {
 
  private:
   void OnRead(std::string_view bytes);
+  void OnDecrypted(std::string_view bytes);
+  void OnUnwritable();
+  void Take(std::string_view bytes);
+  // Nothing of ours can go out yet: it is open how the peer speaks, or TLS is being agreed on.
+  bool Opening() const { return !spoken_ || (tls_ != nullptr && !tls_->established()); }
   void OnWritten();
 
   const ConnectionId id_;
   const Instant accepted_;
   Owner& owner_;
   UvTcp socket_;
+  std::unique_ptr<TlsStream> tls_;  // Null: plain.
+  bool spoken_ = false;             // The peer has shown whether it speaks TLS, or it need not.
   FrameSplitter splitter_;
   std::string out_;
   std::uint64_t flushed_ = 0;  // Bytes given to the socket.

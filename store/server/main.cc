@@ -29,6 +29,15 @@ CLI::Validator IsDuration() {
       "DURATION");
 }
 
+void AddTlsOptions(CLI::App& command, TlsFiles& files, const std::string& ca_meaning) {
+  command.add_option("--tls-cert", files.certificate,
+                     "Certificate to show, PEM, followed by those that lead to its CA (default: "
+                     "RESILIENT_TLS_CERT)");
+  command.add_option("--tls-key", files.key,
+                     "Private key of that certificate, PEM (default: RESILIENT_TLS_KEY)");
+  command.add_option("--tls-ca", files.authority, ca_meaning);
+}
+
 bool ApplyLogLevel(const std::string& level) { return ConfigureLog(level, "").ok(); }
 
 namespace {

@@ -104,6 +104,7 @@ void AddStore(Page& page, const MetricsPage& from) {
                         from.durable ? "true" : "false", "\""));
   const CoreGauges& gauges = from.gauges;
   page.Gauge("ready", "1 while /readyz says so.", from.ready ? 1 : 0);
+  page.Gauge("insecure", "1 when connections are not encrypted.", from.encrypted ? 0 : 1);
   page.Gauge("epoch", "Starts of the durable store; 0 for one in memory.",
              static_cast<double>(gauges.epoch));
   page.Gauge("connections", "Open connections.", static_cast<double>(gauges.connections));

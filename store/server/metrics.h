@@ -46,7 +46,7 @@ enum class Refusal : std::uint8_t {
   kProtocol,     // What it sent is not our protocol.
   kRequest,      // Not a request that can be read.
   kSlow,         // It does not read its answers.
-  kAccess,       // It has not proved to know a token.
+  kAccess,       // It has not proved to know a token, or TLS was refused.
 };
 inline constexpr std::size_t kRefusals = 6;
 
@@ -71,6 +71,7 @@ struct MetricsPage {
   std::string_view version;
   bool durable = false;
   bool ready = false;
+  bool encrypted = false;
   std::size_t held_bytes = 0;
   std::size_t output_bytes = 0;
   std::size_t before_hello = 0;

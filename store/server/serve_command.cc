@@ -38,6 +38,7 @@ struct ServeArguments {
   std::string data;
   std::string durability;
   std::string token_file;
+  TlsFiles tls;
   std::string metrics;
   std::vector<std::string> limits;
   std::uint64_t crash_at = 0;
@@ -64,12 +65,15 @@ int ParseServe(const ServeArguments& arguments, const CliContext& context, Serve
   // "*:0" and ":0" may not parse, but deserve the better text.
   const std::string host =
       listen.ok() ? listen->host : arguments.listen.substr(0, arguments.listen.rfind(':'));
-  if (IsWildcardHost(host) && arguments.token_file.empty()) {
+  const Status together = CheckServerFiles(arguments.tls);
+  if (!together.ok()) return Complain(together.message(), kExitUsage);
+  if (IsWildcardHost(host) && arguments.token_file.empty() && arguments.tls.authority.empty()) {
     return Complain(StrCat("--listen ", arguments.listen,
                            " would offer the store to every host of every network, without a "
                            "password; name one address of this host, for example --listen "
                            "127.0.0.1:29400 or the address of the network between the ranks, or "
-                           "ask for a token (--token-file)"),
+                           "ask for a token (--token-file) or for certificates of the clients "
+                           "(--tls-ca)"),
                     kExitUsage);
   }
   if (!listen.ok()) {
@@ -77,6 +81,7 @@ int ParseServe(const ServeArguments& arguments, const CliContext& context, Serve
   }
   options->listen = *listen;
   options->token_file = arguments.token_file;
+  options->tls = arguments.tls;
   options->lease_ttl = arguments.lease_ttl.empty() ? context.settings.lease_ttl
                                                    : *ParseDuration(arguments.lease_ttl);
   if (options->lease_ttl < kLeaseTtlMin) {
@@ -193,12 +198,18 @@ int Serve(const ServeArguments& arguments, const CliContext& context, pid_t pare
   if (started.code() == StatusCode::kSetting) return Complain(started.message(), kExitUsage);
   if (!started.ok()) return Complain(started.message(), kExitFailed);
   const std::string address = FormatHostPort(server.address());
+  const bool everybody = options.token_file.empty() && options.tls.authority.empty();
   const std::string_view admission =
-      options.token_file.empty() ? "; whoever reaches it is admitted, no token is asked for" : "";
+      everybody ? "; whoever reaches it is admitted, no token is asked for" : "";
+  const std::string_view openness = options.tls.empty() ? "; connections are not encrypted" : "";
   RESILIENT_LOG_RECORD(
       kInfo, "listen",
-      {{"address", address}, {"server", server.server_id()}, {"tokens", options.token_file}},
-      StrCat("listens on ", address, ", server ", server.server_id(), admission));
+      {{"address", address},
+       {"server", server.server_id()},
+       {"tokens", options.token_file},
+       {"certificate", options.tls.certificate},
+       {"client_ca", options.tls.authority}},
+      StrCat("listens on ", address, ", server ", server.server_id(), admission, openness));
   const int told = TellAddress(arguments, server);
   if (told != kExitOk) server.Shutdown("its address could not be told");
   loop.Run();
@@ -210,6 +221,7 @@ int Serve(const ServeArguments& arguments, const CliContext& context, pid_t pare
 void AddServeCommand(CLI::App& app, CliContext& context) {
   auto arguments = std::make_shared<ServeArguments>();  // Lives as long as the callback.
   arguments->token_file = context.settings.token_file;
+  arguments->tls = context.settings.tls;
   CLI::App* serve = app.add_subcommand("serve", "Run a store server");
   // Only for its own help: a list of commands has one line for each.
   serve->preparse_callback([serve](std::size_t) { serve->description(ServeDescription()); });
@@ -238,6 +250,9 @@ void AddServeCommand(CLI::App& app, CliContext& context) {
                     "Admit only who proves to know a token of this file: one line with a token, or "
                     "lines \"JOB TOKEN\"; read again when it changes and on SIGHUP (default: "
                     "RESILIENT_TOKEN_FILE)");
+  AddTlsOptions(*serve, arguments->tls,
+                "Ask every client for a certificate that this CA has signed (default: "
+                "RESILIENT_TLS_CA)");
   serve
       ->add_option("--metrics", arguments->metrics,
                    "Serve metrics and probes over HTTP, for whoever reaches the address: they tell "

@@ -18,22 +18,32 @@ constexpr char kExamples[] = R"(EXAMPLES
       For programs of this host; the log names the port.
   resilient-store serve --listen 10.0.0.1:29400 --data /var/lib/resilient
       A sidecar that may be killed and started again.
+  resilient-store serve --listen 10.0.0.1:29400 --tls-cert s.pem --tls-key s.key --tls-ca ca.pem
+      Encrypted, for clients with a certificate of that CA.
   resilient-store serve --listen 10.0.0.1:29400 --metrics 10.0.0.1:29401 --log-level json:info
       Watched by Prometheus, read by a log collector.
 )";
 
 constexpr char kRest[] = R"(
+TLS
+  With --tls-cert and --tls-key: TLS 1.3 alone. The files are looked at every second and on SIGHUP;
+  connections that were made stay, and files that cannot be used change nothing but the log.
+
 HTTP
   With --metrics: /metrics in Prometheus' text format; /healthz: 200 while the server turns;
   /readyz: 200 while it is restored and listens, else 503 with the reason.
 
 SIGNALS
+  SIGHUP: tokens and certificates are read anew.
   SIGTERM, SIGINT: ends in good order: /readyz says 503, no connection is taken any more, what was
   asked is answered and written to the data directory, within 12 s. Clients go on at the server's
   next start or at their next address; nothing is lost with --data, nothing applied twice.
 
 ENVIRONMENT
   RESILIENT_LEASE_TTL, RESILIENT_LOG   defaults of --lease-ttl and --log-level
+  RESILIENT_TOKEN_FILE                 default of --token-file
+  RESILIENT_TLS_CERT, RESILIENT_TLS_KEY, RESILIENT_TLS_CA
+                                       defaults of --tls-cert, --tls-key and --tls-ca
   NOTIFY_SOCKET, WATCHDOG_USEC         set by systemd for Type=notify: the server tells when it is
                                        ready, ends, and that it turns
 

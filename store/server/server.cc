@@ -98,6 +98,7 @@ Server::Server(UvLoop& loop, const Clock& clock, ServerOptions options,
       server_id_(RandomHexId()),
       connections_max_(ConnectionLimit(options_.limits.connections)),
       access_(loop, clock, options_.token_file),
+      encryption_(loop, options_.tls),
       started_unix_s_(clock.WallSeconds()),
       engine_(std::move(engine)),
       processes_(loop, [this](std::uint64_t watch) { OnProcessExit(watch); }),
@@ -117,13 +118,17 @@ void Server::MakeCore(Instant now) {
 Status Server::Start() {
   RESILIENT_CHECK(engine_ == nullptr);
   RESILIENT_RETURN_IF_ERROR(access_.Open());
+  RESILIENT_RETURN_IF_ERROR(encryption_.Open());
   Result<FileDescriptor> bound = ListenTcp(options_.listen, kListenBacklog);
   if (!bound.ok()) return bound.status();
   Result<HostPort> local = LocalAddress(*bound);
   if (!local.ok()) return local.status();
-  if (IsWildcardHost(local->host) && !access_.asks_for_token()) {
+  if (IsWildcardHost(local->host) && !access_.asks_for_token() &&
+      !encryption_.asks_for_certificates()) {
     return Status(StatusCode::kSetting,
-                  StrCat(options_.listen.host, " means every address, which needs a token file"));
+                  StrCat(options_.listen.host,
+                         " means every address, which needs a token file or certificates of the "
+                         "clients (--tls-ca)"));
   }
   address_ = {options_.listen.host, local->port};
 
@@ -138,6 +143,7 @@ Status Server::Start() {
   RESILIENT_RETURN_IF_ERROR(listener_->Listen(*bound, kListenBacklog));
   tick_timer_.Start(ToMillis(kTickInterval), ToMillis(kTickInterval));
   access_.Watch();
+  encryption_.Watch();
   Perform(restored_);
   if (connections_max_ < options_.limits.connections) {
     RESILIENT_LOG_RECORD(
@@ -166,8 +172,9 @@ void Server::OnConnectionWaiting() {
 
 void Server::Accept() {
   const Instant now = clock_.Now();
-  auto connection = std::make_unique<Connection>(next_connection_, loop_,
-                                                 static_cast<Connection::Owner&>(*this), now);
+  auto connection =
+      std::make_unique<Connection>(next_connection_, loop_, static_cast<Connection::Owner&>(*this),
+                                   now, encryption_.NewStream());
   if (!connection->AcceptFrom(*listener_)) return;
   if (connections_.size() + processes_.size() >= connections_max_ + kAdminReserve) {
     metrics_.Refused(Refusal::kConnections);
@@ -212,6 +219,7 @@ void Server::TakeFrames(Connection& connection) {
 }
 
 void Server::Handle(Connection& connection, Frame frame) {
+  if (encryption_.on() && !connection.encrypted()) return RefusePlain(connection);
   if (access_.Admitted(connection.id())) return HandleRequest(connection, frame);
   const ServerHandshake::Step step =
       access_.OnFrame(connection.id(), connection.name(), std::move(frame));
@@ -285,6 +293,27 @@ void Server::Refuse(Connection& connection, std::uint64_t seq, const Status& why
 void Server::AnswerAndEnd(Connection& connection, std::uint64_t seq, const Status& why) {
   connection.Send(EncodeServerMessage(Failure(seq, why)));
   touched_.insert(connection.id());
+  EndGently(connection);
+}
+
+// In plain words, as the peer would understand no others.
+void Server::RefusePlain(Connection& connection) {
+  metrics_.Refused(Refusal::kAccess);
+  access_.NoteRefusal(connection.name(), StatusCode::kAuth, "it does not speak TLS");
+  AnswerAndEnd(connection, 0,
+               Status(StatusCode::kAuth,
+                      "this store speaks TLS only; set RESILIENT_TLS_CA (or --tls-ca) to the file "
+                      "with the certificate of its CA"));
+}
+
+// The alert that says why has to reach the peer before the connection ends.
+void Server::EndTls(Connection& connection, const Status& why) {
+  metrics_.Refused(why.code() == StatusCode::kAuth ? Refusal::kAccess : Refusal::kProtocol);
+  access_.NoteRefusal(connection.name(), why.code(), why.message());
+  EndGently(connection);
+}
+
+void Server::EndGently(Connection& connection) {
   before_hello_.erase(connection.id());
   ending_.insert(connection.id());
   disconnected_.push_back(connection.id());
@@ -305,6 +334,11 @@ void Server::NoteWelcome(Connection& connection, const Hello& hello, const Effec
 }
 
 void Server::OnEnd(Connection& connection, const Status& why) {
+  const bool refused = why.code() == StatusCode::kAuth || why.code() == StatusCode::kProtocol;
+  if (refused && connection.encrypted() && !connection.greeted()) {
+    EndTls(connection, why);
+    return Settle();
+  }
   if (why.code() == StatusCode::kProtocol) {
     metrics_.Refused(Refusal::kProtocol);
     // The text names what speaks there; ports and lengths in it do not make another kind.
@@ -496,6 +530,7 @@ void Server::EndConnections() {
 void Server::Finish() {
   if (persister_ != nullptr) persister_->Stop();
   access_.Close();
+  encryption_.Close();
   http_.reset();
   tick_timer_.Close();
   turn_check_.Close();

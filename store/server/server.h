@@ -19,6 +19,7 @@
 #include "store/server/access.h"
 #include "store/server/connection.h"
 #include "store/server/crash_points.h"
+#include "store/server/encryption.h"
 #include "store/server/engine.h"
 #include "store/server/held_effects.h"
 #include "store/server/http_endpoint.h"
@@ -53,6 +54,7 @@ struct ServerOptions {
   // be acknowledged any more.
   std::function<void(const Status& why)> on_storage_failure;
   std::string token_file;               // Empty: whoever connects is admitted.
+  TlsFiles tls;                         // Empty: connections are plain.
   CrashPoints* crash_points = nullptr;  // For tests; outlives the server.
   std::optional<HostPort> metrics;      // Where /metrics, /healthz and /readyz are served.
   std::string version;                  // Of this build, for metrics.
@@ -79,8 +81,8 @@ class Server final : private Connection::Owner {
   const HostPort& http_address() const { return http_->address(); }
   // Reads the data directory; for a durable store before Start. Blocks. As OpenSqliteEngine.
   Status Restore();
-  // Listens. kRefused when the port is taken, kSetting for a wildcard address without a token, or
-  // for a token file that cannot be used.
+  // Listens. kRefused when the port is taken, kSetting for a wildcard address without a token or a
+  // CA of the clients, or for a file that cannot be used.
   Status Start();
   // REQUIRES: Start was OK. As asked for, with the real port: a name stays a name, which other
   // hosts may resolve to another address than this one.
@@ -112,6 +114,9 @@ class Server final : private Connection::Owner {
   // Logs it, answers, then ends the connection.
   void Refuse(Connection& connection, std::uint64_t seq, const Status& why);
   void AnswerAndEnd(Connection& connection, std::uint64_t seq, const Status& why);
+  void RefusePlain(Connection& connection);
+  void EndTls(Connection& connection, const Status& why);
+  void EndGently(Connection& connection);
   bool IsFull(const Request& request) const;
   void NoteWelcome(Connection& connection, const Hello& hello, const Effects& effects);
   // Carries the effects out, at once or when what they tell of is kept. `begun`: of the request
@@ -160,6 +165,7 @@ class Server final : private Connection::Owner {
   const std::size_t connections_max_;
   HostPort address_;
   Access access_;
+  Encryption encryption_;
   std::unique_ptr<ServerCore> core_;
 
   const double started_unix_s_;

@@ -72,6 +72,7 @@ std::string Server::MetricsText() const {
   page.version = options_.version;
   page.durable = engine_ != nullptr || persister_ != nullptr;
   page.ready = WhyNotReady().empty();
+  page.encrypted = encryption_.on();
   page.held_bytes = held_.bytes();
   page.output_bytes = output_.total();
   page.before_hello = before_hello_.size();

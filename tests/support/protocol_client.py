@@ -63,11 +63,13 @@ class Closed(Exception):
 
 
 class Connection:
-    """Preamble and frames over one socket."""
+    """Preamble and frames over one socket. `tls`: an ssl.SSLContext, where the store has TLS."""
 
-    def __init__(self, host, port):
+    def __init__(self, host, port, tls=None):
         self.socket = socket.create_connection((host, port), SECONDS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         self._buffer = bytearray()
         self.socket.sendall(PREAMBLE.pack(b"RSL1", VERSION, VERSION))
         magic, lowest, highest = PREAMBLE.unpack(self._take(PREAMBLE.size, deadline_in(SECONDS)))
@@ -112,8 +114,8 @@ class Line:
 
     ROLE = "ROLE_REQUEST"
 
-    def __init__(self, host, port, job, session=None, **hello):
-        self.target = (host, port)
+    def __init__(self, host, port, job, session=None, tls=None, **hello):
+        self.target = (host, port, tls)
         self.session = session or new_id()
         self._hello = {"job": job, "session": self.session, "incarnation": INCARNATION, **hello}
         self._next = 1

@@ -1,12 +1,15 @@
 """docs/protocol.md is precise enough to write a client from: the one in protocol_client.py does all
 that it tells, against the real server."""
 
+import contextlib
 import itertools
 import shutil
+import ssl
 import subprocess
 
 import protocol_client
 import pytest
+from make_certificates import make_ca, make_certificate
 from protocol_client import Client, Closed, Connection, Line, Member, Refused, messages, new_id
 
 _server = pytest.importorskip("torch_resilient._server")
@@ -18,11 +21,11 @@ END_SECONDS = 10
 _jobs = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def address():
+@contextlib.contextmanager
+def serving(*options):
     command = [_server.binary(), "serve", "--listen", "127.0.0.1:0", "--log-level", "off"]
     process = subprocess.Popen(
-        [*command, "--print-address", "--parent-death"],
+        [*command, "--print-address", "--parent-death", *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -33,6 +36,12 @@ def address():
     process.stdin.close()
     process.stdout.close()
     process.wait(END_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def address():
+    with serving() as address:
+        yield address
 
 
 @pytest.fixture
@@ -280,3 +289,23 @@ def test_membership_of_two_seats(address, job):
             assert view == three.event("view")
             for member in (one, three):
                 assert not member.call(leave={}).failure.code
+
+
+def test_tls(job, tmp_path):
+    folder = tmp_path / "secrets"
+    make_ca(folder)
+    make_certificate(folder)
+    files = ("--tls-cert", folder / "tls.crt", "--tls-key", folder / "tls.key")
+    tls = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    with serving(*files, "--tls-ca", folder / "ca.pem") as address:
+        with pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
+            Client(*address, job, tls=tls)
+        with pytest.raises(Refused) as refusal:
+            Client(*address, job)
+        assert refusal.value.code == "AUTH"
+        tls.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+        with Client(*address, job, tls=tls) as client:
+            assert client.connection.socket.version() == "TLSv1.3"
+            assert not client.connection.socket.session_reused
+            client.call(set={"key": b"key", "value": b"value"})
+            assert client.call(get={"key": b"key"}).value == b"value"

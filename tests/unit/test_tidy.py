@@ -34,6 +34,8 @@ def rules(path: str, text: str, *others: tuple[str, str]) -> list[str]:
         ("torch_plugin/csrc/a.cc", '"store/client/client_core.h"'),
         ("store/server/a.cc", '"tests/support/manual_clock.h"'),
         ("store/server/a.cc", '"../core/codec.h"'),
+        ("store/tls/a.cc", '"store/core/codec.h"'),
+        ("store/core/a.cc", '"store/tls/stream.h"'),
     ],
 )
 def test_layer_breach_is_found(path: str, include: str) -> None:
@@ -53,6 +55,7 @@ def test_layer_breach_is_found(path: str, include: str) -> None:
         ("tests/sim/a.cc", '"store/core/server_core.h"'),
         ("tests/sim/a.cc", '"store.pb.h"'),
         ("store/server/a.cc", "<uv.h>"),
+        ("store/client/a.cc", '"store/tls/functions.h"'),
         ("store/core/codec.cc", '"store.pb.h"'),
     ],
 )
@@ -64,6 +67,7 @@ def test_allowed_include_is_silent(path: str, include: str) -> None:
     ("path", "include"),
     [
         ("store/client/a.cc", "<uv.h>"),
+        ("store/client/a.cc", "<openssl/ssl.h>"),
         ("store/core/a.cc", "<sqlite3.h>"),
         ("store/core/server_core.cc", '"store.pb.h"'),
         ("runtime/comm/a.cc", "<torch/torch.h>"),

@@ -38,6 +38,7 @@ World OpenWorld(const WorldOptions& options) {
   context_options.connect.addresses = options.addresses;
   context_options.connect.job = options.job;
   context_options.connect.token_file = options.token_file;
+  context_options.connect.tls = options.tls;
   context_options.connect.launcher_attempt = options.launcher_attempt;
   context_options.session.rank = options.rank;
   context_options.session.world_size = options.world_size;

@@ -86,10 +86,11 @@ def _store_class():
         Its keys belong to the job, not to one init. `job`: the name of the job on a shared server;
         default the address. `timeout` (seconds or timedelta) bounds each call that waits, strictly.
         Threads may share it: one that waits does not hold up another. `token_file`: with the token
-        that the server asks for; default RESILIENT_TOKEN_FILE.
+        that the server asks for; default RESILIENT_TOKEN_FILE. `tls`: the files of certificate, key
+        and CA; default RESILIENT_TLS_CERT, RESILIENT_TLS_KEY, RESILIENT_TLS_CA.
         """
 
-        def __init__(self, address, timeout=_STORE_TIMEOUT, job="", token_file=None):
+        def __init__(self, address, timeout=_STORE_TIMEOUT, job="", token_file=None, tls=None):
             self.addresses = _address.given(address).addresses
             self.job = job or address
             if not isinstance(timeout, timedelta):
@@ -97,12 +98,19 @@ def _store_class():
             if token_file is None:
                 token_file = os.environ.get(_server.TOKEN_FILE, "")
             self.token_file = os.fspath(token_file)
-            super().__init__(self.addresses, self.job, timeout, self.token_file)
+            if tls is None:
+                tls = (os.environ.get(name, "") for name in _server.TLS_FILES)
+            self.tls = tuple(os.fspath(path) for path in tls)
+            super().__init__(self.addresses, self.job, timeout, self.token_file, self.tls)
 
         def clone(self):
             """A store for the same keys with a connection and session of its own."""
             return Store(
-                ",".join(self.addresses), self.timeout, job=self.job, token_file=self.token_file
+                ",".join(self.addresses),
+                self.timeout,
+                job=self.job,
+                token_file=self.token_file,
+                tls=self.tls,
             )
 
         def __repr__(self):

@@ -95,7 +95,7 @@ def rendezvous(url, timeout=DEFAULT_TIMEOUT, **kwargs):
         raise _errors.ConfigError(f"{url}: rank and world_size are missing") from None
     address = _server.join_host_port(host, port)
     job = settings["job"] or address
-    store = native.Store([address], job, timeout, settings["token_file"])
+    store = native.Store([address], job, timeout, settings["token_file"], settings["tls"])
     count = store.add(f"resilient/inits/{rank}", 1)
     yield dist.PrefixStore(f"resilient/init/{count}", store), rank, world_size
 
@@ -185,7 +185,7 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         linger=settings["linger"],
         bind=settings["bind"],
         probe=lambda address, seconds: native.probe_store(
-            address, job, seconds, token_file=settings["token_file"]
+            address, job, seconds, token_file=settings["token_file"], tls=settings["tls"]
         ),
         log=lambda text: log_line(settings, rank, "info", text),
     )
@@ -204,6 +204,7 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         hosts_store=endpoint.spawned,
         bind_address=_bind_address(endpoint.addresses[0]),
         token_file=settings["token_file"],
+        tls=settings["tls"],
     )
     return _worlds.World(
         session, rank, world_size, job, endpoint.addresses, settings, endpoint.given

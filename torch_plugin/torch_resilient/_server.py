@@ -12,6 +12,7 @@ import time
 
 PROGRAM = "resilient-store"
 TOKEN_FILE = "RESILIENT_TOKEN_FILE"
+TLS_FILES = ("RESILIENT_TLS_CERT", "RESILIENT_TLS_KEY", "RESILIENT_TLS_CA")
 ADDRESS_IN_USE = 3  # Exit code: another process listens there.
 START_SECONDS = 10.0
 _POLL_SECONDS = 0.005
@@ -82,8 +83,9 @@ def spawn(host, port, linger):
 def _start_detached(command, log):
     # The signal mask and dispositions of a trainer are no business of the server.
     environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-    if environment.get(TOKEN_FILE):
-        environment[TOKEN_FILE] = os.path.abspath(environment[TOKEN_FILE])  # Its cwd is another.
+    for name in (TOKEN_FILE, *TLS_FILES):
+        if environment.get(name):
+            environment[name] = os.path.abspath(environment[name])  # Its cwd is another.
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

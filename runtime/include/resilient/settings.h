@@ -7,6 +7,7 @@
 
 #include <resilient/clock.h>
 #include <resilient/status.h>
+#include <resilient/tls.h>
 
 namespace resilient {
 
@@ -17,6 +18,7 @@ struct Settings {
   std::string job;         // RESILIENT_JOB
   std::string bind;        // RESILIENT_BIND
   std::string token_file;  // RESILIENT_TOKEN_FILE: what the store asks for, and clients present
+  TlsFiles tls;            // RESILIENT_TLS_CERT, RESILIENT_TLS_KEY, RESILIENT_TLS_CA
   Duration linger = std::chrono::seconds(60);    // RESILIENT_LINGER
   Duration lease_ttl = std::chrono::seconds(5);  // RESILIENT_LEASE_TTL, floor 1 s; beat = TTL/5
   Duration budget = std::chrono::seconds(20);    // RESILIENT_BUDGET
@@ -29,8 +31,8 @@ struct Settings {
 
 // Reads NAME -> value pairs (all of the environment). kSetting for a value that does not parse or
 // is out of range: the text names variable, value, and what is accepted ("5", "5s", "500ms",
-// "10min", "1h"), and for TLS, which this version does not have. Unknown RESILIENT_*
-// names, and known ones that have no effect yet, become warnings.
+// "10min", "1h"). Unknown RESILIENT_* names, and known ones that have no effect yet, become
+// warnings.
 Result<Settings> ParseSettings(const std::vector<std::pair<std::string, std::string>>& environment);
 
 // The environment of this process. The only getenv of the library.

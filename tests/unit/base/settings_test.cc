@@ -143,13 +143,23 @@ TEST(ParseSettings, AskingForWhatIsDoneAnyway_IsNoWarning) {
   EXPECT_TRUE(settings->warnings.empty()) << settings->warnings.front();
 }
 
-TEST(ParseSettings, Tls_IsRefusedNotIgnored) {
-  for (const char* name : {"RESILIENT_TLS_CERT", "RESILIENT_TLS_KEY", "RESILIENT_TLS_CA"}) {
-    const Status status = ParseSettings({{name, "/some/file"}}).status();
-    EXPECT_EQ(status.code(), StatusCode::kSetting) << name;
-    EXPECT_EQ(status.message().find(name), 0U) << status.message();
-    EXPECT_NE(status.message().find("no TLS"), std::string::npos) << status.message();
-  }
+TEST(ParseSettings, Tls_IsThreeFiles) {
+  const auto settings = ParseSettings({{"RESILIENT_TLS_CERT", "/some/certificate"},
+                                       {"RESILIENT_TLS_KEY", "/some/key"},
+                                       {"RESILIENT_TLS_CA", "/some/ca"}});
+  ASSERT_TRUE(settings.ok()) << settings.status().message();
+  EXPECT_EQ(settings->tls, (TlsFiles{"/some/certificate", "/some/key", "/some/ca"}));
+  EXPECT_TRUE(settings->warnings.empty()) << settings->warnings.front();
+  EXPECT_TRUE(ParseSettings({})->tls.empty());
+}
+
+TEST(ParseSettings, WildcardBind_IsForAStoreThatAsksForCertificates) {
+  const std::pair<std::string, std::string> bind("RESILIENT_BIND", "0.0.0.0");
+  const std::pair<std::string, std::string> certificate("RESILIENT_TLS_CERT", "/some/certificate");
+  const std::pair<std::string, std::string> authority("RESILIENT_TLS_CA", "/some/ca");
+  EXPECT_TRUE(ParseSettings({bind, certificate, authority}).ok());
+  EXPECT_EQ(ParseSettings({bind, certificate}).status().code(), StatusCode::kSetting);
+  EXPECT_EQ(ParseSettings({bind, authority}).status().code(), StatusCode::kSetting);
 }
 
 TEST(ParseSettings, EmptyValue_IsUnset) {

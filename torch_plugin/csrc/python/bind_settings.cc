@@ -11,6 +11,7 @@
 #include "torch_plugin/csrc/convert.h"
 #include "torch_plugin/csrc/python/durations.h"
 #include "torch_plugin/csrc/python/module.h"
+#include "torch_plugin/csrc/python/tls_files.h"
 
 namespace resilient::plugin {
 namespace {
@@ -23,6 +24,7 @@ py::dict ToDict(const Settings& settings) {
   fields["job"] = settings.job;
   fields["bind"] = settings.bind;
   fields["token_file"] = settings.token_file;
+  fields["tls"] = ToTuple(settings.tls);
   fields["linger"] = ToSeconds(settings.linger);
   fields["lease_ttl"] = ToSeconds(settings.lease_ttl);
   fields["budget"] = ToSeconds(settings.budget);
@@ -36,13 +38,14 @@ py::dict ToDict(const Settings& settings) {
 
 std::string ProbeStore(PythonHost& host, const std::string& address, const std::string& job,
                        double timeout, const std::string& expected_server,
-                       const std::string& token_file) {
+                       const std::string& token_file, TlsTuple tls) {
   const SystemClock clock;
   store::ConnectOptions options;
   options.addresses = {address};
   options.job = job;
   options.expected_server = expected_server;
   options.token_file = token_file;
+  options.tls = ToTlsFiles(std::move(tls));
   const py::gil_scoped_release unlocked;
   auto client = ValueOrThrow(host, store::Connect(
                                        options, [&host] { return host.Interrupted(); }, clock,
@@ -69,11 +72,12 @@ void RegisterSettings(py::module_& m, const std::shared_ptr<PythonHost>& host) {
   m.def(
       "probe_store",
       [host](const std::string& address, const std::string& job, double timeout,
-             const std::string& expected_server, const std::string& token_file) {
-        return ProbeStore(*host, address, job, timeout, expected_server, token_file);
+             const std::string& expected_server, const std::string& token_file, TlsTuple tls) {
+        return ProbeStore(*host, address, job, timeout, expected_server, token_file,
+                          std::move(tls));
       },
       py::arg("address"), py::arg("job"), py::arg("timeout"), py::arg("expected_server") = "",
-      py::arg("token_file") = "");
+      py::arg("token_file") = "", py::arg("tls") = TlsTuple());
 }
 
 }  // namespace resilient::plugin

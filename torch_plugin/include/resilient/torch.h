@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 #include <resilient/session.h>
 #include <resilient/status.h>
+#include <resilient/tls.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -69,6 +70,7 @@ struct WorldOptions {
   std::string bind_address = "127.0.0.1";  // Where peers reach this process.
   std::uint64_t launcher_attempt = 0;
   std::string token_file;  // With the token that the store asks for; empty: none is presented.
+  TlsFiles tls;            // With a CA connections to the store are encrypted.
 };
 
 // One world as a C++ program uses it. The three keep each other alive. Thread: thread-safe, as

@@ -10,6 +10,7 @@
 #include <resilient/clock.h>
 #include <resilient/rendezvous.h>
 #include <resilient/status.h>
+#include <resilient/tls.h>
 
 namespace resilient::store {
 
@@ -28,6 +29,9 @@ struct ConnectOptions {
   // With the token that the store asks for (docs/operations.md); empty: none is presented, and a
   // store that asks for one refuses with kAuth, at once.
   std::string token_file;
+  // With a CA connections are encrypted, and a store whose certificate it has not signed, or that
+  // names another host, is refused with kAuth, at once. Empty: plain connections.
+  TlsFiles tls;
 };
 
 // New random session id. The id of this process, the same at every call in it (another in a forked

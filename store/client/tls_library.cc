@@ -1,0 +1,41 @@
+#include "store/client/tls_library.h"
+
+#include <dlfcn.h>
+
+#include "runtime/base/log.h"
+
+namespace resilient::store {
+namespace {
+
+constexpr char kSslLibrary[] = "libssl.so.3";
+constexpr char kCryptoLibrary[] = "libcrypto.so.3";
+
+template <typename Function>
+bool Find(void* library, const char* name, Function* function) {
+  if (library == nullptr) return false;
+  *function = reinterpret_cast<Function>(dlsym(library, name));
+  return *function != nullptr;
+}
+
+}  // namespace
+
+Result<TlsFunctions> LoadTlsLibrary() {
+  // They stay loaded: others in the process may have got them from us.
+  constexpr int kFlags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
+  TlsFunctions functions;
+  void* library = dlopen(kSslLibrary, kFlags);
+  bool found = library != nullptr;
+#define RESILIENT_FIND(name) found = found && Find(library, #name, &functions.name);
+  RESILIENT_LIBSSL_FUNCTIONS(RESILIENT_FIND)
+  if (found) library = dlopen(kCryptoLibrary, kFlags);
+  RESILIENT_LIBCRYPTO_FUNCTIONS(RESILIENT_FIND)
+#undef RESILIENT_FIND
+  if (found) return functions;
+  const char* why = dlerror();
+  return Status(StatusCode::kSetting,
+                StrCat("TLS was asked for (RESILIENT_TLS_CA), and the library for it, ",
+                       kSslLibrary, " of OpenSSL 3, cannot be loaded: ",
+                       why == nullptr ? "unknown error" : why, "; install it (Debian: libssl3)"));
+}
+
+}  // namespace resilient::store

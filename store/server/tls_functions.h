@@ -1,0 +1,10 @@
+#pragma once
+
+#include "store/tls/functions.h"
+
+namespace resilient::store {
+
+// Those that the server is linked with.
+TlsFunctions LinkedTlsFunctions();
+
+}  // namespace resilient::store

@@ -1,0 +1,145 @@
+"""Jobs whose store speaks TLS: by resilient-run, by the ranks, by a Store, and with mistakes. The
+certificates are made as docs/operations.md says."""
+
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import harness
+import pytest
+import torch
+import torch.distributed as dist
+from make_certificates import make_ca, make_certificate
+
+import torch_resilient
+from torch_resilient import _server
+
+WORKER = """
+import os, subprocess, torch, torch.distributed as dist
+from torch_resilient import _server
+dist.init_process_group("resilient")
+total = torch.ones(1)
+dist.all_reduce(total)
+if dist.get_rank() == 0:
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("RESILIENT_TLS_")}
+    for environment in (os.environ, plain):
+        status = subprocess.run([_server.binary(), "status"], env=environment, capture_output=True)
+        print("status", status.returncode)
+dist.barrier()
+dist.destroy_process_group()
+print("total", int(total.item()))
+"""
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory):
+    """The settings of a job whose store asks for certificates."""
+    folder = tmp_path_factory.mktemp("tls") / "secrets"
+    make_ca(folder)
+    make_certificate(folder)
+    return {
+        "RESILIENT_TLS_CERT": str(folder / "tls.crt"),
+        "RESILIENT_TLS_KEY": str(folder / "tls.key"),
+        "RESILIENT_TLS_CA": str(folder / "ca.pem"),
+    }
+
+
+@pytest.fixture
+def encrypted(secrets):
+    """Address of a store with TLS that asks for certificates."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RESILIENT_")}
+    process = subprocess.Popen(
+        [_server.binary(), "serve", "--print-address", "--parent-death"],
+        env=environment | secrets,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    yield process.stdout.readline().split()[0]
+    process.terminate()
+    process.wait(10)
+    process.stdout.close()
+
+
+def add_up():
+    dist.init_process_group("resilient")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return int(total.item())
+
+
+def failing_init():
+    started = time.monotonic()
+    try:
+        dist.init_process_group("resilient", timeout=timedelta(seconds=20))
+    except Exception as error:
+        return type(error).__name__, error.code, str(error), time.monotonic() - started
+    return None
+
+
+def test_ranks_of_an_encrypted_store(world, encrypted, secrets):
+    assert world.run(add_up, 2, env=secrets | {"RESILIENT_STORE": encrypted}) == [2] * 2
+
+
+def test_resilient_run_and_its_store_use_the_files(tmp_path, secrets):
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RESILIENT_")}
+    environment |= {name: os.path.relpath(path) for name, path in secrets.items()}
+    command = [sys.executable, "-m", "torch_resilient.run", "--nproc", "2", str(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("total 2") == 2
+    assert "[0] status 0\n[0] status 1\n" in done.stdout
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0"])
+def test_a_store_that_a_rank_starts_speaks_tls(world, secrets, bind):
+    env = secrets | {
+        "RESILIENT_STORE": None,
+        "RESILIENT_JOB": None,
+        "MASTER_PORT": str(harness.free_port()),
+        "RESILIENT_LINGER": "1s",
+        "RESILIENT_BIND": bind,
+    }
+    assert world.run(add_up, 3, env=env) == [3] * 3
+
+
+def test_each_mistake_fails_at_once_with_its_own_text(world, encrypted, store, secrets, tmp_path):
+    make_ca(tmp_path / "other")
+    ca = {"RESILIENT_TLS_CA": secrets["RESILIENT_TLS_CA"]}
+    cases = [
+        (encrypted, {}, "AUTH", "speaks TLS only"),
+        (encrypted, ca, "AUTH", "set RESILIENT_TLS_CERT and RESILIENT_TLS_KEY"),
+        (
+            encrypted,
+            secrets | {"RESILIENT_TLS_CA": str(tmp_path / "other" / "ca.pem")},
+            "AUTH",
+            "vouches for its certificate",
+        ),
+        (store, ca, "PROTOCOL", "speaks the plain store protocol"),
+    ]
+    for address, files, expected, text in cases:
+        env = files | {"RESILIENT_STORE": address}
+        [(name, code, message, seconds)] = world.run(failing_init, 1, env=env)
+        assert (name, code) == ("ConnectError", expected), message
+        assert text in message and address in message
+        assert seconds < 5
+
+
+def test_files_that_cannot_be_used_are_one_clear_line(world, encrypted, secrets):
+    env = {"RESILIENT_STORE": encrypted, "RESILIENT_TLS_CA": secrets["RESILIENT_TLS_KEY"]}
+    [(name, code, message, _)] = world.run(failing_init, 1, env=env)
+    assert (name, code) == ("ConfigError", "SETTING"), message
+    assert "holds no certificate of a CA" in message
+
+
+def test_a_store_object_takes_files_of_its_own(encrypted, secrets):
+    files = tuple(secrets[name] for name in _server.TLS_FILES)
+    store = torch_resilient.Store(encrypted, timeout=10, job="a store", tls=files)
+    store.set("key", "value")
+    assert store.clone().get("key") == b"value"
+    with pytest.raises(torch_resilient.ConnectError, match="AUTH"):
+        torch_resilient.Store(encrypted, timeout=10, job="a store")
