@@ -43,21 +43,12 @@ class StoreSecurity : public ::testing::Test {
   StoreSecurity() { SetLogLevel(LogLevel::kError); }
   ~StoreSecurity() override { SetLogLevel(LogLevel::kWarn); }
 
-  // The path of a file with this text, replaced as a whole.
-  std::string File(const std::string& name, const std::string& text) {
-    const std::string path = folder_ / name;
-    std::ofstream(path + ".new") << text;
-    chmod((path + ".new").c_str(), 0600);
-    std::filesystem::rename(path + ".new", path);
-    return path;
-  }
-
   ConnectOptions OptionsFor(const std::string& address, const std::string& token,
                             const std::string& job = "train") {
     ConnectOptions options;
     options.addresses = {address};
     options.job = job;
-    if (!token.empty()) options.token_file = File("token-of-the-client", token);
+    if (!token.empty()) options.token_file = folder_.Write("token-of-the-client", token);
     return options;
   }
   Result<std::shared_ptr<Client>> ConnectWith(const std::string& address, const std::string& token,
@@ -96,7 +87,7 @@ class StoreSecurity : public ::testing::Test {
 };
 
 TEST_F(StoreSecurity, RightToken_OpensAllAndIsNeverOnTheWire) {
-  TestServer server({"--token-file", File("tokens", std::string(kToken) + "\n")});
+  TestServer server({"--token-file", folder_.Write("tokens", std::string(kToken) + "\n")});
   CuttingProxy proxy(server.address());
   auto client = ConnectWith(proxy.address(), kToken);
   ASSERT_TRUE(client.ok()) << client.status().ToString();
@@ -117,7 +108,7 @@ TEST_F(StoreSecurity, RightToken_OpensAllAndIsNeverOnTheWire) {
 }
 
 TEST_F(StoreSecurity, RecordedHandshake_OpensNothingAgain) {
-  TestServer server({"--token-file", File("tokens", kToken)});
+  TestServer server({"--token-file", folder_.Write("tokens", kToken)});
   std::string recorded;
   {
     CuttingProxy proxy(server.address());
@@ -132,7 +123,7 @@ TEST_F(StoreSecurity, RecordedHandshake_OpensNothingAgain) {
 }
 
 TEST_F(StoreSecurity, WrongOrNoToken_FailsAtOnceAndIsLogged) {
-  TestServer server({"--token-file", File("tokens", kToken)});
+  TestServer server({"--token-file", folder_.Write("tokens", kToken)});
   ExpectRefused(server.address_text(), kStranger, "train", "wrong token");
   EXPECT_THAT(server.process().ErrorText(), HasSubstr("event=refused peer=127.0.0.1:"));
   EXPECT_THAT(server.process().ErrorText(), HasSubstr("says_job=train code=AUTH"));
@@ -180,8 +171,9 @@ TEST_F(StoreSecurity, StoreThatDoesNotKnowTheToken_IsNotBelieved) {
 }
 
 TEST_F(StoreSecurity, TokensPerJob_OpenTheirJobAlone) {
-  TestServer server({"--token-file", File("tokens", std::string("train ") + kTrain + "\neval " +
-                                                        kEval + "\n* " + kToken)});
+  TestServer server(
+      {"--token-file", folder_.Write("tokens", std::string("train ") + kTrain + "\neval " + kEval +
+                                                   "\n* " + kToken)});
   const std::string address = server.address_text();
   auto train = ConnectWith(address, kTrain, "train");
   auto eval = ConnectWith(address, kEval, "eval");
@@ -210,7 +202,7 @@ TEST_F(StoreSecurity, ChangedFile_CountsByItselfAndAdmittedOnesStay) {
   namespace fs = std::filesystem;
   for (const auto& [version, token] : {std::pair("1", kToken), std::pair("2", kStranger)}) {
     fs::create_directory(folder_ / version);
-    File(std::string(version) + "/token", token);
+    folder_.Write(std::string(version) + "/token", token);
   }
   fs::create_directory_symlink("1", folder_ / "data");
   fs::create_symlink("data/token", folder_ / "token");
@@ -227,9 +219,9 @@ TEST_F(StoreSecurity, ChangedFile_CountsByItselfAndAdmittedOnesStay) {
 }
 
 TEST_F(StoreSecurity, SigHup_ReadsTheFileAndABrokenOneChangesNothing) {
-  const std::string path = File("tokens", kToken);
+  const std::string path = folder_.Write("tokens", kToken);
   TestServer server({"--token-file", path});
-  File("tokens", "short");
+  folder_.Write("tokens", "short");
   server.process().Signal(SIGHUP);
   EXPECT_TRUE(Until([&] {
     return Admits(server, kToken) &&
@@ -242,7 +234,7 @@ TEST_F(StoreSecurity, SigHup_ReadsTheFileAndABrokenOneChangesNothing) {
     return Admits(server, kToken) &&
            server.process().ErrorText().find("No such file") != std::string::npos;
   }));
-  File("tokens", std::string(kStranger) + "\n" + kToken);
+  folder_.Write("tokens", std::string(kStranger) + "\n" + kToken);
   server.process().Signal(SIGHUP);
   EXPECT_TRUE(Until([&] { return Admits(server, kStranger); }));
   EXPECT_TRUE(Admits(server, kToken)) << "both hold while a token is replaced";
@@ -250,7 +242,7 @@ TEST_F(StoreSecurity, SigHup_ReadsTheFileAndABrokenOneChangesNothing) {
 }
 
 TEST_F(StoreSecurity, Wildcard_OnlyWithAToken) {
-  const std::string path = File("tokens", kToken);
+  const std::string path = folder_.Write("tokens", kToken);
   for (const char* address : {"0.0.0.0:0", "[::ffff:0.0.0.0]:0"}) {
     const CommandOutcome refused = RunCommand({"serve", "--listen", address});
     EXPECT_EQ(refused.exit_code, 2) << address;
@@ -267,14 +259,14 @@ TEST_F(StoreSecurity, BadTokenFile_EndsServeWithTwo) {
       RunCommand({"serve", "--token-file", folder_ / "none", "--listen", "127.0.0.1:0"});
   EXPECT_EQ(missing.exit_code, 2);
   EXPECT_THAT(missing.errors, HasSubstr("No such file"));
-  const CommandOutcome broken =
-      RunCommand({"serve", "--token-file", File("tokens", "short"), "--listen", "127.0.0.1:0"});
+  const CommandOutcome broken = RunCommand(
+      {"serve", "--token-file", folder_.Write("tokens", "short"), "--listen", "127.0.0.1:0"});
   EXPECT_EQ(broken.exit_code, 2);
   EXPECT_THAT(broken.errors, HasSubstr("line 1: a token needs at least 16"));
 }
 
 TEST_F(StoreSecurity, FileOpenToOthers_IsAWarning) {
-  const std::string path = File("tokens", kToken);
+  const std::string path = folder_.Write("tokens", kToken);
   ASSERT_EQ(chmod(path.c_str(), 0644), 0);
   TestServer open({"--token-file", path});
   EXPECT_THAT(open.process().ErrorText(), HasSubstr("every user of this host may read"));
@@ -284,7 +276,7 @@ TEST_F(StoreSecurity, FileOpenToOthers_IsAWarning) {
 }
 
 TEST_F(StoreSecurity, Commands_TakeTheTokenFromOptionOrEnvironment) {
-  const std::string path = File("tokens", kToken);
+  const std::string path = folder_.Write("tokens", kToken);
   TestServer server({"--token-file", path});
   const std::vector<std::string> at = {"--store", server.address_text(), "--job", "train"};
   const auto run = [&](std::vector<std::string> arguments, std::vector<std::string> environment) {
@@ -307,7 +299,7 @@ TEST_F(StoreSecurity, Commands_TakeTheTokenFromOptionOrEnvironment) {
 
 // What holds before Hello holds until the proof is given.
 TEST_F(StoreSecurity, BeforeTheProof_NothingIsDoneAndTheLimitsHold) {
-  TestServer server({"--token-file", File("tokens", kToken)});
+  TestServer server({"--token-file", folder_.Write("tokens", kToken)});
   const Hello hello = MakeTestHello(Role::kRequest, "train");
   Frame nonce;
   nonce.type = FrameType::kNonce;

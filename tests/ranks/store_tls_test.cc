@@ -85,7 +85,7 @@ class StoreTls : public ::testing::Test {
   }
 
   SystemClock clock_;
-  const TestFolder folder_;
+  const TlsDirectory folder_;
   const TestCa ca_;
   TlsFiles server_files_;
   TlsFiles trust_;   // Of a client that shows no certificate.

@@ -5,14 +5,8 @@
 #include <openssl/pem.h>
 #include <openssl/rand.h>
 #include <openssl/x509v3.h>
-#include <sys/stat.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <functional>
-
-#include <gtest/gtest.h>
 
 #include "runtime/base/check.h"
 
@@ -99,25 +93,8 @@ std::string LockedKey() {
   });
 }
 
-TestFolder::TestFolder() : path_(testing::TempDir() + "resilient-tls-XXXXXX") {
-  if (mkdtemp(path_.data()) == nullptr) ADD_FAILURE() << "no directory for the test: " << path_;
-}
-
-TestFolder::~TestFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
-std::string TestFolder::Write(const std::string& name, const std::string& text) const {
-  const std::string path = path_ + "/" + name;
-  std::ofstream(path + ".new") << text;
-  chmod((path + ".new").c_str(), 0600);
-  std::filesystem::rename(path + ".new", path);
-  return path;
-}
-
-TlsFiles TestFolder::Write(const std::string& name, const TestCertificate& certificate,
-                           const std::string& authority) const {
+TlsFiles TlsDirectory::Write(const std::string& name, const TestCertificate& certificate,
+                             const std::string& authority) const {
   TlsFiles files;
   files.key = Write(name + ".key", certificate.key);
   files.certificate = Write(name + ".pem", certificate.certificate);

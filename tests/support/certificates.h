@@ -8,6 +8,8 @@
 #include <openssl/x509.h>
 #include <resilient/tls.h>
 
+#include "tests/support/test_directory.h"
+
 // A CA for tests, and the certificates that it signs, made with libcrypto: nothing that could
 // expire lies in the repository.
 namespace resilient {
@@ -41,23 +43,12 @@ class TestCa {
 // A key as PEM text that a password protects.
 std::string LockedKey();
 
-// A directory of its own for PEM files, removed with it.
-class TestFolder {
+class TlsDirectory : public TestDirectory {
  public:
-  TestFolder();
-  ~TestFolder();
-  TestFolder(const TestFolder&) = delete;
-  TestFolder& operator=(const TestFolder&) = delete;
-
-  // The path of a file with this text, mode 0600, replaced as a whole.
-  std::string Write(const std::string& name, const std::string& text) const;
+  using TestDirectory::Write;
   // NAME.pem and NAME.key, and the CA that the other side is checked against (empty: none).
   TlsFiles Write(const std::string& name, const TestCertificate& certificate,
                  const std::string& authority) const;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
 };
 
 }  // namespace resilient

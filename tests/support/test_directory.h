@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <system_error>
 
@@ -26,6 +28,15 @@ class TestDirectory {
 
   const std::string& path() const { return path_; }
   std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+  // The path of a file with this text, mode 0600, replaced as a whole.
+  std::string Write(const std::string& name, const std::string& text) const {
+    const std::string path = *this / name;
+    std::ofstream(path + ".new") << text;
+    chmod((path + ".new").c_str(), 0600);
+    std::filesystem::rename(path + ".new", path);
+    return path;
+  }
 
  private:
   std::string path_;

@@ -29,7 +29,7 @@ class TlsFilesTest : public ::testing::Test {
     EXPECT_THAT(status.message(), AllOf(HasSubstr(file), HasSubstr(mention)));
   }
 
-  const TestFolder folder_;
+  const TlsDirectory folder_;
   const TestCa ca_;
 };
 

@@ -80,7 +80,7 @@ class TlsStreams : public ::testing::Test {
     EXPECT_TRUE(server_->established());
   }
 
-  const TestFolder folder_;
+  const TlsDirectory folder_;
   const TestCa ca_;
   TlsFiles server_files_;
   TlsFiles client_files_;
