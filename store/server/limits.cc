@@ -7,6 +7,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/net/frame.h"
+#include "store/tls/stream.h"
 
 namespace resilient::store {
 namespace {
@@ -138,6 +139,7 @@ std::vector<std::pair<std::string_view, double>> ListLimits(const ServerLimits& 
       {"keys-per-request", kKeysPerRequestMax},
       {"frame-bytes", kMaxFrameBody},
       {"frame-bytes-before-hello", kMaxFrameBodyBeforeHello},
+      {"tls-handshake-bytes", kTlsHandshakeBytesMax},
       {"requests-in-flight", kInFlightPerSessionMax},
       {"result-bytes", kResultBytesPerLineMax},
       {"world-size", static_cast<std::size_t>(kWorldSizeMax)},

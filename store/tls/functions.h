@@ -54,7 +54,8 @@ namespace resilient::store {
 
 // Thread: value type; what it points to is thread-safe as OpenSSL says.
 struct TlsFunctions {
-#define RESILIENT_DECLARE(name) decltype (&::name)(name) = nullptr;
+// NOLINTNEXTLINE(bugprone-macro-parentheses): the name that is declared.
+#define RESILIENT_DECLARE(name) decltype(&::name) name = nullptr;
   RESILIENT_LIBSSL_FUNCTIONS(RESILIENT_DECLARE)
   RESILIENT_LIBCRYPTO_FUNCTIONS(RESILIENT_DECLARE)
 #undef RESILIENT_DECLARE
