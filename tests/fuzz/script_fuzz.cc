@@ -166,7 +166,7 @@ void Script::SayHello(Peer& peer) {
         hello.job.clear();
         break;
       case 3:
-        hello.job = StrCat("job", bytes_.Next());
+        hello.job = StrCat("job", bytes_.Below(4));
         break;
       default:
         hello.process.start_time = 2000;  // The pid is somebody else's by now.
@@ -382,7 +382,7 @@ void Script::Send(Peer& peer, const Request& request) {
   }
   ++peer.due[request.seq];
   if (const auto* cancel = std::get_if<CancelOp>(&request.op)) ++peer.due[cancel->seq];
-  const auto* hello = std::get_if<Hello>(&request.op);
+  const auto* hello = std::get_if<Hello>(&arrived->op);
   if (hello && !peer.greeted) peer.hello = *hello;
   if (peer.greeted && !hello) Hear(peer);  // A second Hello is refused.
   Effects effects;
