@@ -1,7 +1,7 @@
 // Goal: no script of requests, repeats, lost connections, pauses and crashes brings the server's
 // core to break a rule (script_fuzz.h has them). Method: the input is decoded, a byte for a choice,
-// into steps against the real ServerCore, which is durable; what it writes is kept in memory. A
-// seed of the corpus is what the fuzzer found to reach something that no other reaches.
+// into steps against the real ServerCore, which is durable; what it writes is kept in memory. Seeds
+// named "found" reach what no other seed reaches; the others are short scenes of their name.
 #include "tests/fuzz/script_fuzz.h"
 
 #include <algorithm>
