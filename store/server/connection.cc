@@ -5,6 +5,7 @@
 
 #include "runtime/base/log.h"
 #include "store/core/audit.h"
+#include "store/core/codec.h"
 
 namespace resilient::store {
 
@@ -48,17 +49,18 @@ void Connection::OnWritten() {
 
 void Connection::Send(Frame frame) {
   if (closed() || ending_) return;
-  if (out_.empty()) {
-    out_ = EncodeFrame(std::move(frame));
-  } else {
-    out_ += EncodeFrame(std::move(frame));
-  }
+  out_ += EncodeFrame(std::move(frame));
+}
+
+void Connection::Send(const ServerMessage& message) {
+  if (closed() || ending_) return;
+  AppendServerMessage(message, &out_);
 }
 
 bool Connection::Flush() {
   if (closed()) return false;
   flushed_ += out_.size();
-  return out_.empty() || socket_.Write(std::exchange(out_, {}));
+  return out_.empty() || socket_.Write(out_);
 }
 
 std::uint64_t Connection::WrittenBytes() const {
