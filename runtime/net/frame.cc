@@ -16,9 +16,9 @@ constexpr std::string_view kMagic = "RSL1";
 constexpr std::string_view kTcpStoreHello("\x00\xce\xf7\x85\x3c", 5);
 
 template <typename Integer>
-void AppendLittleEndian(Integer value, std::string* out) {
+void WriteLittleEndian(Integer value, char* out) {
   for (std::size_t i = 0; i < sizeof value; ++i) {
-    out->push_back(static_cast<char>(static_cast<std::uint64_t>(value) >> (8 * i) & 0xff));
+    out[i] = static_cast<char>(static_cast<std::uint64_t>(value) >> (8 * i) & 0xff);
   }
 }
 
@@ -29,6 +29,15 @@ Integer ReadLittleEndian(std::string_view bytes, std::size_t offset) {
     value |= std::uint64_t{static_cast<unsigned char>(bytes[offset + i])} << (8 * i);
   }
   return static_cast<Integer>(value);
+}
+
+void WriteHeader(const Frame& frame, std::size_t body_bytes, char* out) {
+  RESILIENT_CHECK(body_bytes <= kMaxFrameBody);
+  WriteLittleEndian(static_cast<std::uint32_t>(body_bytes), out);
+  WriteLittleEndian(static_cast<std::uint8_t>(frame.type), out + 4);
+  WriteLittleEndian(frame.flags, out + 5);
+  WriteLittleEndian(frame.channel, out + 6);
+  WriteLittleEndian(frame.seq, out + 8);
 }
 
 std::string HexDump(std::string_view bytes) {
@@ -97,21 +106,28 @@ Status CheckVersions(std::string_view preamble) {
 
 std::string EncodePreamble() {
   std::string preamble(kMagic);
-  AppendLittleEndian(kProtocolVersionMin, &preamble);
-  AppendLittleEndian(kProtocolVersionMax, &preamble);
+  preamble.resize(kPreambleBytes);
+  WriteLittleEndian(kProtocolVersionMin, preamble.data() + 4);
+  WriteLittleEndian(kProtocolVersionMax, preamble.data() + 6);
   return preamble;
 }
 
 std::string EncodeFrame(Frame frame) {
-  RESILIENT_CHECK(frame.body.size() <= kMaxFrameBody);
-  std::string bytes;
-  AppendLittleEndian(static_cast<std::uint32_t>(frame.body.size()), &bytes);
-  AppendLittleEndian(static_cast<std::uint8_t>(frame.type), &bytes);
-  AppendLittleEndian(frame.flags, &bytes);
-  AppendLittleEndian(frame.channel, &bytes);
-  AppendLittleEndian(frame.seq, &bytes);
-  frame.body.insert(0, bytes);
+  char header[kFrameHeaderBytes];
+  WriteHeader(frame, frame.body.size(), header);
+  frame.body.insert(0, header, sizeof header);
   return std::move(frame.body);
+}
+
+std::size_t BeginFrame(std::string* out) {
+  const std::size_t begin = out->size();
+  out->append(kFrameHeaderBytes, '\0');
+  return begin;
+}
+
+void EndFrame(std::size_t begin, FrameType type, std::uint64_t seq, std::string* out) {
+  const std::size_t body_bytes = out->size() - begin - kFrameHeaderBytes;
+  WriteHeader(Frame{.type = type, .seq = seq, .body = {}}, body_bytes, out->data() + begin);
 }
 
 Status FrameSplitter::Feed(std::string_view bytes) {
@@ -128,8 +144,11 @@ Status FrameSplitter::Feed(std::string_view bytes) {
 
 Frame FrameSplitter::TakeFrame() {
   RESILIENT_CHECK(HasFrame());
-  Frame frame = std::move(frames_.front());
-  frames_.pop_front();
+  Frame frame = std::move(frames_[taken_++]);
+  if (!HasFrame()) {
+    frames_.clear();
+    taken_ = 0;
+  }
   return frame;
 }
 
@@ -176,10 +195,13 @@ bool FrameSplitter::SplitPreamble(std::string_view* bytes) {
 }
 
 bool FrameSplitter::SplitHeader(std::string_view* bytes) {
-  MoveToHead(bytes, kFrameHeaderBytes);
-  if (head_.size() < kFrameHeaderBytes) return false;
-  const std::size_t body_bytes = ReadLittleEndian<std::uint32_t>(head_, 0);
-  const auto type = ReadLittleEndian<std::uint8_t>(head_, 4);
+  // Mostly it came in one piece.
+  const bool whole = head_.empty() && bytes->size() >= kFrameHeaderBytes;
+  if (!whole) MoveToHead(bytes, kFrameHeaderBytes);
+  if (!whole && head_.size() < kFrameHeaderBytes) return false;
+  const std::string_view header = whole ? bytes->substr(0, kFrameHeaderBytes) : head_;
+  const std::size_t body_bytes = ReadLittleEndian<std::uint32_t>(header, 0);
+  const auto type = ReadLittleEndian<std::uint8_t>(header, 4);
   if (type < static_cast<std::uint8_t>(FrameType::kRequest) ||
       type > static_cast<std::uint8_t>(FrameType::kProof)) {
     error_ = Status(StatusCode::kProtocol,
@@ -195,12 +217,13 @@ bool FrameSplitter::SplitHeader(std::string_view* bytes) {
                                                   " bytes; the limit is ", body_limit_));
     return false;
   }
-  current_ = Frame{.type = static_cast<FrameType>(type),
-                   .flags = ReadLittleEndian<std::uint8_t>(head_, 5),
-                   .channel = ReadLittleEndian<std::uint16_t>(head_, 6),
-                   .seq = ReadLittleEndian<std::uint64_t>(head_, 8),
-                   .body = {}};
+  current_.type = static_cast<FrameType>(type);
+  current_.flags = ReadLittleEndian<std::uint8_t>(header, 5);
+  current_.channel = ReadLittleEndian<std::uint16_t>(header, 6);
+  current_.seq = ReadLittleEndian<std::uint64_t>(header, 8);
+  current_.body.clear();
   current_.body.reserve(body_bytes);
+  if (whole) bytes->remove_prefix(kFrameHeaderBytes);
   head_.clear();
   in_body_ = true;
   body_left_ = body_bytes;

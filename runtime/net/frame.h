@@ -2,9 +2,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <resilient/status.h>
 
@@ -45,6 +45,11 @@ std::string EncodePreamble();
 // REQUIRES: frame.body.size() <= kMaxFrameBody.
 // The body's own memory is used when it has room for the header.
 std::string EncodeFrame(Frame frame);
+// A frame whose body is written where it is sent from: BeginFrame appends room for the header to
+// `out` and returns its place; the body is appended; EndFrame writes the header. REQUIRES: as
+// above.
+std::size_t BeginFrame(std::string* out);
+void EndFrame(std::size_t begin, FrameType type, std::uint64_t seq, std::string* out);
 
 // Splits a byte stream into preamble and frames; never parses a byte twice. Thread:
 // caller-synchronised. Pure.
@@ -57,7 +62,7 @@ class FrameSplitter {
   // split before it can still be taken.
   Status Feed(std::string_view bytes);
 
-  bool HasFrame() const { return !frames_.empty(); }
+  bool HasFrame() const { return taken_ < frames_.size(); }
   Frame TakeFrame();  // REQUIRES: HasFrame().
 
   bool preamble_seen() const { return preamble_seen_; }
@@ -79,8 +84,9 @@ class FrameSplitter {
   bool in_body_ = false;       // The header of current_ is read, its body is not complete.
   std::size_t body_left_ = 0;  // Bytes of that body still to come.
   Frame current_;
-  std::string held_;  // Not split yet: follows a header in head_ that waits for set_body_limit.
-  std::deque<Frame> frames_;
+  std::string held_;  // Not split yet: a frame that waits for set_body_limit, and what follows it.
+  std::vector<Frame> frames_;  // Those before taken_ are empty.
+  std::size_t taken_ = 0;
 };
 
 }  // namespace resilient

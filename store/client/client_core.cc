@@ -27,19 +27,25 @@ Request ClientCore::MakeHello() const {
 }
 
 Result<Request> ClientCore::Submit(Op op, std::uint64_t scope, std::uint64_t generation) {
+  const Result<const Request*> request = Open(std::move(op), scope, generation);
+  if (!request.ok()) return request.status();
+  return **request;
+}
+
+Result<const Request*> ClientCore::Open(Op&& op, std::uint64_t scope, std::uint64_t generation) {
   if (open_.size() >= kInFlightPerSessionMax) {
     return Status(StatusCode::kResourceExhausted,
                   StrCat("this session has ", open_.size(), " requests in flight, the limit is ",
                          kInFlightPerSessionMax, "; wait for answers before sending more"));
   }
-  Request request;
-  request.seq = next_seq_++;
+  const std::uint64_t seq = next_seq_++;
+  Request& request = open_.try_emplace(open_.end(), seq)->second;
+  request.seq = seq;
+  request.first_unacked = first_unacked();
   request.generation = generation;
   request.scope = scope;
   request.op = std::move(op);
-  auto [entry, inserted] = open_.emplace(request.seq, std::move(request));
-  entry->second.first_unacked = first_unacked();
-  return entry->second;
+  return &request;
 }
 
 std::vector<Request> ClientCore::Unanswered() const {

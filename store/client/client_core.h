@@ -27,6 +27,9 @@ class ClientCore {
   // Numbers `op` and remembers it until answered. kResourceExhausted above kInFlightPerSessionMax.
   Result<Request> Submit(Op op, std::uint64_t scope = 0, std::uint64_t generation = 0);
 
+  // As Submit; the request itself, there until it is answered, renumbered or given up.
+  Result<const Request*> Open(Op&& op, std::uint64_t scope, std::uint64_t generation);
+
   // Everything unanswered, in order, to send after Hello was answered on a new connection.
   std::vector<Request> Unanswered() const;
 

@@ -1,12 +1,14 @@
 #include "store/client/link.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 
 #include <algorithm>
 #include <utility>
@@ -70,6 +72,15 @@ Status Explain(const Status& failure, const HostPort& where) {
              ": the host is up, nothing listens there; is the store started? wrong port?"));
 }
 
+// From now on a recv without MSG_DONTWAIT blocks for kQuickAnswer. False: it does not.
+bool AllowToReceive(int fd) {
+  timeval limit{};
+  limit.tv_usec = std::chrono::duration_cast<std::chrono::microseconds>(kQuickAnswer).count();
+  if (::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) != 0) return false;
+  const int flags = ::fcntl(fd, F_GETFL);
+  return flags >= 0 && ::fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) == 0;
+}
+
 Status SocketError(const HostPort& where, int error) {
   return Status(StatusCode::kUnreachable,
                 StrCat("the connection to the store at ", FormatHostPort(where), " broke (",
@@ -105,6 +116,15 @@ LinkInput Perform(const LinkStep& step, const WakeFd& wake, const Clock& clock, 
   return input;
 }
 
+LinkInput PerformQuickly(const LinkStep& step) {
+  LinkInput input;
+  const ssize_t got = ::recv(step.fd, input.bytes.data(), input.bytes.size(), 0);
+  input.error = got < 0 ? errno : 0;
+  const bool nothing = input.error == EAGAIN || input.error == EWOULDBLOCK || input.error == EINTR;
+  if (!nothing) input.received = got;
+  return input;
+}
+
 StoreLink::StoreLink(std::vector<HostPort> addresses, std::uint64_t seed, Credentials credentials)
     : addresses_(std::move(addresses)),
       credentials_(std::move(credentials)),
@@ -125,7 +145,7 @@ LinkStep StoreLink::NextStep() const {
       step.resolve = target_;
       break;
     case State::kConnecting:
-      step = {socket_.get(), POLLOUT, due_, std::nullopt};
+      step = {socket_.get(), POLLOUT, false, due_, std::nullopt};
       break;
     case State::kGreeting:
     case State::kOpen:
@@ -133,6 +153,8 @@ LinkStep StoreLink::NextStep() const {
       step.events = static_cast<short>(output_.empty() ? POLLIN : POLLIN | POLLOUT);
       if (state_ == State::kGreeting) step.due = due_;
       if (write_failed_) step.due = Instant{};
+      step.may_receive =
+          may_receive_ && state_ == State::kOpen && output_.empty() && !write_failed_;
       break;
     case State::kClosed:
       break;
@@ -168,7 +190,9 @@ void StoreLink::Advance(const LinkInput& input, const ClientCore& core, Instant 
     case State::kGreeting:
     case State::kOpen:
       if ((input.revents & POLLOUT) != 0) Flush();
-      if ((input.revents & ~POLLOUT) != 0 || write_failed_) Receive(now, inbox);
+      if ((input.revents & ~POLLOUT) != 0 || input.received || write_failed_) {
+        Receive(input, now, inbox);
+      }
       if (state_ == State::kGreeting && now >= due_) {
         Fail(Status(StatusCode::kUnreachable,
                     StrCat("something accepted the connection at ", FormatHostPort(current_),
@@ -225,6 +249,7 @@ void StoreLink::FinishConnect(const ClientCore& core, Instant now) {
   // Best effort: without it a vanished host is noticed later.
   static_cast<void>(::setsockopt(socket_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT,
                                  &kUnacknowledgedMaxMs, sizeof kUnacknowledgedMaxMs));
+  may_receive_ = AllowToReceive(socket_.get());
   state_ = State::kGreeting;
   due_ = now + kGreetTimeout;
   if (credentials_.tls != nullptr) {
@@ -252,28 +277,37 @@ void StoreLink::Queue(std::string bytes) {
   output_.push_back(std::move(bytes));
 }
 
-void StoreLink::Receive(Instant now, std::vector<ServerMessage>& inbox) {
+void StoreLink::Receive(const LinkInput& input, Instant now, std::vector<ServerMessage>& inbox) {
+  if (input.received) {
+    if (*input.received <= 0) return OnNothing(*input.received, input.error, now);
+    const auto bytes = static_cast<std::size_t>(*input.received);
+    if (!OnReceived(std::string_view(input.bytes.data(), bytes), now, inbox)) return;
+    if (bytes < input.bytes.size() && !write_failed_) return;
+  }
   char chunk[kReadChunk];
   for (int i = 0; i < kReadChunksPerStep; ++i) {
-    ssize_t got = ::recv(socket_.get(), chunk, sizeof chunk, MSG_DONTWAIT);
+    const ssize_t got = ::recv(socket_.get(), chunk, sizeof chunk, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-      if (!write_failed_) return;
-      Fail(SocketError(current_, EPIPE), false, now);
-      return;
-    }
-    if (got < 0) {
-      Fail(SocketError(current_, errno), false, now);
-      return;
-    }
-    if (got == 0) {
-      OnClosed(now);
-      return;
-    }
-    received_ += static_cast<std::uint64_t>(got);
-    const std::string_view bytes(chunk, static_cast<std::size_t>(got));
-    if (!(tls_ == nullptr ? Take(bytes, now, inbox) : TakeEncrypted(bytes, now, inbox))) return;
-    if (static_cast<std::size_t>(got) < sizeof chunk && !write_failed_) return;
+    if (got <= 0) return OnNothing(got, errno, now);
+    const auto bytes = static_cast<std::size_t>(got);
+    if (!OnReceived(std::string_view(chunk, bytes), now, inbox)) return;
+    if (bytes < sizeof chunk && !write_failed_) return;
+  }
+}
+
+// False when the connection was given up.
+bool StoreLink::OnReceived(std::string_view bytes, Instant now, std::vector<ServerMessage>& inbox) {
+  received_ += bytes.size();
+  return tls_ == nullptr ? Take(bytes, now, inbox) : TakeEncrypted(bytes, now, inbox);
+}
+
+void StoreLink::OnNothing(ssize_t got, int error, Instant now) {
+  if (got == 0) {
+    OnClosed(now);
+  } else if (error != EAGAIN && error != EWOULDBLOCK) {
+    Fail(SocketError(current_, error), false, now);
+  } else if (write_failed_) {
+    Fail(SocketError(current_, EPIPE), false, now);
   }
 }
 
@@ -315,12 +349,12 @@ bool StoreLink::TakeEncrypted(std::string_view bytes, Instant now,
 // False when the connection was given up.
 bool StoreLink::TakeFrames(Instant now, std::vector<ServerMessage>& inbox) {
   while (splitter_.HasFrame()) {
-    const Frame frame = splitter_.TakeFrame();
+    Frame frame = splitter_.TakeFrame();
     if (state_ == State::kGreeting && handshake_ && ClientHandshake::Owns(frame)) {
       if (!OnHandshake(frame, now)) return false;
       continue;
     }
-    Result<ServerMessage> message = DecodeServerMessage(frame);
+    Result<ServerMessage> message = DecodeServerMessage(std::move(frame));
     // An event that a newer server knows and this build does not.
     if (message.status().code() == StatusCode::kUnimplemented) continue;
     if (!message.ok()) {
@@ -392,9 +426,13 @@ bool StoreLink::OnWelcome(const ServerMessage& message, Instant now) {
 
 bool StoreLink::TakeOpened() { return std::exchange(opened_, false); }
 
-bool StoreLink::Send(Request request) {
+bool StoreLink::Send(const Request& request) {
   RESILIENT_CHECK(open());
-  Queue(EncodeFrame(EncodeRequest(std::move(request))));
+  if (tls_ == nullptr) {
+    AppendRequest(request, &output_.emplace_back());
+  } else {
+    Queue(EncodeFrame(EncodeRequest(request)));
+  }
   return Flush();
 }
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <sys/types.h>
+
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -18,10 +21,15 @@
 
 namespace resilient::store {
 
+// Most requests are answered within this: so long the one who waits may sleep in recv, which is one
+// system call less than a poll and a recv.
+inline constexpr Duration kQuickAnswer = Millis(4);
+
 // What a link waits for; the caller performs it without holding its lock. Thread: value type.
 struct LinkStep {
   int fd = -1;  // -1: nothing to poll.
   short events = 0;
+  bool may_receive = false;         // PerformQuickly may be tried first.
   Instant due = kNever;             // Advance at the latest then.
   std::optional<HostPort> resolve;  // This name first; may block as long as the resolver does.
 };
@@ -30,10 +38,19 @@ struct LinkStep {
 struct LinkInput {
   short revents = 0;
   std::optional<Result<std::vector<HostPort>>> resolved;
+  // Of PerformQuickly: what recv returned, its error, and the bytes. There may be more to read.
+  std::optional<ssize_t> received;
+  int error = 0;
+  std::array<char, 32768> bytes;
 };
 
 // Waits for `step`, for `wake`, and at most until `until`. Touches no link.
 LinkInput Perform(const LinkStep& step, const WakeFd& wake, const Clock& clock, Instant until);
+
+// Waits for bytes alone, about kQuickAnswer and not longer than kQuickAnswerMax: a wake has to
+// wait. A signal ends it. Touches no link. REQUIRES: step.may_receive.
+LinkInput PerformQuickly(const LinkStep& step);
+inline constexpr Duration kQuickAnswerMax = 5 * kQuickAnswer;  // The kernel rounds up to its ticks.
 
 // One connection to the store, made again whenever it is lost: resolves, connects to each address
 // in turn, greets (TLS where it is asked for, preamble and Hello), then carries messages. Never
@@ -59,7 +76,7 @@ class StoreLink {
 
   // Queues a message and writes what the socket takes. False when the rest has to wait for the
   // poll, whose step must then be taken anew. REQUIRES: open().
-  bool Send(Request request);
+  bool Send(const Request& request);
 
   // Gives the connection up for `why` and makes the next one.
   void Drop(Status why, Instant now);
@@ -89,9 +106,11 @@ class StoreLink {
   void TryNext(Instant now);
   void StartConnect(Instant now);
   void FinishConnect(const ClientCore& core, Instant now);
-  void Receive(Instant now, std::vector<ServerMessage>& inbox);
+  void Receive(const LinkInput& input, Instant now, std::vector<ServerMessage>& inbox);
+  bool OnReceived(std::string_view bytes, Instant now, std::vector<ServerMessage>& inbox);
   bool Take(std::string_view bytes, Instant now, std::vector<ServerMessage>& inbox);
   bool TakeEncrypted(std::string_view bytes, Instant now, std::vector<ServerMessage>& inbox);
+  void OnNothing(ssize_t got, int error, Instant now);
   bool TakeFrames(Instant now, std::vector<ServerMessage>& inbox);
   bool OnHandshake(const Frame& frame, Instant now);
   bool OnWelcome(const ServerMessage& message, Instant now);
@@ -110,6 +129,7 @@ class StoreLink {
   HostPort current_;              // Numeric address of this connection.
   Instant due_{};                 // End of the pause or of the time to connect and greet.
   FileDescriptor socket_;
+  bool may_receive_ = false;        // A recv of socket_ that may block ends after kQuickAnswer.
   std::unique_ptr<TlsStream> tls_;  // Of this connection; null: it is plain.
   std::string decrypted_;
   FrameSplitter splitter_;

@@ -66,7 +66,7 @@ Status RequestClient::Open(Deadline deadline) {
                     StrCat(link_.trouble().message(), " (tried for ", SecondsOf(now - begun),
                            " s until the timeout, job ", job_, ")"));
     }
-    Lead(lock, std::min(deadline.when(), now + Millis(kInterruptPollMs)));
+    Lead(lock, std::min(deadline.when(), now + Millis(kInterruptPollMs)), /*quickly=*/false);
     lock.unlock();
     Status stop = Interrupted(Call{});
     lock.lock();
@@ -94,23 +94,22 @@ void RequestClient::Close() {
   }
 }
 
-Result<Reply> RequestClient::Perform(const Ask& ask, Op op, const Call& call) {
+Result<Reply> RequestClient::Perform(const Ask& ask, Op&& op, const Call& call) {
   if (mark_.InChild()) return ForkedError(ask.name);
   RESILIENT_RETURN_IF_ERROR(CheckSizes(ask));
   Waiter waiter(ask);
   Lock lock(mutex_);
   if (!dead_.ok()) return dead_;
-  Result<Request> request = core_.Submit(std::move(op), call.scope, call.generation);
+  const Result<const Request*> request = core_.Open(std::move(op), call.scope, call.generation);
   if (!request.ok()) return request.status();
-  waiter.seq = request->seq;
-  waiters_[waiter.seq] = &waiter;
+  waiter.seq = (*request)->seq;
+  waiters_.push_back(&waiter);
   if (link_.open()) {
     waiter.sent = true;
-    SendNow(std::move(*request));  // It may be large, and the core keeps its own.
+    SendNow(**request);
   }
-  request->op = Op();
   Status outcome = Await(lock, waiter, call);
-  waiters_.erase(waiter.seq);
+  std::erase(waiters_, &waiter);
   core_.Forget(waiter.seq);
   HandOver();
   if (!outcome.ok()) return outcome;
@@ -121,6 +120,7 @@ Status RequestClient::Await(Lock& lock, Waiter& waiter, const Call& call) {
   const Instant begun = clock_.Now();
   Instant limit = call.deadline.when();
   Instant next_check = begun + Millis(kInterruptPollMs);
+  bool fresh = true;
   while (true) {
     Instant now = clock_.Now();
     if (waiter.done) {
@@ -141,7 +141,7 @@ Status RequestClient::Await(Lock& lock, Waiter& waiter, const Call& call) {
       lock.lock();
       // An answer that came meanwhile counts, unless a signal's exception must not be swallowed.
       if (!stop.ok() && (!waiter.done || stop.code() == StatusCode::kInterrupted)) {
-        if (!waiter.done && link_.open()) SendNow(Request{.op = CancelOp{waiter.seq}});
+        if (!waiter.done && link_.open()) SendCancel(waiter);
         return stop;
       }
       next_check = clock_.Now() + Millis(kInterruptPollMs);
@@ -149,7 +149,9 @@ Status RequestClient::Await(Lock& lock, Waiter& waiter, const Call& call) {
     }
     Instant until = std::min(limit, next_check);
     if (!led_) {
-      Lead(lock, until);
+      const bool quickly =
+          std::exchange(fresh, false) && waiters_.size() == 1 && until - now >= kQuickAnswerMax;
+      Lead(lock, until, quickly);
     } else {
       waiter.ready.wait_for(lock, until - now);
     }
@@ -173,11 +175,11 @@ Status RequestClient::OnDeadline(Waiter& waiter, Instant begun, Instant now) {
   if (!link_.open()) return LostError(waiter, now - begun, now);
   waiter.cancelled = true;
   waiter.received_at_cancel = link_.received();
-  SendNow(Request{.op = CancelOp{waiter.seq}});
+  SendCancel(waiter);
   return Status();
 }
 
-void RequestClient::Lead(Lock& lock, Instant until) {
+void RequestClient::Lead(Lock& lock, Instant until, bool quickly) {
   led_ = true;
   if (std::exchange(silent_, false) && link_.open()) {
     link_.Drop(Status(StatusCode::kUnreachable, StrCat("the store at ", link_.peer(),
@@ -188,7 +190,8 @@ void RequestClient::Lead(Lock& lock, Instant until) {
   }
   LinkStep step = link_.NextStep();
   lock.unlock();
-  LinkInput input = store::Perform(step, wake_, clock_, until);
+  LinkInput input = quickly && step.may_receive ? PerformQuickly(step)
+                                                : store::Perform(step, wake_, clock_, until);
   lock.lock();
   led_ = false;
   if (closed_) {
@@ -207,26 +210,35 @@ void RequestClient::Lead(Lock& lock, Instant until) {
 // The caller does not lead (any more): somebody else who waits must.
 void RequestClient::HandOver() {
   if (led_) return;
-  for (auto& [seq, waiter] : waiters_) {
+  for (Waiter* waiter : waiters_) {
     if (waiter->done) continue;
     waiter->ready.notify_one();
     return;
   }
 }
 
-void RequestClient::SendNow(Request request) {
-  request.first_unacked = core_.first_unacked();
-  if (!link_.Send(std::move(request)) && led_) wake_.Wake();
+void RequestClient::SendNow(const Request& request) {
+  if (!link_.Send(request) && led_) wake_.Wake();
+}
+
+void RequestClient::SendCancel(const Waiter& waiter) {
+  SendNow(Request{.first_unacked = core_.first_unacked(), .op = CancelOp{waiter.seq}});
 }
 
 void RequestClient::Dispatch(ServerMessage& message) {
   Reply* reply = std::get_if<Reply>(&message);
   if (reply == nullptr || !core_.OnReply(*reply)) return;  // A repeat, or nobody waits any more.
-  auto entry = waiters_.find(reply->seq);
-  if (entry == waiters_.end()) return;
-  entry->second->reply = std::move(*reply);
-  entry->second->done = true;
-  entry->second->ready.notify_one();
+  Waiter* waiter = FindWaiter(reply->seq);
+  if (waiter == nullptr) return;
+  waiter->reply = std::move(*reply);
+  waiter->done = true;
+  waiter->ready.notify_one();
+}
+
+RequestClient::Waiter* RequestClient::FindWaiter(std::uint64_t seq) const {
+  const auto found = std::find_if(waiters_.begin(), waiters_.end(),
+                                  [seq](const Waiter* waiter) { return waiter->seq == seq; });
+  return found == waiters_.end() ? nullptr : *found;
 }
 
 // A connection is up: what was not answered goes out again, in order. A server of another id has
@@ -245,10 +257,10 @@ void RequestClient::OnOpened() {
   const bool forgotten = !server_id_.empty() && !welcome.session_known;
   server_id_ = welcome.server;
   RenumberReads();
-  for (Request& request : core_.Unanswered()) {
-    auto entry = waiters_.find(request.seq);
-    if (entry == waiters_.end()) continue;
-    Waiter& waiter = *entry->second;
+  for (const Request& request : core_.Unanswered()) {
+    Waiter* found = FindWaiter(request.seq);
+    if (found == nullptr) continue;
+    Waiter& waiter = *found;
     if (forgotten && waiter.sent && waiter.ask.mutation) {
       waiter.failure = UnknownOutcome(waiter, "the store forgot this session meanwhile");
       waiter.done = true;
@@ -257,22 +269,17 @@ void RequestClient::OnOpened() {
       continue;
     }
     waiter.sent = true;
-    SendNow(std::move(request));
-    if (waiter.cancelled) SendNow(Request{.op = CancelOp{waiter.seq}});
+    SendNow(request);
+    if (waiter.cancelled) SendCancel(waiter);
   }
 }
 
 // A wait may be older than all that the server remembers of this session: it would be taken for a
 // request that was answered long ago.
 void RequestClient::RenumberReads() {
-  std::vector<Waiter*> reads;
-  for (const auto& [seq, waiter] : waiters_) {
-    if (!waiter->done && waiter->sent && !waiter->ask.mutation) reads.push_back(waiter);
-  }
-  for (Waiter* waiter : reads) {
-    waiters_.erase(waiter->seq);
+  for (Waiter* waiter : waiters_) {
+    if (waiter->done || !waiter->sent || waiter->ask.mutation) continue;
     waiter->seq = core_.Renumber(waiter->seq);
-    waiters_[waiter->seq] = waiter;
   }
 }
 
@@ -293,9 +300,9 @@ void RequestClient::OnTrouble() {
 }
 
 void RequestClient::FailAll(const Status& why) {
-  for (auto& [seq, waiter] : waiters_) {
+  for (Waiter* waiter : waiters_) {
     if (waiter->done) continue;
-    core_.Forget(seq);
+    core_.Forget(waiter->seq);
     waiter->failure = waiter->ask.mutation && waiter->sent && why.code() == StatusCode::kStoreLost
                           ? UnknownOutcome(*waiter, why.message())
                           : why;

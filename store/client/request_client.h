@@ -2,7 +2,6 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -22,8 +21,9 @@ namespace resilient::store {
 // The request connection. No thread of its own: among the callers that wait one leads, that is
 // polls the socket and deals out the answers; the others sleep until their answer or the lead comes
 // to them. The lead is given up before a caller runs its interrupt check (which may take long to
-// get the GIL) and when its own answer is in. Owner: Connect's caller, by shared_ptr. Thread:
-// thread-safe.
+// get the GIL) and when its own answer is in. One who is alone first sleeps in recv for a moment:
+// who comes meanwhile and needs the poll (to write what did not fit, to close) waits that long.
+// Owner: Connect's caller, by shared_ptr. Thread: thread-safe.
 class RequestClient final : public Client {
  public:
   RequestClient(const ConnectOptions& options, std::vector<HostPort> addresses,
@@ -92,14 +92,16 @@ class RequestClient final : public Client {
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  Result<Reply> Perform(const Ask& ask, Op op, const Call& call);
+  Result<Reply> Perform(const Ask& ask, Op&& op, const Call& call);
   Status Await(Lock& lock, Waiter& waiter, const Call& call);
   Status OnDeadline(Waiter& waiter, Instant begun, Instant now);
-  void Lead(Lock& lock, Instant until);
+  void Lead(Lock& lock, Instant until, bool quickly);
   void HandOver();
-  void SendNow(Request request);
+  void SendNow(const Request& request);
+  void SendCancel(const Waiter& waiter);
   void Dispatch(ServerMessage& message);
   void OnOpened();
+  Waiter* FindWaiter(std::uint64_t seq) const;
   void RenumberReads();
   void OnTrouble();
   void FailAll(const Status& why);
@@ -126,7 +128,7 @@ class RequestClient final : public Client {
   ClientCore core_;
   StoreLink link_;  // Advance, Drop and Close only while nobody leads, or by the leader.
   OutageLog outage_;
-  std::map<std::uint64_t, Waiter*> waiters_;
+  std::vector<Waiter*> waiters_;
   std::vector<ServerMessage> inbox_;
   bool led_ = false;
   bool silent_ = false;  // This connection is to be replaced, by whoever leads next.

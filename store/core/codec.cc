@@ -7,7 +7,7 @@
 
 #include "store.pb.h"
 #include "store/core/codec_parts.h"
-#include "store/core/encoding.h"
+#include "store/core/key_codec.h"
 
 namespace resilient::store {
 namespace {
@@ -208,9 +208,11 @@ struct EventWriter {
   void operator()(const DrainingEvent& event) const { PutEvent(event, out); }
 };
 
-Frame EncodeReply(const Reply& reply) {
+void AppendReply(const Reply& reply, std::string* body) {
+  if (AppendPlainReply(reply, body)) return;
   pb::Reply message;
   if (!reply.status.ok()) Put(reply.status, message.mutable_failure());
+  message.set_value(reply.value);
   message.set_number(reply.number);
   message.set_flag(reply.flag);
   if (!reply.welcome.server.empty()) {
@@ -229,15 +231,35 @@ Frame EncodeReply(const Reply& reply) {
   message.set_status_json(reply.status_json);
   for (const std::string& value : reply.values) message.add_values(value);
   PutKeyEvents(reply, &message);
-  Frame frame;
-  frame.type = FrameType::kReply;
-  frame.seq = reply.seq;
-  const std::size_t shared = reply.shared_values ? reply.shared_values->encoded.size() : 0;
-  frame.body = Serialize(message, reply.value.size() + kTagAndLengthMax + shared);
-  if (!reply.value.empty()) AppendBytes(pb::Reply::kValueFieldNumber, reply.value, &frame.body);
+  message.AppendToString(body);
   // Messages that follow each other in one body are one message with the fields of both.
-  if (reply.shared_values) frame.body += reply.shared_values->encoded;
-  return frame;
+  if (reply.shared_values) *body += reply.shared_values->encoded;
+}
+
+void AppendRequestBody(const Request& request, std::string* body) {
+  if (AppendKeyRequest(request, body)) return;
+  pb::Request message;
+  message.set_first_unacked(request.first_unacked);
+  message.set_generation(request.generation);
+  message.set_scope(request.scope);
+  std::visit(OpWriter{&message}, request.op);
+  message.AppendToString(body);
+}
+
+FrameType AppendBody(const ServerMessage& message, std::string* body) {
+  if (const Reply* reply = std::get_if<Reply>(&message)) {
+    AppendReply(*reply, body);
+    return FrameType::kReply;
+  }
+  pb::Event event;
+  std::visit(EventWriter{&event}, std::get<Event>(message));
+  event.AppendToString(body);
+  return FrameType::kEvent;
+}
+
+std::uint64_t SeqOf(const ServerMessage& message) {  // Events have none.
+  const Reply* reply = std::get_if<Reply>(&message);
+  return reply != nullptr ? reply->seq : 0;
 }
 
 // ---- Protobuf to plain ----
@@ -273,6 +295,10 @@ ProcessIdentity ToProcess(const pb::ProcessIdentity& process) {
 
 Status Malformed(std::string what) {
   return Status(StatusCode::kProtocol, "the peer sent a malformed message: " + std::move(what));
+}
+
+std::string SizeOf(const Frame& frame) {
+  return " of " + std::to_string(frame.body.size()) + " bytes";
 }
 
 Result<Op> ToHello(const pb::Hello& message) {
@@ -501,39 +527,31 @@ ServerMessage ToReply(pb::Reply& message, std::uint64_t seq) {
 
 }  // namespace
 
-Frame EncodeRequest(Request request) {
-  pb::Request message;
-  std::string large;
-  if (SetOp* set = std::get_if<SetOp>(&request.op)) large = std::move(set->value);
-  message.set_first_unacked(request.first_unacked);
-  message.set_generation(request.generation);
-  message.set_scope(request.scope);
-  std::visit(OpWriter{&message}, request.op);
-  if (message.has_set()) message.mutable_set()->set_value(std::move(large));
+Frame EncodeRequest(const Request& request) {
   Frame frame;
   frame.type = FrameType::kRequest;
   frame.seq = request.seq;
-  frame.body = Serialize(message);
+  AppendRequestBody(request, &frame.body);
   return frame;
 }
 
-std::shared_ptr<const SharedValues> Share(std::vector<std::string> values) {
-  pb::Reply message;
-  for (const std::string& value : values) message.add_values(value);
-  auto shared = std::make_shared<SharedValues>();
-  shared->encoded = message.SerializeAsString();
-  shared->values = std::move(values);
-  return shared;
+void AppendRequest(const Request& request, std::string* wire) {
+  const std::size_t begin = BeginFrame(wire);
+  AppendRequestBody(request, wire);
+  EndFrame(begin, FrameType::kRequest, request.seq, wire);
 }
 
 Frame EncodeServerMessage(const ServerMessage& message) {
-  if (const Reply* reply = std::get_if<Reply>(&message)) return EncodeReply(*reply);
-  pb::Event event;
-  std::visit(EventWriter{&event}, std::get<Event>(message));
   Frame frame;
-  frame.type = FrameType::kEvent;
-  frame.body = event.SerializeAsString();
+  frame.type = AppendBody(message, &frame.body);
+  frame.seq = SeqOf(message);
   return frame;
+}
+
+void AppendServerMessage(const ServerMessage& message, std::string* wire) {
+  const std::size_t begin = BeginFrame(wire);
+  const FrameType type = AppendBody(message, wire);
+  EndFrame(begin, type, SeqOf(message), wire);
 }
 
 Result<Request> DecodeRequest(const Frame& frame) {
@@ -541,10 +559,13 @@ Result<Request> DecodeRequest(const Frame& frame) {
     return Malformed("a frame of type " + std::to_string(static_cast<int>(frame.type)) +
                      " where a request is due");
   }
+  if (std::optional<Request> request = ReadKeyRequest(frame.body)) {
+    request->seq = frame.seq;
+    return std::move(*request);
+  }
   pb::Request message;
   if (!message.ParseFromString(frame.body)) {
-    return Malformed("a request of " + std::to_string(frame.body.size()) +
-                     " bytes that does not parse");
+    return Malformed("a request" + SizeOf(frame) + " that does not parse");
   }
   Result<Op> op = ToOp(message);
   if (!op) return op.status();
@@ -557,16 +578,19 @@ Result<Request> DecodeRequest(const Frame& frame) {
   return request;
 }
 
-Result<ServerMessage> DecodeServerMessage(const Frame& frame) {
-  const std::string size = std::to_string(frame.body.size());
+Result<ServerMessage> DecodeServerMessage(Frame frame) {
   if (frame.type == FrameType::kReply) {
+    if (std::optional<Reply> reply = ReadPlainReply(frame.body)) {
+      reply->seq = frame.seq;
+      return ServerMessage(std::move(*reply));
+    }
     pb::Reply message;
-    if (!message.ParseFromString(frame.body)) return Malformed("a reply of " + size + " bytes");
+    if (!message.ParseFromString(frame.body)) return Malformed("a reply" + SizeOf(frame));
     return ToReply(message, frame.seq);
   }
   if (frame.type == FrameType::kEvent) {
     pb::Event message;
-    if (!message.ParseFromString(frame.body)) return Malformed("an event of " + size + " bytes");
+    if (!message.ParseFromString(frame.body)) return Malformed("an event" + SizeOf(frame));
     return ToEvent(message);
   }
   return Malformed("a frame of type " + std::to_string(static_cast<int>(frame.type)) +

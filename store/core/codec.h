@@ -14,13 +14,16 @@
 // *.pb.h. Pure.
 namespace resilient::store {
 
-Frame EncodeRequest(Request request);
+Frame EncodeRequest(const Request& request);
 Frame EncodeServerMessage(const ServerMessage& message);
+// The same as bytes of a stream, appended to `wire`.
+void AppendRequest(const Request& request, std::string* wire);
+void AppendServerMessage(const ServerMessage& message, std::string* wire);
 std::shared_ptr<const SharedValues> Share(std::vector<std::string> values);
 
 // kProtocol when the body is not a valid message of its type; kUnimplemented for an operation this
 // build does not know (a newer peer): the connection lives on and the request is answered with it.
 Result<Request> DecodeRequest(const Frame& frame);
-Result<ServerMessage> DecodeServerMessage(const Frame& frame);
+Result<ServerMessage> DecodeServerMessage(Frame frame);
 
 }  // namespace resilient::store

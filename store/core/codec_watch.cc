@@ -1,6 +1,10 @@
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "store.pb.h"
+#include "store/core/codec.h"
 #include "store/core/codec_parts.h"
 
 namespace resilient::store {
@@ -112,6 +116,15 @@ void TakeKeyEvents(const pb::Reply& message, Reply* out) {
     if (!entry.deleted()) event.value = entry.value();
     out->events.push_back(std::move(event));
   }
+}
+
+std::shared_ptr<const SharedValues> Share(std::vector<std::string> values) {
+  pb::Reply message;
+  for (const std::string& value : values) message.add_values(value);
+  auto shared = std::make_shared<SharedValues>();
+  shared->encoded = message.SerializeAsString();
+  shared->values = std::move(values);
+  return shared;
 }
 
 }  // namespace resilient::store

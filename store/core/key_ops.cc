@@ -28,8 +28,8 @@ struct Executor {
   const std::uint64_t scope;
   KeyOutcome& outcome;
 
-  Status operator()(const SetOp& op) const {
-    return keys.Set(scope, op.key, op.value, outcome.ended);
+  Status operator()(SetOp& op) const {
+    return keys.Set(scope, op.key, std::move(op.value), outcome.ended);
   }
   Status operator()(const MultiSetOp& op) const {
     RESILIENT_RETURN_IF_ERROR(CheckKeys(op.keys));
@@ -62,9 +62,9 @@ struct Executor {
   Status operator()(const AppendOp& op) const {
     return Number(keys.Append(scope, op.key, op.value, outcome.ended));
   }
-  Status operator()(const CompareSetOp& op) const {
+  Status operator()(CompareSetOp& op) const {
     Result<Keyspace::Swapped> swapped =
-        keys.CompareSet(scope, op.key, op.expected, op.desired, outcome.ended);
+        keys.CompareSet(scope, op.key, op.expected, std::move(op.desired), outcome.ended);
     if (!swapped) return swapped.status();
     outcome.reply.value = std::move(swapped->value);
     outcome.reply.flag = swapped->swapped;
@@ -123,8 +123,8 @@ struct Executor {
     outcome.reply.revision = changes.seen;
     return {};
   }
-  Status operator()(const QueuePushOp& op) const {
-    return Number(keys.Push(scope, op.key, op.value, outcome.ended));
+  Status operator()(QueuePushOp& op) const {
+    return Number(keys.Push(scope, op.key, std::move(op.value), outcome.ended));
   }
   Status operator()(const QueuePopOp& op) const {
     RESILIENT_RETURN_IF_ERROR(CheckKeySize(op.key));
@@ -181,8 +181,7 @@ bool IsKeyMutation(const Op& op) {
          std::holds_alternative<BarrierOp>(op) || std::holds_alternative<ExchangeOp>(op);
 }
 
-Status ExecuteKeyOp(Keyspace& keys, SessionId session, const Request& request,
-                    KeyOutcome& outcome) {
+Status ExecuteKeyOp(Keyspace& keys, SessionId session, Request& request, KeyOutcome& outcome) {
   Status done =
       std::visit(Executor{keys, {session, request.seq}, request.scope, outcome}, request.op);
   keys.AnswerWatches(outcome.ended);

@@ -24,7 +24,8 @@ struct KeyOutcome {
 };
 
 // The status is that of the answer; of no meaning when `outcome.waits`, unless it is an error: then
-// nothing waits. REQUIRES: IsKeyOp, the caller may use the scope.
-Status ExecuteKeyOp(Keyspace& keys, SessionId session, const Request& request, KeyOutcome& outcome);
+// nothing waits. Values are moved out of the request. REQUIRES: IsKeyOp, the caller may use the
+// scope.
+Status ExecuteKeyOp(Keyspace& keys, SessionId session, Request& request, KeyOutcome& outcome);
 
 }  // namespace resilient::store

@@ -183,6 +183,7 @@ void Keyspace::Wake(std::uint64_t scope, const std::string& key, bool item,
     waiting->second.erase(id);
   }
   if (waiting->second.empty()) keys.waiting.erase(waiting);
+  if (ended.empty()) ended.reserve(woken.size());
   for (const WaitId id : woken) {
     Wait& wait = waits_of_.at(id.session).at(id.seq);
     if (wait.missing.empty()) Finish(id, wait, ended);

@@ -44,6 +44,7 @@ void Keyspace::NoteDrop(std::uint64_t scope) {
 }
 
 void Keyspace::AnswerWatches(std::vector<EndedWait>& ended) {
+  if (changed_.empty()) return;
   for (const WaitId id : std::exchange(changed_, {})) {
     const auto waits = waits_of_.find(id.session);
     if (waits == waits_of_.end()) continue;

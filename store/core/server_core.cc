@@ -122,7 +122,7 @@ void ServerCore::Impl::OnProcessExit(std::uint64_t watch, Moment moment, Effects
 
 // ---- Requests ----
 
-void ServerCore::Impl::OnRequest(ConnectionId connection, const Request& request, Moment moment,
+void ServerCore::Impl::OnRequest(ConnectionId connection, Request& request, Moment moment,
                                  Effects& effects) {
   if (!sessions_.Knows(connection)) return;  // Closed by us; what was under way is void.
   const SessionTable::Bound bound = sessions_.Of(connection);
@@ -137,12 +137,12 @@ void ServerCore::Impl::OnRequest(ConnectionId connection, const Request& request
   }
   Exchange exchange{*bound.session, bound.role, request, moment};
   exchange.key.reply.seq = request.seq;
-  Job* job = FindJob(bound.session->hello.job);
+  exchange.job = FindJob(bound.session->hello.job);
   if (bound.role == Role::kControl) {
     leases_.Renew(bound.session->id, moment.now);
     MembershipEffects members;
-    job->membership.OnControlFrame(bound.session->id, moment, members);
-    Apply(*job, members, moment, effects);
+    exchange.job->membership.OnControlFrame(bound.session->id, moment, members);
+    Apply(*exchange.job, members, moment, effects);
   }
   if (!IsFirst(exchange, effects)) return;
   exchange.key.reply.status = Execute(exchange, effects);
@@ -152,9 +152,8 @@ void ServerCore::Impl::OnRequest(ConnectionId connection, const Request& request
     Counts(request).Add(exchange.key.reply.status.code());
   }
   Answer(exchange, effects);
-  job = FindJob(bound.session->hello.job);
   AnswerWaits(exchange.key.ended, effects);
-  if (job) Apply(*job, exchange.members, moment, effects);
+  if (exchange.job) Apply(*exchange.job, exchange.members, moment, effects);
 }
 
 bool ServerCore::Impl::IsFirst(Exchange& exchange, Effects& effects) {
@@ -218,15 +217,18 @@ Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {
     return ExitReport(exchange, *op, effects);
   }
   if (IsAdminOp(request.op)) return Administer(exchange, effects);
-  const Result<Job*> made = MakeJob(exchange.session.hello.job);
-  if (!made) return made.status();
-  Job& job = **made;
+  if (!exchange.job) {
+    const Result<Job*> made = MakeJob(exchange.session.hello.job);
+    if (!made) return made.status();
+    exchange.job = *made;
+  }
+  Job& job = *exchange.job;
   if (IsKeyOp(request.op)) {
     if (exchange.role != Role::kAdmin) {
       RESILIENT_RETURN_IF_ERROR(
           job.membership.CheckAccess(session, request.scope, request.generation));
     }
-    Status done = ExecuteKeyOp(job.keys, session, request, exchange.key);
+    Status done = ExecuteKeyOp(job.keys, session, exchange.request, exchange.key);
     const Session* rival = exchange.key.rival == 0 ? nullptr : sessions_.Find(exchange.key.rival);
     if (!rival) return done;
     return Status(done.code(), done.message() + " (" + Describe(*rival) + " waits, " +
@@ -343,6 +345,7 @@ void ServerCore::Impl::Apply(Job& job, MembershipEffects& members, Moment moment
 }
 
 void ServerCore::Impl::AnswerWaits(std::vector<EndedWait>& ended, Effects& effects) {
+  effects.send.reserve(effects.send.size() + ended.size());
   for (EndedWait& end : ended) {
     counters_.waits_ended.Add(end.status.code());
     Session* session = sessions_.Find(end.wait.session);
@@ -476,7 +479,7 @@ ServerCore::~ServerCore() = default;
 
 void ServerCore::OnConnect(ConnectionId connection, Instant) { impl_->OnConnect(connection); }
 
-void ServerCore::OnRequest(ConnectionId connection, const Request& request, Instant now,
+void ServerCore::OnRequest(ConnectionId connection, Request request, Instant now,
                            Effects& effects) {
   impl_->OnRequest(connection, request, impl_->At(now), effects);
   impl_->Finish(effects);

@@ -82,7 +82,7 @@ class ServerCore {
   Status FinishRestore(Instant now, Effects& effects);
 
   void OnConnect(ConnectionId connection, Instant now);
-  void OnRequest(ConnectionId connection, const Request& request, Instant now, Effects& effects);
+  void OnRequest(ConnectionId connection, Request request, Instant now, Effects& effects);
   // Without goodbye: the peer closed, or the shell cut it for `why`.
   void OnDisconnect(ConnectionId connection, Instant now, Effects& effects);
   // The process behind `watch` has exited (pidfd).

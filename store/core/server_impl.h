@@ -40,8 +40,9 @@ struct Job {
 struct Exchange {
   Session& session;
   Role role;
-  const Request& request;
+  Request& request;  // Its values are moved where they are kept.
   Moment moment;
+  Job* job = nullptr;           // That of the session; null: there is none yet.
   KeyOutcome key{};             // Its reply is the answer to any request.
   bool silent = false;          // There is no answer.
   MembershipEffects members{};  // Carried out after the answer is sent.
@@ -66,7 +67,7 @@ class ServerCore::Impl {
   void Finish(Effects& effects);
 
   void OnConnect(ConnectionId connection) { sessions_.Connect(connection); }
-  void OnRequest(ConnectionId connection, const Request& request, Moment moment, Effects& effects);
+  void OnRequest(ConnectionId connection, Request& request, Moment moment, Effects& effects);
   void OnDisconnect(ConnectionId connection, Moment moment, Effects& effects);
   void OnProcessExit(std::uint64_t watch, Moment moment, Effects& effects);
   void OnTick(Instant now, bool input_drained, Effects& effects);

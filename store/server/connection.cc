@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "store/core/codec.h"
 
 namespace resilient::store {
 
@@ -79,23 +80,24 @@ void Connection::OnWritten() {
 
 void Connection::Send(Frame frame) {
   if (closed() || ending_) return;
-  if (out_.empty()) {
-    out_ = EncodeFrame(std::move(frame));
-  } else {
-    out_ += EncodeFrame(std::move(frame));
-  }
+  out_ += EncodeFrame(std::move(frame));
+}
+
+void Connection::Send(const ServerMessage& message) {
+  if (closed() || ending_) return;
+  AppendServerMessage(message, &out_);
 }
 
 bool Connection::Flush() {
   if (closed()) return false;
   if (tls_ == nullptr) {
     flushed_ += out_.size();
-    return out_.empty() || socket_.Write(std::exchange(out_, {}));
+    return out_.empty() || socket_.Write(out_);
   }
   if (!Opening() && !out_.empty() && !tls_->Send(std::exchange(out_, {})).ok()) return false;
   std::string bytes = tls_->TakeOutput();
   flushed_ += bytes.size();
-  return bytes.empty() || socket_.Write(std::move(bytes));
+  return bytes.empty() || socket_.Write(bytes);
 }
 
 std::uint64_t Connection::WrittenBytes() const {

@@ -50,6 +50,7 @@ class Connection {
 
   // Queued; goes out with the next Flush.
   void Send(Frame frame);
+  void Send(const ServerMessage& message);
   // False when the connection is broken.
   bool Flush();
   std::size_t QueuedBytes() const;
@@ -89,6 +90,10 @@ class Connection {
   // A line of the log about the peer, for machines and for people.
   LogRecord Record(std::string_view event, std::string text) const;
 
+  // The owner's mark: it has something to be flushed.
+  bool touched() const { return touched_; }
+  void set_touched(bool touched) { touched_ = touched; }
+
   // How many requests the loop's turn number `turn` has already taken from this connection.
   int& TakenInTurn(std::uint64_t turn);
 
@@ -121,6 +126,7 @@ class Connection {
   bool welcomed_ = false;
   Role role_ = Role::kRequest;
   bool ending_ = false;
+  bool touched_ = false;
   Instant ending_since_{};
   std::uint64_t turn_ = 0;
   int taken_ = 0;

@@ -194,7 +194,7 @@ void Server::Accept() {
   Connection& added = *connections_.emplace(id, std::move(connection)).first->second;
   before_hello_.insert(id);
   access_.Begin(id);
-  touched_.insert(id);
+  Touch(added);
   added.UpdateReading();
   core_->OnConnect(id, now);
 }
@@ -225,7 +225,7 @@ void Server::Handle(Connection& connection, Frame frame) {
       access_.OnFrame(connection.id(), connection.name(), std::move(frame));
   if (step.send) {
     connection.Send(*step.send);
-    touched_.insert(connection.id());
+    Touch(connection);
   }
   if (!step.refused.ok()) {
     metrics_.Refused(Refusal::kAccess);
@@ -235,7 +235,7 @@ void Server::Handle(Connection& connection, Frame frame) {
 }
 
 void Server::HandleRequest(Connection& connection, const Frame& frame) {
-  const Result<Request> request = DecodeRequest(frame);
+  Result<Request> request = DecodeRequest(frame);
   if (!request.ok()) return HandleBadRequest(connection, frame, request.status());
   if (const std::string* job = access_.ConfinedTo(connection.id());
       job != nullptr && std::holds_alternative<DrainOp>(request->op)) {
@@ -254,14 +254,14 @@ void Server::HandleRequest(Connection& connection, const Frame& frame) {
   }
   Effects effects;
   const Instant begun = clock_.Now();
-  core_->OnRequest(connection.id(), *request, begun, effects);
-  if (const Hello* hello = std::get_if<Hello>(&request->op)) {
-    NoteWelcome(connection, *hello, effects);
-  }
+  std::optional<Hello> hello;
+  if (const Hello* said = std::get_if<Hello>(&request->op)) hello = *said;
+  core_->OnRequest(connection.id(), std::move(*request), begun, effects);
+  if (hello) NoteWelcome(connection, *hello, effects);
   const bool answered =
       std::any_of(effects.send.begin(), effects.send.end(), [&](const Effects::Outgoing& out) {
         const Reply* reply = std::get_if<Reply>(&out.message);
-        return out.connection == connection.id() && reply != nullptr && reply->seq == request->seq;
+        return out.connection == connection.id() && reply != nullptr && reply->seq == frame.seq;
       });
   Apply(std::move(effects), answered ? std::optional(begun) : std::nullopt);
 }
@@ -291,8 +291,8 @@ void Server::Refuse(Connection& connection, std::uint64_t seq, const Status& why
 }
 
 void Server::AnswerAndEnd(Connection& connection, std::uint64_t seq, const Status& why) {
-  connection.Send(EncodeServerMessage(Failure(seq, why)));
-  touched_.insert(connection.id());
+  connection.Send(ServerMessage(Failure(seq, why)));
+  Touch(connection);
   EndGently(connection);
 }
 
@@ -375,7 +375,6 @@ void Server::Drop(Connection& connection) {
   ending_.erase(id);
   deferred_.erase(id);
   stalled_.erase(id);
-  touched_.erase(id);
   output_.Forget(id);
   graveyard_.push_back(std::move(found->second));
   connections_.erase(found);

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -131,6 +132,7 @@ class Server final : private Connection::Owner {
   void WakeStalled();
   void EndConnections();
   void SendTo(const Effects::Outgoing& outgoing);
+  void Touch(Connection& connection);
   void Settle();
   void FlushTouched();
   // What clients leave unread: server_output.cc. False when the connection is gone.
@@ -180,13 +182,13 @@ class Server final : private Connection::Owner {
 
   std::unique_ptr<UvTcp> listener_;  // Null when not listening.
   bool connection_waiting_ = false;  // The listener holds one that was not accepted yet.
-  std::map<ConnectionId, std::unique_ptr<Connection>> connections_;
+  std::unordered_map<ConnectionId, std::unique_ptr<Connection>> connections_;
   std::vector<std::unique_ptr<Connection>> graveyard_;  // Closed; freed in the next turn.
   std::set<ConnectionId> before_hello_;                 // Ids ascend with time: oldest first.
   std::set<ConnectionId> ending_;
-  std::set<ConnectionId> deferred_;  // Frames left over from this turn.
-  std::set<ConnectionId> touched_;   // To be flushed in Settle.
-  std::size_t unflushed_ = 0;        // Bytes of those, roughly.
+  std::set<ConnectionId> deferred_;    // Frames left over from this turn.
+  std::vector<ConnectionId> touched_;  // To be flushed in Settle; each of them says so itself.
+  std::size_t unflushed_ = 0;          // Bytes of those, roughly.
   OutputLedger output_;
   std::vector<ConnectionId> disconnected_;  // To be told to the core in Settle.
   ConnectionId next_connection_ = 1;

@@ -42,13 +42,13 @@ void Server::SendTo(const Effects::Outgoing& outgoing) {
   if (job != nullptr && reply != nullptr && !reply->status_json.empty()) {
     Reply confined = *reply;
     confined.status_json = OnlyJob(reply->status_json, *job);
-    connection->Send(EncodeServerMessage(confined));
+    connection->Send(ServerMessage(std::move(confined)));
   } else {
-    connection->Send(EncodeServerMessage(outgoing.message));
+    connection->Send(outgoing.message);
   }
   unflushed_ += connection->UnflushedBytes() - before;
   if (reply != nullptr && !reply->welcome.server.empty()) connection->SetWelcomed();
-  touched_.insert(outgoing.connection);
+  Touch(*connection);
   if (connection->UnflushedBytes() >= kFlushAtBytes) {
     FlushOut(*connection);
   } else if (unflushed_ >= kFlushAllAtBytes) {
@@ -56,17 +56,25 @@ void Server::SendTo(const Effects::Outgoing& outgoing) {
   }
 }
 
+void Server::Touch(Connection& connection) {
+  if (connection.touched()) return;
+  connection.set_touched(true);
+  touched_.push_back(connection.id());
+}
+
 void Server::FlushTouched() {
   unflushed_ = 0;
-  while (!touched_.empty()) {
-    const ConnectionId id = *touched_.begin();
-    touched_.erase(touched_.begin());
+  for (std::size_t i = 0; i < touched_.size(); ++i) {  // They may become more.
+    const ConnectionId id = touched_[i];
     Connection* connection = Find(id);
-    if (connection == nullptr || !FlushOut(*connection)) continue;
+    if (connection == nullptr) continue;
+    connection->set_touched(false);
+    if (!FlushOut(*connection)) continue;
     // Room again without a word from libuv: everything fitted at once.
     if (connection->WantsInput() && connection->HasFrame()) deferred_.insert(id);
     connection->UpdateReading();
   }
+  touched_.clear();
   UpdateIdle();
 }
 

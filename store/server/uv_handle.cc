@@ -15,7 +15,8 @@ namespace resilient::store {
 namespace {
 
 constexpr std::size_t kReadBufferBytes = 64u << 10;
-constexpr unsigned kKeepAliveSeconds = 60;  // Finds peers whose host vanished without a word.
+constexpr std::size_t kKeptOutputBytes = 128;  // Of each stream, while nothing is to be written.
+constexpr unsigned kKeepAliveSeconds = 60;     // Finds peers whose host vanished without a word.
 
 // Failures of these calls mean a broken invariant (bad arguments, a full epoll), never bad input.
 void MustSucceed(int result) { RESILIENT_CHECK(result == 0); }
@@ -147,16 +148,21 @@ void UvTcp::ReadStart() {
 
 void UvTcp::ReadStop() { uv_read_stop(stream()); }
 
-bool UvTcp::Write(std::string bytes) {
+bool UvTcp::Write(std::string& bytes) {
   std::size_t done = 0;
   if (QueuedBytes() == 0) {
     const uv_buf_t buffer = uv_buf_init(bytes.data(), static_cast<unsigned>(bytes.size()));
     const int written = uv_try_write(stream(), &buffer, 1);
     if (written < 0 && written != UV_EAGAIN) return false;
     if (written > 0) done = static_cast<std::size_t>(written);
-    if (done == bytes.size()) return true;
+    if (done == bytes.size()) {
+      // A short one's memory serves the next.
+      if (bytes.capacity() > kKeptOutputBytes) bytes = std::string();
+      bytes.clear();
+      return true;
+    }
   }
-  auto* write = new WriteRequest{{}, std::move(bytes)};
+  auto* write = new WriteRequest{{}, std::exchange(bytes, {})};
   write->request.data = write;
   const uv_buf_t buffer =
       uv_buf_init(write->bytes.data() + done, static_cast<unsigned>(write->bytes.size() - done));

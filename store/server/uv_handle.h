@@ -150,8 +150,9 @@ class UvTcp : public UvHandle<uv_tcp_t, UvStreamEvents> {
 
   void ReadStart();
   void ReadStop();
-  // Writes what fits now and queues the rest. False when the connection is broken.
-  bool Write(std::string bytes);
+  // Writes what fits now and queues the rest; `bytes` are empty then. False when the connection is
+  // broken.
+  bool Write(std::string& bytes);
   std::size_t QueuedBytes() const;
   // The peer reads an end after what was written. REQUIRES: nothing is queued.
   void EndWriting();

@@ -142,7 +142,11 @@ auto ResilientStore::Await(std::chrono::milliseconds timeout, Body body) const {
 }
 
 void ResilientStore::set(const std::string& key, const std::vector<std::uint8_t>& value) {
-  Ask([&](const auto& call) { return client_->Set(key, ToString(value), call); });
+  SetText(key, ToString(value));
+}
+
+void ResilientStore::SetText(const std::string& key, std::string value) {
+  Ask([&](const auto& call) { return client_->Set(key, std::move(value), call); });
 }
 
 std::vector<std::uint8_t> ResilientStore::compareSet(const std::string& key,
@@ -154,8 +158,11 @@ std::vector<std::uint8_t> ResilientStore::compareSet(const std::string& key,
 }
 
 std::vector<std::uint8_t> ResilientStore::get(const std::string& key) {
-  return ToBytes(
-      Await(timeout_, [&](const auto& call) { return client_->Get(key, /*wait=*/true, call); }));
+  return ToBytes(GetText(key));
+}
+
+std::string ResilientStore::GetText(const std::string& key) {
+  return Await(timeout_, [&](const auto& call) { return client_->Get(key, /*wait=*/true, call); });
 }
 
 std::int64_t ResilientStore::add(const std::string& key, std::int64_t amount) {

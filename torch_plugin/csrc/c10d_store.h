@@ -74,6 +74,10 @@ class ResilientStore final : public c10d::Store {
                const std::chrono::milliseconds& timeout);
 #endif
 
+  // As set and get, for those who have or want text: a copy less of what may be megabytes.
+  void SetText(const std::string& key, std::string value);
+  std::string GetText(const std::string& key);
+
   // Ours, not c10d's: the values of all `size` ranks, in rank order, once all have come.
   std::vector<std::string> Exchange(const std::string& key, std::int64_t rank, std::int64_t size,
                                     std::string value, const std::chrono::milliseconds& timeout);

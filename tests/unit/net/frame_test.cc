@@ -108,6 +108,14 @@ std::string FrameOf(std::size_t body_bytes) {
   return EncodeFrame({.type = FrameType::kRequest, .seq = 1, .body = std::string(body_bytes, 'x')});
 }
 
+TEST(EncodeFrame, WrittenInPlace_IsTheSame) {
+  std::string wire = "before";
+  const std::size_t begin = BeginFrame(&wire);
+  wire += "body";
+  EndFrame(begin, FrameType::kReply, 7, &wire);
+  EXPECT_EQ(wire, "before" + EncodeFrame({.type = FrameType::kReply, .seq = 7, .body = "body"}));
+}
+
 TEST(FrameSplitter, BodyAtTheLimit_IsTaken_OneAboveIsNot) {
   for (const std::size_t limit : {std::size_t{0}, kMaxFrameBodyBeforeHello, kMaxFrameBody - 1}) {
     FrameSplitter at(limit);

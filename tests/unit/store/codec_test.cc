@@ -2,6 +2,10 @@
 // never a crash. Method: encode, decode, compare the second encoding; malformed and unknown bodies.
 #include "store/core/codec.h"
 
+#include <limits>
+#include <string>
+#include <string_view>
+
 #include <gtest/gtest.h>
 
 namespace resilient::store {
@@ -169,6 +173,98 @@ TEST(Codec, SharedValues_LookLikeOwnOnes) {
   EXPECT_EQ(EncodeServerMessage(reply), EncodeServerMessage(own));
 }
 
+// ---- What is written and read without protobuf ----
+
+std::string FromHex(std::string_view hex) {
+  std::string bytes;
+  for (std::size_t i = 0; i < hex.size(); i += 2) {
+    bytes += static_cast<char>(std::stoi(std::string(hex.substr(i, 2)), nullptr, 16));
+  }
+  return bytes;
+}
+
+Request Plain(Op op, std::uint64_t first_unacked = 0) {
+  Request request;
+  request.first_unacked = first_unacked;
+  request.op = std::move(op);
+  return request;
+}
+
+// The right side is of protoc --encode.
+TEST(Codec, KeyRequests_AreTheBytesOfProtobuf) {
+  Request set = Plain(SetOp{std::string("k\0", 2), "v"}, 3);
+  set.generation = 300;
+  set.scope = 2;
+  EXPECT_EQ(EncodeRequest(set).body, FromHex("080310ac0218025a070a026b00120176"));
+  EXPECT_EQ(EncodeRequest(Plain(AddOp{"n", -3}, 1)).body, FromHex("08016a050a016e1005"));
+  EXPECT_EQ(EncodeRequest(Plain(CheckOp{{"a", ""}})).body, FromHex("7a050a01610a00"));
+  EXPECT_EQ(EncodeRequest(Plain(NumKeysOp{})).body, FromHex("920100"));
+  EXPECT_EQ(EncodeRequest(Plain(GetOp{"k", true})).body, FromHex("62050a016b1001"));
+  EXPECT_EQ(EncodeRequest(Plain(MultiSetOp{{"a", "b"}, {"", "v"}})).body,
+            FromHex("b2010b0a01610a01621200120176"));
+  EXPECT_EQ(EncodeRequest(Plain(CompareSetOp{"k", "e", "d"}, ~std::uint64_t{0})).body,
+            FromHex("08ffffffffffffffffff0172090a016b1201651a0164"));
+}
+
+TEST(Codec, PlainReplies_AreTheBytesOfProtobuf) {
+  Reply reply;
+  reply.value = std::string("v\0", 2);
+  reply.number = -4;
+  reply.flag = true;
+  reply.values = {"", "a"};
+  reply.revision = 300;
+  EXPECT_EQ(EncodeServerMessage(reply).body, FromHex("12027600180720013a003a0161a001ac02"));
+  EXPECT_EQ(EncodeServerMessage(Reply{}).body, "");
+  Reply least;
+  least.number = std::numeric_limits<std::int64_t>::min();
+  const Frame frame = EncodeServerMessage(least);
+  EXPECT_EQ(frame.body, FromHex("18ffffffffffffffffff01"));
+  EXPECT_EQ(std::get<Reply>(*DecodeServerMessage(frame)).number, least.number);
+}
+
+// A field that this build does not know sends a body the way of protobuf.
+TEST(Codec, BothWaysOfReading_SayTheSame) {
+  const std::string unknown = FromHex("a03f01");  // Field 1012.
+  for (const Op& op : AllOps()) {
+    Frame frame = EncodeRequest(RequestOf(op));
+    const Frame plain = frame;
+    frame.body += unknown;
+    const Result<Request> decoded = DecodeRequest(frame);
+    ASSERT_TRUE(decoded.ok()) << op.index() << decoded.status().ToString();
+    EXPECT_EQ(decoded->op.index(), op.index());
+    EXPECT_EQ(EncodeRequest(*decoded), plain) << op.index();
+  }
+  Reply reply;
+  reply.seq = 4;
+  reply.value = std::string(300, 'x');
+  reply.values = {"", "a"};
+  reply.number = -70000;
+  reply.revision = 9;
+  Frame frame = EncodeServerMessage(reply);
+  const Frame plain = frame;
+  frame.body += unknown;
+  EXPECT_EQ(EncodeServerMessage(*DecodeServerMessage(frame)), plain);
+}
+
+TEST(Codec, OperationInTwoPieces_IsOne) {
+  Frame frame = EncodeRequest(Plain(SetOp{"k", ""}));
+  frame.body += EncodeRequest(Plain(SetOp{"", "v"})).body;
+  const Result<Request> decoded = DecodeRequest(frame);
+  ASSERT_TRUE(decoded.ok());
+  EXPECT_EQ(std::get<SetOp>(decoded->op).key, "k");
+  EXPECT_EQ(std::get<SetOp>(decoded->op).value, "v");
+}
+
+TEST(Codec, BytesOfAStream_AreTheFrames) {
+  std::string wire = "before";
+  std::string frames = wire;
+  for (const Op& op : AllOps()) {
+    AppendRequest(RequestOf(op), &wire);
+    frames += EncodeFrame(EncodeRequest(RequestOf(op)));
+  }
+  EXPECT_EQ(wire, frames);
+}
+
 std::vector<ServerMessage> AllServerMessages() {
   Reply reply;
   reply.seq = 4;
@@ -208,6 +304,9 @@ TEST(Codec, EveryServerMessage_SurvivesTheWay) {
     ASSERT_TRUE(decoded.ok()) << decoded.status().ToString();
     EXPECT_EQ(decoded->index(), message.index());
     EXPECT_EQ(EncodeServerMessage(*decoded), frame);
+    std::string wire;
+    AppendServerMessage(message, &wire);
+    EXPECT_EQ(wire, EncodeFrame(frame));
   }
 }
 

@@ -1,6 +1,8 @@
 // Goal: the request connection keeps its promises (exactly once over lost connections, definitive
 // answers at deadlines, callers that do not block each other, forks). Method: the test plays the
 // server step by step while calls run on other threads.
+#include <pthread.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,6 +20,7 @@
 #include <gtest/gtest.h>
 #include <resilient/store/client.h>
 
+#include "store/client/link.h"
 #include "tests/unit/store_client/scripted_server.h"
 
 namespace resilient::store {
@@ -618,6 +621,90 @@ TEST_F(RequestClientTest, Interrupt_LeaderAndFollower_EndSoonAndCancel) {
   auto adding = StartAdd(*client, "n", Patient());
   line_->SendReply(NumberReply(line_->ReadOp<AddOp>(), 1));
   EXPECT_EQ(*adding.get(), 1);
+}
+
+// The first moment of a wait is spent in recv, the rest in poll: answers count in both, and on the
+// way from one to the other nothing is lost.
+TEST_F(RequestClientTest, Answer_QuickSlowOrInPieces_Arrives) {
+  auto client = Connected();
+  for (const Duration pause :
+       {Duration(0), Duration(Millis(1)), kQuickAnswer, Duration(Millis(30))}) {
+    auto adding = StartAdd(*client, "n", Patient());
+    const std::string bytes =
+        EncodeFrame(EncodeServerMessage(NumberReply(line_->ReadOp<AddOp>(), 7)));
+    EXPECT_EQ(adding.wait_for(pause), std::future_status::timeout);
+    line_->SendBytes(std::string_view(bytes).substr(0, 5));
+    EXPECT_EQ(adding.wait_for(pause), std::future_status::timeout);
+    line_->SendBytes(std::string_view(bytes).substr(5));
+    EXPECT_EQ(*adding.get(), 7);
+  }
+}
+
+TEST_F(RequestClientTest, LargeAnswer_ArrivesWhole) {
+  auto client = Connected();
+  const std::string value(3u << 20, 'v');
+  auto getting = StartGet(*client, "k", Patient());
+  line_->SendReply(ValueReply(line_->ReadOp<GetOp>(), value));
+  EXPECT_EQ(*getting.get(), value);
+}
+
+TEST_F(RequestClientTest, Signals_WhileACallWaits_LoseNothing) {
+  struct sigaction ignore {};
+  struct sigaction before {};
+  ignore.sa_handler = [](int) {};
+  ASSERT_EQ(::sigaction(SIGUSR1, &ignore, &before), 0);
+  auto client = Connected();
+  for (int i = 0; i < 20; ++i) {
+    std::promise<pthread_t> who;
+    auto adding = std::async(std::launch::async, [&] {
+      who.set_value(::pthread_self());
+      return client->Add("n", 1, Patient());
+    });
+    const pthread_t caller = who.get_future().get();
+    std::optional<Request> request = line_->ReadOp<AddOp>();
+    for (int k = 0; k < 3; ++k) ::pthread_kill(caller, SIGUSR1);
+    line_->SendReply(NumberReply(request, i));
+    EXPECT_EQ(*adding.get(), i);
+  }
+  ASSERT_EQ(::sigaction(SIGUSR1, &before, nullptr), 0);
+}
+
+// Whatever the first of them sleeps in when the others come.
+TEST_F(RequestClientTest, ManyCallersOfOneClient_EachGetsItsAnswer) {
+  auto client = Connected();
+  constexpr int kCallers = 4;
+  constexpr int kCalls = 200;
+  std::vector<std::future<int>> callers;
+  for (int c = 0; c < kCallers; ++c) {
+    callers.push_back(std::async(std::launch::async, [&, c] {
+      int right = 0;
+      for (int i = 0; i < kCalls; ++i) {
+        const std::int64_t number = c * kCalls + i;
+        const Result<std::int64_t> sum = client->Add("n", number, Patient());
+        right += sum.ok() && *sum == number ? 1 : 0;
+      }
+      return right;
+    }));
+  }
+  for (int i = 0; i < kCallers * kCalls; ++i) {
+    std::optional<Request> request = line_->ReadOp<AddOp>();
+    ASSERT_TRUE(request);
+    line_->SendReply(NumberReply(request, std::get<AddOp>(request->op).amount));
+  }
+  for (auto& caller : callers) EXPECT_EQ(caller.get(), kCalls);
+}
+
+TEST_F(RequestClientTest, Close_AtTheSameTimeAsACall_EndsIt) {
+  for (int i = 0; i < 10; ++i) {
+    auto client = Connected();
+    auto getting = StartGet(*client, "k", Patient());
+    ASSERT_TRUE(line_->ReadOp<GetOp>());
+    const Instant begun = clock_.Now();
+    client->Close();
+    EXPECT_EQ(getting.get().status().code(), StatusCode::kFailedPrecondition);
+    EXPECT_LT(clock_.Now() - begun, Millis(1000));
+    EXPECT_TRUE(line_->SeesEnd());
+  }
 }
 
 TEST_F(RequestClientTest, Stop_OfOneCall_EndsThatCallOnly) {

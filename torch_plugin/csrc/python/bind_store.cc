@@ -36,6 +36,17 @@ void RegisterStore(py::module_& m, const std::shared_ptr<PythonHost>& host) {
           py::arg("tls") = TlsTuple())
       .def_property_readonly("session", [](const ResilientStore& self) { return self.context(); })
       .def_property_readonly("server_id", &ResilientStore::server_id)
+      // As c10d binds them, without its detour through vectors.
+      .def("set", &ResilientStore::SetText, py::call_guard<py::gil_scoped_release>())
+      .def("get",
+           [](ResilientStore& self, const std::string& key) {
+             std::string value;
+             {
+               const py::gil_scoped_release unlocked;
+               value = self.GetText(key);
+             }
+             return py::bytes(value);
+           })
       // c10d has it from torch 2.12 on.
       .def(
           "barrier",
