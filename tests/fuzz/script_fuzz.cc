@@ -486,7 +486,7 @@ Script::Peer* Script::FindPeer(ConnectionId id) {
 
 void Script::Take(Effects effects) {
   Keep(effects.write);
-  for (const std::string& line : effects.log) TakeLog(line);
+  for (const LogRecord& record : effects.log) TakeLog(record);
   for (const Effects::Outgoing& out : effects.send) {
     Peer* peer = FindPeer(out.connection);
     Require(peer != nullptr, StrCat("it speaks to connection ", out.connection));
@@ -573,19 +573,14 @@ void Script::TakeEvent(Peer& peer, const Event& event) {
 }
 
 // Nobody is lost for silence before the lease has ended.
-void Script::TakeLog(const std::string& line) {
-  if (!line.starts_with("event=") || line.find("sent no heartbeat") == std::string::npos) return;
-  const auto field = [&line](std::string_view name) {
-    const std::size_t at = line.find(name);
-    if (at == std::string::npos) return std::string();
-    const std::size_t begin = at + name.size();
-    return line.substr(begin, line.find_first_of(" :", begin) - begin);
-  };
-  const auto heard = heard_.find({field(" job="), field(" incarnation=")});
+void Script::TakeLog(const LogRecord& record) {
+  if (record.text.find("sent no heartbeat") == std::string::npos) return;
+  const auto heard =
+      heard_.find({std::string(record.Value("job")), std::string(record.Value("incarnation"))});
   // Of two sessions of a process the other one may have been heard.
   if (heard == heard_.end() || heard->second.size() != 1) return;
   Require(now_ - std::max(heard->second.begin()->second, started_) >= kTtl,
-          "lost before its time: " + line);
+          "lost before its time: " + ToText(record));
 }
 
 // ---- Checks ----

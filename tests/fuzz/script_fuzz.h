@@ -101,7 +101,7 @@ class Script {
   void TakeReply(Peer& peer, const Reply& reply);
   void TakeAnswer(Peer& peer, const Reply& reply);
   void TakeEvent(Peer& peer, const Event& event);
-  void TakeLog(const std::string& line);
+  void TakeLog(const LogRecord& record);
   Peer* FindPeer(ConnectionId id);
   void CheckRows();
   void CheckEnd();
