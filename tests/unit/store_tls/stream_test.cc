@@ -106,7 +106,8 @@ TEST_F(TlsStreams, EverySize_GoesBothWays) {
     EXPECT_TRUE(client_->Send(text).ok());
     EXPECT_TRUE(server_->Send(text).ok());
     const std::string sent = client_->TakeOutput();
-    EXPECT_EQ(sent.find(text), std::string::npos);
+    // One byte is among the encrypted ones by chance.
+    EXPECT_TRUE(size == 1 || sent.find(text) == std::string::npos);
     Hand(sent, 60000, *server_, server_text_, server_status_);
     Run(60000);
     EXPECT_TRUE(server_text_ == text) << size << " bytes to the server";
