@@ -253,7 +253,7 @@ class Outages:
         self.client(last, prefix=self.network.client_prefix(1)).connected()
         self.assertLess(time.monotonic() - began, 0.9 * CONNECT_SECONDS)
 
-    def test_the_hosts_of_the_store_vanish_and_it_starts_elsewhere_from_its_data(self):
+    def test_the_host_of_the_store_vanishes_and_comes_back_with_its_data(self):
         flags = ("--data", f"{self.folder.name}/data")
         store = self.serve(*flags)
         waiting, asking = (self.join_store(i, store, seconds=60).connected() for i in range(2))
