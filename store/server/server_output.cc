@@ -64,8 +64,9 @@ void Server::Touch(Connection& connection) {
 
 void Server::FlushTouched() {
   unflushed_ = 0;
-  for (std::size_t i = 0; i < touched_.size(); ++i) {  // They may become more.
-    const ConnectionId id = touched_[i];
+  std::size_t next = 0;
+  while (next < touched_.size()) {  // They may become more.
+    const ConnectionId id = touched_[next++];
     Connection* connection = Find(id);
     if (connection == nullptr) continue;
     connection->set_touched(false);

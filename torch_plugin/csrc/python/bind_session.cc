@@ -76,35 +76,36 @@ void Rebuild(PythonHost& host, SessionContext& context, double timeout) {
 
 void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                 const std::shared_ptr<PythonHost>& host) {
-  session.def(py::init([host](std::vector<std::string> addresses, std::string job, int rank,
-                              int world_size, double init_timeout, double budget, double seat_wait,
-                              std::uint64_t launcher_attempt, bool supervised,
-                              std::string expected_server, bool hosts_store,
-                              std::string bind_address, std::string token_file, TlsTuple tls) {
-                ContextOptions options;
-                options.connect.addresses = std::move(addresses);
-                options.connect.job = std::move(job);
-                options.connect.launcher_attempt = launcher_attempt;
-                options.connect.supervised = supervised;
-                options.connect.expected_server = std::move(expected_server);
-                options.connect.hosts_store = hosts_store;
-                options.connect.token_file = std::move(token_file);
-                options.connect.tls = ToTlsFiles(std::move(tls));
-                options.session.rank = rank;
-                options.session.world_size = world_size;
-                options.session.init_timeout = FromSeconds(init_timeout);
-                options.session.budget = FromSeconds(budget);
-                options.session.seat_wait = FromSeconds(seat_wait);
-                options.bind_address = std::move(bind_address);
-                const py::gil_scoped_release unlocked;
-                return ValueOrThrow(*host, SessionContext::Open(std::move(options), host));
-              }),
-              py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("rank"),
-              py::arg("world_size"), py::arg("init_timeout"), py::arg("budget"),
-              py::arg("seat_wait"), py::arg("launcher_attempt") = 0, py::arg("supervised") = false,
-              py::arg("expected_server") = "", py::arg("hosts_store") = false,
-              py::arg("bind_address") = "127.0.0.1", py::arg("token_file") = "",
-              py::arg("tls") = TlsTuple());
+  session.def(
+      py::init([host](std::vector<std::string> addresses, std::string job, int rank, int world_size,
+                      double init_timeout, double budget, double seat_wait,
+                      std::uint64_t launcher_attempt, bool supervised, std::string expected_server,
+                      bool hosts_store, std::string bind_address, std::string token_file,
+                      const TlsTuple& tls) {
+        ContextOptions options;
+        options.connect.addresses = std::move(addresses);
+        options.connect.job = std::move(job);
+        options.connect.launcher_attempt = launcher_attempt;
+        options.connect.supervised = supervised;
+        options.connect.expected_server = std::move(expected_server);
+        options.connect.hosts_store = hosts_store;
+        options.connect.token_file = std::move(token_file);
+        options.connect.tls = ToTlsFiles(tls);
+        options.session.rank = rank;
+        options.session.world_size = world_size;
+        options.session.init_timeout = FromSeconds(init_timeout);
+        options.session.budget = FromSeconds(budget);
+        options.session.seat_wait = FromSeconds(seat_wait);
+        options.bind_address = std::move(bind_address);
+        const py::gil_scoped_release unlocked;
+        return ValueOrThrow(*host, SessionContext::Open(std::move(options), host));
+      }),
+      py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("rank"), py::arg("world_size"),
+      py::arg("init_timeout"), py::arg("budget"), py::arg("seat_wait"),
+      py::arg("launcher_attempt") = 0, py::arg("supervised") = false,
+      py::arg("expected_server") = "", py::arg("hosts_store") = false,
+      py::arg("bind_address") = "127.0.0.1", py::arg("token_file") = "",
+      py::arg("tls") = TlsTuple());
 }
 
 }  // namespace

@@ -38,14 +38,14 @@ py::dict ToDict(const Settings& settings) {
 
 std::string ProbeStore(PythonHost& host, const std::string& address, const std::string& job,
                        double timeout, const std::string& expected_server,
-                       const std::string& token_file, TlsTuple tls) {
+                       const std::string& token_file, const TlsTuple& tls) {
   const SystemClock clock;
   store::ConnectOptions options;
   options.addresses = {address};
   options.job = job;
   options.expected_server = expected_server;
   options.token_file = token_file;
-  options.tls = ToTlsFiles(std::move(tls));
+  options.tls = ToTlsFiles(tls);
   const py::gil_scoped_release unlocked;
   auto client = ValueOrThrow(host, store::Connect(
                                        options, [&host] { return host.Interrupted(); }, clock,
@@ -72,9 +72,9 @@ void RegisterSettings(py::module_& m, const std::shared_ptr<PythonHost>& host) {
   m.def(
       "probe_store",
       [host](const std::string& address, const std::string& job, double timeout,
-             const std::string& expected_server, const std::string& token_file, TlsTuple tls) {
-        return ProbeStore(*host, address, job, timeout, expected_server, token_file,
-                          std::move(tls));
+             const std::string& expected_server, const std::string& token_file,
+             const TlsTuple& tls) {
+        return ProbeStore(*host, address, job, timeout, expected_server, token_file, tls);
       },
       py::arg("address"), py::arg("job"), py::arg("timeout"), py::arg("expected_server") = "",
       py::arg("token_file") = "", py::arg("tls") = TlsTuple());

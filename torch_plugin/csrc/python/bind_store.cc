@@ -21,19 +21,19 @@ namespace py = pybind11;
 void RegisterStore(py::module_& m, const std::shared_ptr<PythonHost>& host) {
   const auto c10d = py::module_::import("torch._C._distributed_c10d");
   py::class_<ResilientStore, c10::intrusive_ptr<ResilientStore>>(m, "Store", c10d.attr("Store"))
-      .def(
-          py::init([host](std::vector<std::string> addresses, std::string job,
-                          std::chrono::milliseconds timeout, std::string token_file, TlsTuple tls) {
-            store::ConnectOptions options;
-            options.addresses = std::move(addresses);
-            options.job = std::move(job);
-            options.token_file = std::move(token_file);
-            options.tls = ToTlsFiles(std::move(tls));
-            const py::gil_scoped_release unlocked;
-            return ValueOrThrow(*host, ResilientStore::Standalone(options, timeout, host));
-          }),
-          py::arg("addresses"), py::arg("job"), py::arg("timeout"), py::arg("token_file") = "",
-          py::arg("tls") = TlsTuple())
+      .def(py::init([host](std::vector<std::string> addresses, std::string job,
+                           std::chrono::milliseconds timeout, std::string token_file,
+                           const TlsTuple& tls) {
+             store::ConnectOptions options;
+             options.addresses = std::move(addresses);
+             options.job = std::move(job);
+             options.token_file = std::move(token_file);
+             options.tls = ToTlsFiles(tls);
+             const py::gil_scoped_release unlocked;
+             return ValueOrThrow(*host, ResilientStore::Standalone(options, timeout, host));
+           }),
+           py::arg("addresses"), py::arg("job"), py::arg("timeout"), py::arg("token_file") = "",
+           py::arg("tls") = TlsTuple())
       .def_property_readonly("session", [](const ResilientStore& self) { return self.context(); })
       .def_property_readonly("server_id", &ResilientStore::server_id)
       // As c10d binds them, without its detour through vectors.

@@ -2,7 +2,6 @@
 
 #include <string>
 #include <tuple>
-#include <utility>
 
 #include <resilient/tls.h>
 
@@ -11,9 +10,9 @@ namespace resilient::plugin {
 // Certificate, key and CA as Python has them.
 using TlsTuple = std::tuple<std::string, std::string, std::string>;
 
-inline TlsFiles ToTlsFiles(TlsTuple files) {
-  auto& [certificate, key, authority] = files;
-  return {std::move(certificate), std::move(key), std::move(authority)};
+inline TlsFiles ToTlsFiles(const TlsTuple& files) {
+  const auto& [certificate, key, authority] = files;
+  return {certificate, key, authority};
 }
 
 inline TlsTuple ToTuple(const TlsFiles& files) {
