@@ -34,8 +34,8 @@ def test_clone_in_a_forked_child(world):
 
 def interrupted_pop(address, job):
     kv = torch_resilient.Store(address, timeout=60, job=job)
-    rank_server.tell("waiting")
     try:
+        rank_server.tell("waiting")
         kv.queue_pop("q")
     except KeyboardInterrupt:
         kv.queue_push("q", "item")
@@ -45,6 +45,7 @@ def interrupted_pop(address, job):
 def test_ctrl_c_ends_a_wait(world):
     rank = world.start_rank(interrupted_pop, 0, 1, world.store_address, world.job)
     assert rank.told() == "waiting"
+    assert rank.outcome(0.5) is None
     rank.signal(signal.SIGINT)
     assert rank.value(20) == b"item"
 
