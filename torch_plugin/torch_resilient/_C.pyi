@@ -11,6 +11,8 @@ from torch._C._distributed_c10d import Store as C10dStore
 TORCH_VERSION: str  # The torch this extension was built for, e.g. "2.15.0".
 VERSION: str
 
+TlsFiles = tuple[str, str, str]  # Paths of certificate, key and CA; "": none.
+
 def install_error_factory(factory: Callable[[str, str, dict[str, Any]], BaseException]) -> None:
     """factory(code, message, attributes) -> exception to raise. attributes: rank host pid generation group seq since."""
 
@@ -20,7 +22,12 @@ def parse_settings(environment: dict[str, str]) -> dict[str, Any]:
 def set_log(level: str, tag: str) -> None: ...
 
 def probe_store(
-    address: str, job: str, timeout: float, expected_server: str = "", token_file: str = ""
+    address: str,
+    job: str,
+    timeout: float,
+    expected_server: str = "",
+    token_file: str = "",
+    tls: TlsFiles = ("", "", ""),
 ) -> str:
     """Connects once (retrying refused and reset until `timeout` seconds) and returns the server's id.
     Raises REFUSED, UNREACHABLE, RESOLVE, PROTOCOL, AUTH or JOB."""
@@ -44,6 +51,7 @@ class Session:
         hosts_store: bool = False,
         bind_address: str = "127.0.0.1",
         token_file: str = "",
+        tls: TlsFiles = ("", "", ""),
     ) -> None: ...
     def init(self) -> None: ...
     def store(self, timeout: timedelta) -> Store: ...  # Round-scoped keys; its waits end on a fence.
@@ -59,7 +67,7 @@ class Store(C10dStore):
     """A c10d Store over the exactly-once client: all of c10d's operations. Standalone: job-scoped keys."""
 
     def __init__(
-        self, addresses: list[str], job: str, timeout: timedelta, token_file: str = ""
+        self, addresses: list[str], job: str, timeout: timedelta, token_file: str = "", tls: TlsFiles = ("", "", "")
     ) -> None: ...
     @property
     def session(self) -> Session | None: ...
