@@ -3,34 +3,15 @@
 import os
 import subprocess
 import sys
-import time
-from datetime import timedelta
 
 import harness
 import pytest
-import torch
-import torch.distributed as dist
+from store_access import add_up, failing_init, plain_environment, serving, worker
 
 import torch_resilient
 from torch_resilient import _server
 
 TOKEN = "a-token-of-the-tests-0123456789"
-
-WORKER = """
-import os, subprocess, torch, torch.distributed as dist
-from torch_resilient import _server
-dist.init_process_group("resilient")
-total = torch.ones(1)
-dist.all_reduce(total)
-if dist.get_rank() == 0:
-    without = {k: v for k, v in os.environ.items() if k != "RESILIENT_TOKEN_FILE"}
-    for environment in (os.environ, without):
-        status = subprocess.run([_server.binary(), "status"], env=environment, capture_output=True)
-        print("status", status.returncode)
-dist.barrier()
-dist.destroy_process_group()
-print("total", int(total.item()))
-"""
 
 
 @pytest.fixture
@@ -41,42 +22,19 @@ def token_file(tmp_path):
     return str(path)
 
 
-def add_up():
-    dist.init_process_group("resilient")
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    dist.destroy_process_group()
-    return int(total.item())
-
-
-def failing_init():
-    started = time.monotonic()
-    try:
-        dist.init_process_group("resilient", timeout=timedelta(seconds=20))
-    except Exception as error:
-        return type(error).__name__, error.code, str(error), time.monotonic() - started
-    return None
-
-
 @pytest.fixture
 def guarded(token_file):
     """Address of a store that asks for the token."""
-    command = [_server.binary(), "serve", "--listen", "127.0.0.1:0", "--token-file", token_file]
-    process = subprocess.Popen(
-        [*command, "--print-address", "--parent-death"], stdout=subprocess.PIPE, text=True
-    )
-    yield process.stdout.readline().split()[0]
-    process.terminate()
-    process.wait(10)
-    process.stdout.close()
+    with serving("--token-file", token_file) as address:
+        yield address
 
 
 @pytest.mark.parametrize("how", ["option", "environment"])
 def test_resilient_run_hands_the_token_on(tmp_path, token_file, how):
     script = tmp_path / "worker.py"
-    script.write_text(WORKER)
+    script.write_text(worker(_server.TOKEN_FILE))
     command = [sys.executable, "-m", "torch_resilient.run", "--nproc", "2"]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RESILIENT_")}
+    environment = plain_environment()
     if how == "option":
         command += ["--token-file", os.path.relpath(token_file)]
     else:

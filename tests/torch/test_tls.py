@@ -4,33 +4,14 @@ certificates are made as docs/operations.md says."""
 import os
 import subprocess
 import sys
-import time
-from datetime import timedelta
 
 import harness
 import pytest
-import torch
-import torch.distributed as dist
 from make_certificates import make_ca, make_certificate
+from store_access import add_up, failing_init, plain_environment, serving, worker
 
 import torch_resilient
 from torch_resilient import _server
-
-WORKER = """
-import os, subprocess, torch, torch.distributed as dist
-from torch_resilient import _server
-dist.init_process_group("resilient")
-total = torch.ones(1)
-dist.all_reduce(total)
-if dist.get_rank() == 0:
-    plain = {k: v for k, v in os.environ.items() if not k.startswith("RESILIENT_TLS_")}
-    for environment in (os.environ, plain):
-        status = subprocess.run([_server.binary(), "status"], env=environment, capture_output=True)
-        print("status", status.returncode)
-dist.barrier()
-dist.destroy_process_group()
-print("total", int(total.item()))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -49,34 +30,8 @@ def secrets(tmp_path_factory):
 @pytest.fixture
 def encrypted(secrets):
     """Address of a store with TLS that asks for certificates."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RESILIENT_")}
-    process = subprocess.Popen(
-        [_server.binary(), "serve", "--print-address", "--parent-death"],
-        env=environment | secrets,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    yield process.stdout.readline().split()[0]
-    process.terminate()
-    process.wait(10)
-    process.stdout.close()
-
-
-def add_up():
-    dist.init_process_group("resilient")
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    dist.destroy_process_group()
-    return int(total.item())
-
-
-def failing_init():
-    started = time.monotonic()
-    try:
-        dist.init_process_group("resilient", timeout=timedelta(seconds=20))
-    except Exception as error:
-        return type(error).__name__, error.code, str(error), time.monotonic() - started
-    return None
+    with serving(env=secrets) as address:
+        yield address
 
 
 def test_ranks_of_an_encrypted_store(world, encrypted, secrets):
@@ -85,8 +40,8 @@ def test_ranks_of_an_encrypted_store(world, encrypted, secrets):
 
 def test_resilient_run_and_its_store_use_the_files(tmp_path, secrets):
     script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RESILIENT_")}
+    script.write_text(worker("RESILIENT_TLS_"))
+    environment = plain_environment()
     environment |= {name: os.path.relpath(path) for name, path in secrets.items()}
     command = [sys.executable, "-m", "torch_resilient.run", "--nproc", "2", str(script)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
