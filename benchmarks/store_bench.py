@@ -3,7 +3,9 @@
 Both servers run in processes of their own on this machine. A repetition measures both stores right
 after each other, in turns first one and then the other first; a row's figure is the median over the
 repetitions, its ratio the median of the repetitions' ratios (ours / TCPStore): what else the
-machine does meanwhile meets both.
+machine does meanwhile meets both. Single calls are measured twice, with client and server on one
+core and on two, for where the scheduler puts them decides more than what they do; in rows of many
+clients the clients have one core and the server another.
 
     python benchmarks/store_bench.py --out benchmarks/results/store.json
 
@@ -34,11 +36,13 @@ import torch.distributed as dist
 import torch_resilient
 from torch_resilient import _server
 
-SECONDS = 300
+SECONDS = store_load.SECONDS
 MIB = b"v" * (1 << 20)
 SMALL = b"0123456789abcdef"
+CORES = sorted(os.sched_getaffinity(0))
 MANY = [f"many/{i}" for i in range(1000)]
 FILES = 65536
+SPARE_FILES = 200  # Of a process besides the connections of a storm, of which ours makes two each.
 
 # It looks up the name of each client's address, one after the other. With a listener of IPv4 alone
 # these are 127.0.0.1, in /etc/hosts; with its own listener they are IPv6 and a matter for the DNS,
@@ -56,6 +60,20 @@ sys.stdin.read()
 """
 
 
+def pin(pid, core):
+    """Puts all threads of a process, and those that they will start, on one core."""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(thread), {core})
+
+
+def own_core():
+    return CORES[0]
+
+
+def other_core():
+    return CORES[-1]
+
+
 class Server:
     """A store server in a process of its own, until close()."""
 
@@ -65,6 +83,7 @@ class Server:
         )
         line = self.process.stdout.readline()
         assert line, "the server did not start"
+        pin(self.process.pid, other_core())
         self.host, _, port = line.split()[0].rpartition(":")
         self.port = int(port)
 
@@ -111,7 +130,8 @@ class Ours(Server):
     def __init__(self):
         flags = ["--listen", "127.0.0.1:0", "--print-address", "--parent-death"]
         # The load generator sends no heartbeats.
-        super().__init__([_server.binary(), "serve", *flags, "--lease-ttl", "10min"])
+        more = ["--lease-ttl", "10min", "--log-level", "warn"]
+        super().__init__([_server.binary(), "serve", *flags, *more])
 
     def client(self):
         return torch_resilient.Store(f"{self.host}:{self.port}", timeout=SECONDS, job="bench")
@@ -212,10 +232,21 @@ def in_turns(repetitions, theirs, ours):
     return pairs
 
 
-def call_rows(tcp, ours, args):
+def all_call_rows(tcp, ours, args):
     clients = tcp.client(), ours.client()
     for client in clients:
         prepare(client)
+    placements = {"one core": own_core(), "two cores": other_core()}
+    if len(CORES) == 1:
+        del placements["two cores"]
+    for placement, core in placements.items():
+        for server in (tcp, ours):
+            pin(server.process.pid, core)
+        for row in call_rows(clients, args):
+            yield {"placement": placement, **row}
+
+
+def call_rows(clients, args):
     for name, goal, count, their_call, our_call in CALLS:
         if args.only and args.only not in name:
             continue
@@ -259,8 +290,9 @@ def load_rows(tcp, ours, args):
         )
         yield median_row(f"release of {count:,} waiters", None, "ms", scaled(pairs, 1e3))
     yield idle_row(args)
+    most = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES) // 2
     for count in args.storms:
-        yield from storm_rows(count, 1 if count >= 5000 else 3)
+        yield from storm_rows(min(count, most), 1 if count >= 5000 else 3)
 
 
 def idle_bytes(kind, count):
@@ -291,6 +323,7 @@ def storm_rows(count, repetitions):
             before = server.cpu_s()
             result = server.storm(count)
             result["server_cpu_s"] = server.cpu_s() - before
+            result["server_mib"] = server.resident() / (1 << 20)
         found.append((kind, result))
         return result["total_s"]
 
@@ -315,8 +348,9 @@ def phases(found):
 def show(row):
     met = "" if row["goal"] is None else ("met" if row["ratio"] <= row["goal"] else "MISSED")
     goal = "" if row["goal"] is None else f"<= {row['goal']:.1f}"
+    name = f"{row['row']:34} {row.get('placement', ''):9}"
     print(
-        f"{row['row']:34} {row['tcpstore']:10.2f} {row['resilient']:10.2f} {row['unit']:4}"
+        f"{name} {row['tcpstore']:10.2f} {row['resilient']:10.2f} {row['unit']:4}"
         f" {row['ratio']:6.2f} {goal:7} {met}",
         flush=True,
     )
@@ -343,9 +377,10 @@ def main():
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(hard, FILES), max(hard, FILES)))
     rows = []
-    print(f"{'':34} {'TCPStore':>10} {'resilient':>10} {'':4} {'ratio':>6} goal")
+    pin(os.getpid(), own_core())
+    print(f"{'':44} {'TCPStore':>10} {'resilient':>10} {'':4} {'ratio':>6} goal")
     with contextlib.closing(Tcp()) as tcp, contextlib.closing(Ours()) as ours:
-        for row in call_rows(tcp, ours, args):
+        for row in all_call_rows(tcp, ours, args):
             show(row)
             rows.append(row)
         for row in [] if args.only else load_rows(tcp, ours, args):

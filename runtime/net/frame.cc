@@ -125,8 +125,9 @@ std::size_t BeginFrame(std::string* out) {
   return begin;
 }
 
-void EndFrame(std::size_t begin, FrameType type, std::uint64_t seq, std::string* out) {
-  const std::size_t body_bytes = out->size() - begin - kFrameHeaderBytes;
+void EndFrame(std::size_t begin, FrameType type, std::uint64_t seq, std::string* out,
+              std::size_t rest) {
+  const std::size_t body_bytes = out->size() - begin - kFrameHeaderBytes + rest;
   WriteHeader(Frame{.type = type, .seq = seq, .body = {}}, body_bytes, out->data() + begin);
 }
 

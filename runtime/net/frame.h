@@ -46,10 +46,11 @@ std::string EncodePreamble();
 // The body's own memory is used when it has room for the header.
 std::string EncodeFrame(Frame frame);
 // A frame whose body is written where it is sent from: BeginFrame appends room for the header to
-// `out` and returns its place; the body is appended; EndFrame writes the header. REQUIRES: as
-// above.
+// `out` and returns its place; the body is appended; EndFrame writes the header. Of the body `rest`
+// bytes may be sent behind `out`. REQUIRES: as above.
 std::size_t BeginFrame(std::string* out);
-void EndFrame(std::size_t begin, FrameType type, std::uint64_t seq, std::string* out);
+void EndFrame(std::size_t begin, FrameType type, std::uint64_t seq, std::string* out,
+              std::size_t rest = 0);
 
 // Splits a byte stream into preamble and frames; never parses a byte twice. Thread:
 // caller-synchronised. Pure.

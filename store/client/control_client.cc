@@ -192,6 +192,7 @@ void ControlClient::Handle(const ServerMessage& message) {
 void ControlClient::Handle(const Event& event) {
   std::visit(Overloaded{
                  [this](const View& view) { events_->OnView(view); },
+                 [](const SharedViewEvent&) {},  // Of a server; it is decoded as a View.
                  [this](const RunningEvent& running) { events_->OnRunning(running.generation); },
                  [this](const Fence& fence) { events_->OnFence(fence); },
                  [this](const JoinRefusedEvent& refused) { events_->OnJoinRefused(refused.why); },

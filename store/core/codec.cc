@@ -171,6 +171,7 @@ struct OpWriter {
 struct EventWriter {
   pb::Event* out;
 
+  void operator()(const SharedViewEvent&) const {}  // As it is encoded already.
   void operator()(const View& view) const {
     pb::ViewEvent* message = out->mutable_view();
     message->set_life(view.life);
@@ -232,8 +233,6 @@ void AppendReply(const Reply& reply, std::string* body) {
   for (const std::string& value : reply.values) message.add_values(value);
   PutKeyEvents(reply, &message);
   message.AppendToString(body);
-  // Messages that follow each other in one body are one message with the fields of both.
-  if (reply.shared_values) *body += reply.shared_values->encoded;
 }
 
 void AppendRequestBody(const Request& request, std::string* body) {
@@ -246,6 +245,19 @@ void AppendRequestBody(const Request& request, std::string* body) {
   message.AppendToString(body);
 }
 
+// What a message shares with others, as the end of its body: messages that follow each other in one
+// body are one message with the fields of both. Null: it shares nothing.
+std::shared_ptr<const std::string> SharedPart(const ServerMessage& message) {
+  if (const Reply* reply = std::get_if<Reply>(&message)) {
+    if (reply->shared_values == nullptr) return nullptr;
+    return {reply->shared_values, &reply->shared_values->encoded};
+  }
+  const auto* view = std::get_if<SharedViewEvent>(&std::get<Event>(message));
+  if (view == nullptr) return nullptr;
+  return {*view, &(*view)->encoded};
+}
+
+// Without the shared part.
 FrameType AppendBody(const ServerMessage& message, std::string* body) {
   if (const Reply* reply = std::get_if<Reply>(&message)) {
     AppendReply(*reply, body);
@@ -544,14 +556,27 @@ void AppendRequest(const Request& request, std::string* wire) {
 Frame EncodeServerMessage(const ServerMessage& message) {
   Frame frame;
   frame.type = AppendBody(message, &frame.body);
+  if (const auto shared = SharedPart(message)) frame.body += *shared;
   frame.seq = SeqOf(message);
   return frame;
 }
 
-void AppendServerMessage(const ServerMessage& message, std::string* wire) {
+std::shared_ptr<const std::string> AppendServerMessage(const ServerMessage& message,
+                                                       std::string* wire) {
   const std::size_t begin = BeginFrame(wire);
   const FrameType type = AppendBody(message, wire);
-  EndFrame(begin, type, SeqOf(message), wire);
+  std::shared_ptr<const std::string> shared = SharedPart(message);
+  EndFrame(begin, type, SeqOf(message), wire, shared == nullptr ? 0 : shared->size());
+  return shared;
+}
+
+SharedViewEvent Share(View view) {
+  pb::Event event;
+  EventWriter{&event}(view);
+  auto shared = std::make_shared<SharedView>();
+  shared->encoded = event.SerializeAsString();
+  shared->view = std::move(view);
+  return shared;
 }
 
 Result<Request> DecodeRequest(const Frame& frame) {

@@ -16,10 +16,13 @@ namespace resilient::store {
 
 Frame EncodeRequest(const Request& request);
 Frame EncodeServerMessage(const ServerMessage& message);
-// The same as bytes of a stream, appended to `wire`.
+// The same as bytes of a stream, appended to `wire`. Of a message to clients without the part that
+// it shares with others: that is to follow as it is. Null: it shares nothing.
 void AppendRequest(const Request& request, std::string* wire);
-void AppendServerMessage(const ServerMessage& message, std::string* wire);
+[[nodiscard]] std::shared_ptr<const std::string> AppendServerMessage(const ServerMessage& message,
+                                                                     std::string* wire);
 std::shared_ptr<const SharedValues> Share(std::vector<std::string> values);
+SharedViewEvent Share(View view);
 
 // kProtocol when the body is not a valid message of its type; kUnimplemented for an operation this
 // build does not know (a newer peer): the connection lives on and the request is answered with it.

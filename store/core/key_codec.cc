@@ -328,14 +328,11 @@ bool AppendPlainReply(const Reply& reply, std::string* body) {
       !reply.events.empty()) {
     return false;
   }
-  const std::string_view shared =
-      reply.shared_values ? std::string_view(reply.shared_values->encoded) : std::string_view();
   Sizer sizer;
   VisitFields(reply, sizer);
-  body->reserve(body->size() + sizer.bytes() + shared.size());
+  body->reserve(body->size() + sizer.bytes());
   Writer writer(body);
   VisitFields(reply, writer);
-  body->append(shared);
   return true;
 }
 

@@ -13,7 +13,8 @@
 // here. Of codec.cc alone. Pure.
 namespace resilient::store {
 
-// Appends the encoded message. False, with nothing done: it is none of these.
+// Appends the encoded message, of a reply without the values that it shares. False, with nothing
+// done: it is none of these.
 bool AppendKeyRequest(const Request& request, std::string* body);
 bool AppendPlainReply(const Reply& reply, std::string* body);
 

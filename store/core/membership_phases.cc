@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "store/core/codec.h"
 #include "store/core/json.h"
 #include "store/core/membership.h"
 
@@ -27,23 +28,23 @@ void Membership::BuildIfComplete(World& world, MembershipEffects& effects) {
   ChangedView(world);
   world.ready = 0;
   world.joined = 0;
-  world.view = View{};
-  world.view.life = life_;
-  world.view.round = world.round;
-  world.view.generation = world.generation;
-  world.view.attempt = 1;
-  world.view.secret = Secret(random_);
-  world.view.members.reserve(world.seats.size());
+  View view;
+  view.life = life_;
+  view.round = world.round;
+  view.generation = world.generation;
+  view.attempt = 1;
+  view.secret = Secret(random_);
+  view.members.reserve(world.seats.size());
   for (Seat& seat : world.seats) {
     seat.state = SeatState::kMember;
     seat.ready = false;
     Changed(world, seat);
     const Participant* who = Find(seat.session);
     RESILIENT_CHECK(who != nullptr);
-    world.view.members.push_back({who->request.rank, who->hello.incarnation,
-                                  who->hello.process.host, who->hello.process.pid,
-                                  who->request.endpoint});
+    view.members.push_back({who->request.rank, who->hello.incarnation, who->hello.process.host,
+                            who->hello.process.pid, who->request.endpoint});
   }
+  world.view = Share(std::move(view));
   for (const Seat& seat : world.seats) effects.Tell(seat.session, world.view);
 }
 
@@ -172,12 +173,12 @@ void Membership::PushState(const Participant& who, MembershipEffects& effects) c
       return push(RunningEvent{world->generation});
     case Phase::kForming:
       if (seat.state == SeatState::kMember) {
-        push(Fence{world->view.generation, world->first_cause});
+        push(Fence{world->view->view.generation, world->first_cause});
       }
       return;
     case Phase::kRefused:
       if (seat.state == SeatState::kMember) {
-        return push(Fence{world->view.generation, world->first_cause});
+        return push(Fence{world->view->view.generation, world->first_cause});
       }
       return push(JoinRefusedEvent{world->first_cause});
   }

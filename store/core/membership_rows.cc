@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "store/core/codec.h"
 #include "store/core/membership.h"
 #include "store/core/row_codec.h"
 
@@ -98,7 +99,7 @@ void Membership::Keep() {
   for (const std::uint64_t round : TakeOnce(changed_.views)) {
     const auto world = worlds_.find(round);
     if (world == worlds_.end() || !world->second.viewed) continue;
-    journal_->Put(ViewRow(job_, round), EncodeRow(world->second.view));
+    journal_->Put(ViewRow(job_, round), EncodeRow(world->second.view->view));
   }
   for (const SessionId session : TakeOnce(changed_.participants)) {
     if (const Participant* who = Find(session)) {
@@ -136,7 +137,7 @@ void Membership::AppendRows(Rows& rows) const {
       const Seat& seat = world.seats[rank];
       if (seat.Used()) rows.emplace(SeatRow(job_, round, rank), EncodeRow(seat));
     }
-    if (world.viewed) rows.emplace(ViewRow(job_, round), EncodeRow(world.view));
+    if (world.viewed) rows.emplace(ViewRow(job_, round), EncodeRow(world.view->view));
   }
   for (const auto& [session, who] : participants_) {
     rows.emplace(ParticipantRow(session), EncodeRow(who));
@@ -173,7 +174,9 @@ Status Membership::Restore(const RowName& name, std::string_view value, const He
   if (world == worlds_.end()) return Damaged("its world is missing");
   if (name.kind == RowKind::kSeat) return RestoreSeat(name, value);
   RESILIENT_CHECK(name.kind == RowKind::kView);
-  if (!DecodeRow(value, world->second.view)) return Damaged("this is no view");
+  View view;
+  if (!DecodeRow(value, view)) return Damaged("this is no view");
+  world->second.view = Share(std::move(view));
   return {};
 }
 

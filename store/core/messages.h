@@ -229,8 +229,21 @@ struct HeldEvent {
 struct DrainingEvent {
   std::string reason;
 };
+// A view for all its members: kept once and encoded once, for there are as many copies of it as it
+// has members. Made by Share() of codec.h. Thread: immutable.
+struct SharedView {
+  View view;
+  std::string encoded;
+};
+// Of a server, instead of View; an event that was decoded has a View.
+using SharedViewEvent = std::shared_ptr<const SharedView>;
 using Event = std::variant<View, RunningEvent, Fence, JoinRefusedEvent, SessionLostEvent,
-                           HeartbeatAckEvent, PingEvent, HeldEvent, DrainingEvent>;
+                           HeartbeatAckEvent, PingEvent, HeldEvent, DrainingEvent, SharedViewEvent>;
+// The view that an event tells of, of a server's or a decoded one; null: it tells of none.
+inline const View* ViewOf(const Event& event) {
+  if (const auto* shared = std::get_if<SharedViewEvent>(&event)) return &(*shared)->view;
+  return std::get_if<View>(&event);
+}
 
 using ServerMessage = std::variant<Reply, Event>;
 

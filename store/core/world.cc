@@ -87,7 +87,8 @@ Status World::FinishRestore(Instant now) {
   first_join = now;
   const bool whole = phase == Phase::kBuilding || phase == Phase::kRunning;
   if (live == 0 || (whole && (open > 0 || joined > 0 || !viewed)) ||
-      (viewed && view.members.size() != seats.size()) || (whole && view.generation != generation)) {
+      (viewed && (view == nullptr || view->view.members.size() != seats.size())) ||
+      (whole && view->view.generation != generation)) {
     return Status(StatusCode::kInternal, "round " + std::to_string(round) + " in phase " +
                                              std::string(PhaseName(phase)) +
                                              " lacks seats or its view");

@@ -53,7 +53,8 @@ struct World {
   Duration seat_wait{};     // Likewise.
   Status first_cause;       // Of the last fence or the refusal.
   std::vector<Seat> seats;  // Each in a row of its own.
-  View view;                // Likewise; of the present generation from BUILDING on.
+  // Likewise; of the present generation from BUILDING on. Null: there was none.
+  SharedViewEvent view;
 
   // Follows from what is kept.
   std::size_t live = 0;                // Seats joined or member.

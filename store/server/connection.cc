@@ -37,7 +37,7 @@ Connection::Connection(ConnectionId id, UvLoop& loop, Owner& owner, Instant acce
 bool Connection::AcceptFrom(UvTcp& listener) {
   if (!socket_.AcceptFrom(listener)) return false;
   name_ = peer_ = socket_.PeerName();
-  out_ = EncodePreamble();
+  out_.tail() = EncodePreamble();
   return true;
 }
 
@@ -74,27 +74,51 @@ void Connection::Take(std::string_view bytes) {
 }
 
 void Connection::OnWritten() {
-  if (ending_ && QueuedBytes() == 0) return socket_.EndWriting();
+  if (!Flush()) return OnUnwritable();
+  if (ending_ && !EndIfWritten()) return OnUnwritable();
   if (WantsInput()) owner_.OnFrames(*this);
 }
 
 void Connection::Send(Frame frame) {
   if (closed() || ending_) return;
-  out_ += EncodeFrame(std::move(frame));
+  const std::string bytes = EncodeFrame(std::move(frame));
+  out_.tail() += bytes;
+  unflushed_ += bytes.size();
 }
 
 void Connection::Send(const ServerMessage& message) {
   if (closed() || ending_) return;
-  AppendServerMessage(message, &out_);
+  const std::size_t before = out_.bytes();
+  auto shared = AppendServerMessage(message, &out_.tail());
+  if (shared != nullptr) out_.Append(std::move(shared));
+  unflushed_ += out_.bytes() - before;
 }
 
 bool Connection::Flush() {
   if (closed()) return false;
-  if (tls_ == nullptr) {
-    flushed_ += out_.size();
-    return out_.empty() || socket_.Write(out_);
+  unflushed_ = 0;
+  if (Opening()) return WriteTls();
+  while (!out_.empty()) {
+    std::string& own = out_.next_own();
+    if (!own.empty()) {
+      if (!Write(own)) return false;
+      continue;
+    }
+    if (socket_.QueuedBytes() > 0) break;  // OnWritten goes on.
+    std::string step = out_.TakeShared();
+    if (!Write(step)) return false;
   }
-  if (!Opening() && !out_.empty() && !tls_->Send(std::exchange(out_, {})).ok()) return false;
+  return tls_ == nullptr || WriteTls();
+}
+
+bool Connection::Write(std::string& bytes) {
+  if (tls_ != nullptr) return tls_->Send(std::exchange(bytes, {})).ok() && WriteTls();
+  flushed_ += bytes.size();
+  return socket_.Write(bytes);
+}
+
+bool Connection::WriteTls() {
+  if (tls_ == nullptr) return true;
   std::string bytes = tls_->TakeOutput();
   flushed_ += bytes.size();
   return bytes.empty() || socket_.Write(bytes);
@@ -106,7 +130,12 @@ std::uint64_t Connection::WrittenBytes() const {
 
 std::size_t Connection::QueuedBytes() const {
   if (closed()) return 0;
-  return socket_.QueuedBytes() + (Opening() ? 0 : out_.size());
+  return socket_.QueuedBytes() + (Opening() ? 0 : out_.bytes());
+}
+
+std::size_t Connection::OwnQueuedBytes() const {
+  if (closed()) return 0;
+  return socket_.QueuedBytes() + (Opening() ? 0 : out_.own_bytes());
 }
 
 void Connection::UpdateReading() {
@@ -125,13 +154,18 @@ void Connection::BeginEnd(Instant now) {
   if (ending_) return;
   ending_ = true;
   ending_since_ = now;
-  if (!Flush()) return Close();
-  if (tls_ != nullptr) {
+  if (!Flush() || !EndIfWritten()) return Close();
+  UpdateReading();
+}
+
+bool Connection::EndIfWritten() {
+  if (tls_ != nullptr && !tls_ended_ && (Opening() || out_.empty())) {
+    tls_ended_ = true;
     tls_->End();
-    if (!Flush()) return Close();
+    if (!WriteTls()) return false;
   }
   if (QueuedBytes() == 0) socket_.EndWriting();
-  UpdateReading();
+  return true;
 }
 
 void Connection::SetHello(const Hello& hello) {

@@ -11,6 +11,7 @@
 
 #include "runtime/net/frame.h"
 #include "store/core/server_core.h"
+#include "store/server/output_queue.h"
 #include "store/server/uv_handle.h"
 #include "store/tls/stream.h"
 
@@ -51,9 +52,12 @@ class Connection {
   // Queued; goes out with the next Flush.
   void Send(Frame frame);
   void Send(const ServerMessage& message);
-  // False when the connection is broken.
+  // Hands on what the kernel has room for; the rest follows by itself. False when the connection is
+  // broken.
   bool Flush();
+  // What the peer has not been given, and how much of that is stored for this peer alone.
   std::size_t QueuedBytes() const;
+  std::size_t OwnQueuedBytes() const;
   // That the kernel has taken since the connection was made.
   std::uint64_t WrittenBytes() const;
 
@@ -61,7 +65,7 @@ class Connection {
   void UpdateReading();
 
   // Bytes given to Send since the last Flush.
-  std::size_t UnflushedBytes() const { return out_.size(); }
+  std::size_t UnflushedBytes() const { return unflushed_; }
 
   // Input is thrown away from now on; what is queued still goes out, then the peer sees an end. The
   // socket lives until the peer closes too (a close with unread input would make the kernel throw
@@ -105,6 +109,10 @@ class Connection {
   // Nothing of ours can go out yet: it is open how the peer speaks, or TLS is being agreed on.
   bool Opening() const { return !spoken_ || (tls_ != nullptr && !tls_->established()); }
   void OnWritten();
+  // False when the connection is broken.
+  bool Write(std::string& bytes);
+  bool WriteTls();
+  bool EndIfWritten();
 
   const ConnectionId id_;
   const Instant accepted_;
@@ -113,7 +121,8 @@ class Connection {
   std::unique_ptr<TlsStream> tls_;  // Null: plain.
   bool spoken_ = false;             // The peer has shown whether it speaks TLS, or it need not.
   FrameSplitter splitter_;
-  std::string out_;
+  OutputQueue out_;
+  std::size_t unflushed_ = 0;
   std::uint64_t flushed_ = 0;  // Bytes given to the socket.
   std::string name_;
   std::string peer_;  // "127.0.0.1:4711".
@@ -126,6 +135,7 @@ class Connection {
   bool welcomed_ = false;
   Role role_ = Role::kRequest;
   bool ending_ = false;
+  bool tls_ended_ = false;
   bool touched_ = false;
   Instant ending_since_{};
   std::uint64_t turn_ = 0;

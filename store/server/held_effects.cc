@@ -16,8 +16,6 @@ std::size_t BytesOf(const Effects::Outgoing& outgoing) {
       bytes += sizeof(event) + event.key.size() + (event.value ? event.value->size() : 0);
     }
     for (const std::string& value : reply->values) bytes += value.size() + sizeof(std::string);
-  } else if (const View* view = std::get_if<View>(&std::get<Event>(outgoing.message))) {
-    bytes += view->members.size() * kMessageBytes;
   }
   return bytes;
 }

@@ -12,16 +12,24 @@
 
 namespace resilient::store {
 
+// What waits for one connection.
+struct Unread {
+  std::size_t queued = 0;     // Bytes in all.
+  std::size_t own = 0;        // Of these the ones that are stored for it alone.
+  std::uint64_t written = 0;  // That have gone to it since it was made.
+};
+
 // What clients leave unread: how much, and since when they read nothing at all. Only those are kept
 // for whom something waits. Owner: Server. Thread: the loop's.
 class OutputLedger {
  public:
-  // `queued` bytes wait for the connection, after `written` have gone to it since it was made.
-  void Note(ConnectionId connection, std::size_t queued, std::uint64_t written, Instant now);
-  void Forget(ConnectionId connection) { Note(connection, 0, 0, {}); }
+  void Note(ConnectionId connection, Unread unread, Instant now);
+  void Forget(ConnectionId connection) { Note(connection, {}, {}); }
 
+  bool empty() const { return entries_.empty(); }
+  // Own bytes of all.
   std::size_t total() const { return total_; }
-  // The one with most; nullopt: nothing waits for anybody.
+  // The one with most own bytes; nullopt: nothing waits for anybody.
   std::optional<ConnectionId> Largest() const;
   std::vector<ConnectionId> All() const;
   // Those with more than `queued` bytes that have read nothing since `before`.
@@ -29,8 +37,7 @@ class OutputLedger {
 
  private:
   struct Entry {
-    std::size_t queued = 0;
-    std::uint64_t written = 0;
+    Unread unread;
     Instant since{};  // Of the last progress.
   };
   std::map<ConnectionId, Entry> entries_;

@@ -138,6 +138,7 @@ class Server final : private Connection::Owner {
   // What clients leave unread: server_output.cc. False when the connection is gone.
   bool FlushOut(Connection& connection);
   void NoteOutput(Connection& connection);
+  void RenewOutput();  // Of all, as some have read since they were noted.
   void CutWorst();
   void CutStuck(Instant now);
   // Closes the socket and, when the core still counts on it, tells the core in Settle.
@@ -155,7 +156,7 @@ class Server final : private Connection::Owner {
   HttpAnswer AnswerHealth() const;
   HttpAnswer AnswerReady() const;
   std::string WhyNotReady() const;  // Empty: ready.
-  std::string MetricsText() const;
+  std::string MetricsText();
 
   // A complaint of this kind is due (not more than one per kComplaintInterval).
   bool MayComplain(std::string_view kind);

@@ -98,24 +98,29 @@ bool Server::FlushOut(Connection& connection) {
 
 void Server::NoteOutput(Connection& connection) {
   const std::size_t queued = connection.QueuedBytes();
-  if (queued == 0 && output_.total() == 0) return;
-  output_.Note(connection.id(), queued, connection.WrittenBytes(), clock_.Now());
+  if (queued == 0 && output_.empty()) return;
+  output_.Note(connection.id(), {queued, connection.OwnQueuedBytes(), connection.WrittenBytes()},
+               clock_.Now());
+}
+
+void Server::RenewOutput() {
+  for (const ConnectionId id : output_.All()) NoteOutput(*Find(id));
 }
 
 void Server::CutWorst() {
   const std::size_t most = options_.limits.output_total_bytes;
-  for (const ConnectionId id : output_.All()) NoteOutput(*Find(id));
+  RenewOutput();
   while (output_.total() > most) {
     Connection& worst = *Find(*output_.Largest());
-    Cut(worst, StrCat("it does not read: ", Mebibytes(worst.QueuedBytes()),
+    Cut(worst, StrCat("it does not read: ", Mebibytes(worst.OwnQueuedBytes()),
                       " MiB wait for it, the most of ", Mebibytes(output_.total()),
                       " MiB that wait for all clients; the limit is ", Mebibytes(most), " MiB"));
   }
 }
 
 void Server::CutStuck(Instant now) {
-  if (output_.total() == 0) return;
-  for (const ConnectionId id : output_.All()) NoteOutput(*Find(id));
+  if (output_.empty()) return;
+  RenewOutput();
   const auto patience = std::chrono::seconds(options_.limits.slow_seconds);
   for (const ConnectionId id : output_.Stuck(kOutputSoftLimit, now - patience)) {
     Connection& connection = *Find(id);

@@ -64,7 +64,7 @@ std::string Server::WhyNotReady() const {
   return {};
 }
 
-std::string Server::MetricsText() const {
+std::string Server::MetricsText() {
   const CoreCounters none;
   MetricsPage page{metrics_, core_ != nullptr ? core_->counters() : none};
   // While rows are restored the core is not whole.
@@ -74,6 +74,7 @@ std::string Server::MetricsText() const {
   page.ready = WhyNotReady().empty();
   page.encrypted = encryption_.on();
   page.held_bytes = held_.bytes();
+  RenewOutput();
   page.output_bytes = output_.total();
   page.before_hello = before_hello_.size();
   page.watched_processes = processes_.size();

@@ -559,7 +559,7 @@ void Script::TakeEvent(Peer& peer, const Event& event) {
   Require(peer.greeted && peer.hello.role == Role::kControl, "an event on another connection");
   const std::string& job = peer.hello.job;
   View& last = views_[job];
-  if (const auto* view = std::get_if<View>(&event)) {
+  if (const View* view = ViewOf(event)) {
     const auto [known, first] = secrets_.try_emplace({job, view->generation}, view->secret);
     Require(known->second == view->secret, "two views of one generation");
     Require(!first || view->generation > last.generation, "an old generation");

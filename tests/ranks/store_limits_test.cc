@@ -291,6 +291,37 @@ TEST(SlowConsumers, OutputOfAll_TheWorstIsCutAndTheOthersLiveOn) {
   EXPECT_EQ(Scrape(server)["resilient_store_connections_refused_total{reason=\"slow\"}"], 1);
 }
 
+TEST(SlowConsumers, WhatIsTheSameForAll_CountsOnceAndReachesAll) {
+  constexpr int kRanks = 8;
+  constexpr std::size_t kValueBytes = kMebi + kMebi / 2;
+  TestServer server(WithLimits({"output-bytes=128MiB", "output-total-bytes=8MiB"}));
+  std::vector<std::unique_ptr<RawClient>> ranks;
+  for (int i = 0; i < kRanks; ++i) {
+    ranks.push_back(Greeted(server));
+    const std::string value(kValueBytes, static_cast<char>('a' + i));
+    ASSERT_TRUE(ranks.back()->SendOp(ExchangeOp{"all", i, kRanks, value}));
+    ASSERT_TRUE(ranks.back()->SendOp(GetOp{"end", true}));
+  }
+  // 96 MiB have to go out, twelve times the limit and more than the kernel holds.
+  const auto witness = Greeted(server);
+  ASSERT_TRUE(witness->Call(SetOp{"end", "x"}));
+  EXPECT_LE(Scrape(server)["resilient_store_output_bytes"], 8.0 * kMebi);
+  for (const auto& rank : ranks) {
+    const auto reply = rank->Await<Reply>(In(kPatience));
+    ASSERT_TRUE(reply);
+    ASSERT_EQ(reply->values.size(), static_cast<std::size_t>(kRanks));
+    for (int i = 0; i < kRanks; ++i) {
+      EXPECT_EQ(reply->values[static_cast<std::size_t>(i)],
+                std::string(kValueBytes, static_cast<char>('a' + i)));
+    }
+    const auto end = rank->Await<Reply>(In(kPatience));
+    ASSERT_TRUE(end);
+    EXPECT_EQ(end->value, "x");
+  }
+  EXPECT_EQ(Scrape(server)["resilient_store_connections_refused_total{reason=\"slow\"}"], 0);
+  EXPECT_EQ(Scrape(server)["resilient_store_output_bytes"], 0);
+}
+
 TEST(SlowConsumers, NoProgress_IsCutAfterItsTime) {
   TestServer server(WithLimits({"output-bytes=128MiB", "slow-seconds=1"}));
   const auto slow = Waiting(server, 16);  // 64 MiB: below the limit of one, above the kernel's.

@@ -142,6 +142,25 @@ TEST_F(StoreTls, ThreadsOnOneClient_OverConnectionsThatBreak) {
   EXPECT_EQ(*(*client)->Add("sum", 0, Patient()), kThreads * kAdditions);
 }
 
+// The server encrypts an answer of 6 MiB that is the same for both step by step.
+TEST_F(StoreTls, LargeExchange_ReachesAllAndAnswersBehindItFollow) {
+  constexpr std::size_t kValueBytes = 3u << 20;
+  TestServer server(Arguments(true));
+  const auto exchange = [&](int rank) {
+    const auto client = ConnectWith(FormatHostPort(server.address()), member_);
+    if (!client.ok()) return client.status();
+    auto all = (*client)->Exchange("all", rank, 2, std::string(kValueBytes, 'x'), Patient());
+    if (!all.ok()) return all.status();
+    EXPECT_EQ(*all, std::vector<std::string>(2, std::string(kValueBytes, 'x')));
+    return (*client)->Add("sum", 1, Patient()).status();
+  };
+  auto other = std::async(std::launch::async, exchange, 1);
+  const Status one = exchange(0);
+  EXPECT_TRUE(one.ok()) << one.ToString();
+  const Status two = other.get();
+  EXPECT_TRUE(two.ok()) << two.ToString();
+}
+
 TEST_F(StoreTls, MembershipLine_GoesOverTlsToo) {
   TestServer server(Arguments(true));
   struct Silent final : RendezvousEvents {

@@ -359,7 +359,7 @@ void Sim::OnResult(Process& process, const Op& op, const Reply& reply) {
 
 void Sim::OnEvent(Process& process, const Event& event) {
   if (process.doomed) return;
-  if (const auto* view = std::get_if<View>(&event)) {
+  if (const View* view = ViewOf(event)) {
     OnView(process, *view);
   } else if (const auto* running = std::get_if<RunningEvent>(&event)) {
     if (running->generation != process.generation) Violated("running without a view");

@@ -319,7 +319,7 @@ void Sim::OnServerSent(const Connection& connection, const ServerMessage& messag
                         " was not ready"));
       }
     }
-  } else if (const auto* view = std::get_if<View>(event)) {
+  } else if (const View* view = ViewOf(*event)) {
     const auto known = secrets_.find(view->generation);
     if (known != secrets_.end()) {
       if (known->second != view->secret) Violated("two views of one generation");

@@ -305,9 +305,21 @@ TEST(Codec, EveryServerMessage_SurvivesTheWay) {
     EXPECT_EQ(decoded->index(), message.index());
     EXPECT_EQ(EncodeServerMessage(*decoded), frame);
     std::string wire;
-    AppendServerMessage(message, &wire);
+    EXPECT_EQ(AppendServerMessage(message, &wire), nullptr);
     EXPECT_EQ(wire, EncodeFrame(frame));
   }
+}
+
+TEST(Codec, SharedView_LooksLikeAnOwnOne) {
+  const auto own = std::get<Event>(AllServerMessages()[2]);
+  const ServerMessage shared(Event(Share(std::get<View>(own))));
+  const Frame frame = EncodeServerMessage(own);
+  EXPECT_EQ(EncodeServerMessage(shared), frame);
+  std::string wire;
+  const auto part = AppendServerMessage(shared, &wire);
+  ASSERT_NE(part, nullptr);
+  EXPECT_EQ(wire.size(), kFrameHeaderBytes);
+  EXPECT_EQ(wire + *part, EncodeFrame(frame));
 }
 
 TEST(Codec, FieldsOfServerMessages_ArriveWhereTheyBelong) {

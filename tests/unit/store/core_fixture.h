@@ -251,7 +251,9 @@ class CoreFixture : public ::testing::Test {
       if (auto* reply = std::get_if<Reply>(&out.message)) {
         replies_[out.connection].push_back(std::move(*reply));
       } else {
-        events_[out.connection].push_back(std::get<Event>(std::move(out.message)));
+        const View* view = ViewOf(std::get<Event>(out.message));  // As it is once decoded.
+        events_[out.connection].push_back(
+            view != nullptr ? Event(*view) : std::get<Event>(std::move(out.message)));
       }
     }
     closed_.insert(closed_.end(), effects.close.begin(), effects.close.end());
