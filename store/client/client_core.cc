@@ -26,13 +26,7 @@ Request ClientCore::MakeHello() const {
   return request;
 }
 
-Result<Request> ClientCore::Submit(Op op, std::uint64_t scope, std::uint64_t generation) {
-  const Result<const Request*> request = Open(std::move(op), scope, generation);
-  if (!request.ok()) return request.status();
-  return **request;
-}
-
-Result<const Request*> ClientCore::Open(Op&& op, std::uint64_t scope, std::uint64_t generation) {
+Result<const Request*> ClientCore::Submit(Op op, std::uint64_t scope, std::uint64_t generation) {
   if (open_.size() >= kInFlightPerSessionMax) {
     return Status(StatusCode::kResourceExhausted,
                   StrCat("this session has ", open_.size(), " requests in flight, the limit is ",

@@ -24,11 +24,9 @@ class ClientCore {
   // What to send first on a new connection (after the preamble).
   Request MakeHello() const;
 
-  // Numbers `op` and remembers it until answered. kResourceExhausted above kInFlightPerSessionMax.
-  Result<Request> Submit(Op op, std::uint64_t scope = 0, std::uint64_t generation = 0);
-
-  // As Submit; the request itself, there until it is answered, renumbered or given up.
-  Result<const Request*> Open(Op&& op, std::uint64_t scope, std::uint64_t generation);
+  // Numbers `op` and remembers it; the request is there until it is answered, renumbered or given
+  // up. kResourceExhausted above kInFlightPerSessionMax.
+  Result<const Request*> Submit(Op op, std::uint64_t scope = 0, std::uint64_t generation = 0);
 
   // Everything unanswered, in order, to send after Hello was answered on a new connection.
   std::vector<Request> Unanswered() const;

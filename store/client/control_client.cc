@@ -283,15 +283,15 @@ void ControlClient::Beat(Instant now) {
 void ControlClient::Submit(Op op) {
   if (lost_) return;
   const bool join = std::holds_alternative<JoinOp>(op);
-  Result<Request> request = core_.Submit(std::move(op));
+  const Result<const Request*> request = core_.Submit(std::move(op));
   if (!request.ok()) {
     RESILIENT_LOG(kError, "the membership line of job ", job_,
                   " is full: ", request.status().message());
     if (join) events_->OnJoinRefused(request.status());
     return;
   }
-  if (join) joins_.insert(request->seq);
-  if (link_.open()) link_.Send(*request);
+  if (join) joins_.insert((*request)->seq);
+  if (link_.open()) link_.Send(**request);
 }
 
 void ControlClient::RunTasks() {
@@ -329,10 +329,10 @@ bool ControlClient::GoodbyeDone(Instant now) {
     if (lost_ || left_ || server_id_.empty() || close_deadline_.ExpiredAt(now)) return true;
   }
   if (leave_seq_ != 0) return false;
-  Result<Request> leave = core_.Submit(LeaveOp{});
+  const Result<const Request*> leave = core_.Submit(LeaveOp{});
   if (!leave.ok()) return true;
-  leave_seq_ = leave->seq;
-  if (link_.open()) link_.Send(*leave);
+  leave_seq_ = (*leave)->seq;
+  if (link_.open()) link_.Send(**leave);
   return false;
 }
 

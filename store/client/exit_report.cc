@@ -24,8 +24,7 @@ class OneRequest {
         link_(std::move(addresses), RandomSeed(), std::move(credentials)) {}
 
   Result<Reply> Run(Op op, Deadline deadline) {
-    Result<Request> request = core_.Submit(std::move(op));
-    if (!request.ok()) return request.status();
+    RESILIENT_RETURN_IF_ERROR(core_.Submit(std::move(op)).status());
     while (!answered_) {
       if (link_.refused()) return link_.trouble();
       if (deadline.ExpiredAt(clock_.Now())) return TimedOut();

@@ -100,7 +100,7 @@ Result<Reply> RequestClient::Perform(const Ask& ask, Op&& op, const Call& call) 
   Waiter waiter(ask);
   Lock lock(mutex_);
   if (!dead_.ok()) return dead_;
-  const Result<const Request*> request = core_.Open(std::move(op), call.scope, call.generation);
+  const Result<const Request*> request = core_.Submit(std::move(op), call.scope, call.generation);
   if (!request.ok()) return request.status();
   waiter.seq = (*request)->seq;
   waiters_.push_back(&waiter);

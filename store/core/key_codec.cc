@@ -18,38 +18,6 @@ constexpr std::size_t kLargeBytes = 64u << 10;  // To move them is cheaper than 
 
 // ---- The messages of store.proto ----
 
-// Of an operation in Request; 0: it is not written by hand.
-template <typename OpType>
-inline constexpr int kFieldOf = 0;
-template <>
-inline constexpr int kFieldOf<SetOp> = 11;
-template <>
-inline constexpr int kFieldOf<GetOp> = 12;
-template <>
-inline constexpr int kFieldOf<AddOp> = 13;
-template <>
-inline constexpr int kFieldOf<CompareSetOp> = 14;
-template <>
-inline constexpr int kFieldOf<CheckOp> = 15;
-template <>
-inline constexpr int kFieldOf<WaitOp> = 16;
-template <>
-inline constexpr int kFieldOf<DeleteOp> = 17;
-template <>
-inline constexpr int kFieldOf<NumKeysOp> = 18;
-template <>
-inline constexpr int kFieldOf<AppendOp> = 20;
-template <>
-inline constexpr int kFieldOf<MultiGetOp> = 21;
-template <>
-inline constexpr int kFieldOf<MultiSetOp> = 22;
-template <>
-inline constexpr int kFieldOf<QueuePushOp> = 24;
-template <>
-inline constexpr int kFieldOf<QueuePopOp> = 25;
-template <>
-inline constexpr int kFieldOf<QueueLengthOp> = 26;
-
 template <typename Type, typename... Types>
 inline constexpr bool kIsOneOf = (std::is_same_v<std::remove_const_t<Type>, Types> || ...);
 
@@ -176,11 +144,11 @@ void AppendRequestOf(const Request& request, const OpType& op, std::string* body
   VisitFields(op, inner);
   Sizer outer;
   VisitFields(request, outer);
-  outer.Element(kFieldOf<OpType>, inner.bytes());
+  outer.Element(kKeyOpField<OpType>, inner.bytes());
   body->reserve(body->size() + outer.bytes());
   Writer writer(body);
   VisitFields(request, writer);
-  writer.Begin(kFieldOf<OpType>, inner.bytes());
+  writer.Begin(kKeyOpField<OpType>, inner.bytes());
   VisitFields(op, writer);
 }
 
@@ -296,8 +264,8 @@ bool ReadFields(std::string_view bytes, Message& message) {
 template <std::size_t kIndex>
 bool ReadAs(const Field& field, Op& op) {
   using OpType = std::variant_alternative_t<kIndex, Op>;
-  if constexpr (kFieldOf<OpType> != 0) {
-    return field.number == kFieldOf<OpType> && ReadFields(field.bytes, op.emplace<kIndex>());
+  if constexpr (CodedByHand<OpType>) {
+    return field.number == kKeyOpField<OpType> && ReadFields(field.bytes, op.emplace<kIndex>());
   } else {
     return false;
   }
@@ -313,11 +281,11 @@ bool ReadOp(const Field& field, Op& op, std::index_sequence<kIndex...>) {
 bool AppendKeyRequest(const Request& request, std::string* body) {
   return std::visit(
       [&](const auto& op) {
-        if constexpr (kFieldOf<std::decay_t<decltype(op)>> == 0) {
-          return false;
-        } else {
+        if constexpr (CodedByHand<std::decay_t<decltype(op)>>) {
           AppendRequestOf(request, op, body);
           return true;
+        } else {
+          return false;
         }
       },
       request.op);

@@ -13,8 +13,43 @@
 // here. Of codec.cc alone. Pure.
 namespace resilient::store {
 
+// Of an operation in Request of store.proto; 0: it is left to protobuf.
+template <typename OpType>
+inline constexpr int kKeyOpField = 0;
+template <>
+inline constexpr int kKeyOpField<SetOp> = 11;
+template <>
+inline constexpr int kKeyOpField<GetOp> = 12;
+template <>
+inline constexpr int kKeyOpField<AddOp> = 13;
+template <>
+inline constexpr int kKeyOpField<CompareSetOp> = 14;
+template <>
+inline constexpr int kKeyOpField<CheckOp> = 15;
+template <>
+inline constexpr int kKeyOpField<WaitOp> = 16;
+template <>
+inline constexpr int kKeyOpField<DeleteOp> = 17;
+template <>
+inline constexpr int kKeyOpField<NumKeysOp> = 18;
+template <>
+inline constexpr int kKeyOpField<AppendOp> = 20;
+template <>
+inline constexpr int kKeyOpField<MultiGetOp> = 21;
+template <>
+inline constexpr int kKeyOpField<MultiSetOp> = 22;
+template <>
+inline constexpr int kKeyOpField<QueuePushOp> = 24;
+template <>
+inline constexpr int kKeyOpField<QueuePopOp> = 25;
+template <>
+inline constexpr int kKeyOpField<QueueLengthOp> = 26;
+
+template <typename OpType>
+concept CodedByHand = (kKeyOpField<OpType> != 0);
+
 // Appends the encoded message, of a reply without the values that it shares. False, with nothing
-// done: it is none of these.
+// done: it is none of these (a request: its operation is not CodedByHand).
 bool AppendKeyRequest(const Request& request, std::string* body);
 bool AppendPlainReply(const Reply& reply, std::string* body);
 

@@ -1,6 +1,5 @@
 #include "store/server/access.h"
 
-#include <csignal>
 #include <utility>
 
 #include "runtime/base/file.h"
@@ -29,40 +28,26 @@ Status Access::Open() {
   return {};
 }
 
-// The file is read instead of watched for events: a secret that is replaced by a changed symbolic
-// link two directories up, or on a network file system, would be missed otherwise.
 void Access::Watch() {
   if (!asks_for_token()) return;
-  timer_ = std::make_unique<UvTimer>(loop_, [this] { Reload(); });
-  const auto interval = static_cast<std::uint64_t>(kTokenFileInterval / Millis(1));
-  timer_->Start(interval, interval);
-  sighup_ = std::make_unique<UvSignal>(loop_, SIGHUP, [this] {
-    RESILIENT_LOG(kInfo, "SIGHUP: reading ", token_file_);
-    reload_trouble_.clear();
-    Reload();
-  });
+  watch_ = std::make_unique<FileWatch>(
+      loop_,
+      WatchedFile{
+          .path = token_file_, .event = "tokens", .holds = "the tokens that were read before hold"},
+      kTokenFileInterval, [this] { return Reload(); });
 }
 
-void Access::Close() {
-  timer_.reset();
-  sighup_.reset();
-}
+void Access::Close() { watch_.reset(); }
 
-void Access::Reload() {
+Status Access::Reload() {
   Result<TokenSet> tokens = Read();
-  if (!tokens.ok()) {
-    if (reload_trouble_ == tokens.status().message()) return;
-    reload_trouble_ = tokens.status().message();
-    RESILIENT_LOG_RECORD(kError, "tokens", {{"file", token_file_}},
-                         reload_trouble_ + " (the tokens that were read before hold)");
-    return;
-  }
-  reload_trouble_.clear();
-  if (*tokens == *tokens_) return;
+  if (!tokens.ok()) return tokens.status();
+  if (*tokens == *tokens_) return {};
   tokens_ = std::move(*tokens);
   RESILIENT_LOG_RECORD(kInfo, "tokens",
                        {{"file", token_file_}, {"count", std::to_string(tokens_->size())}},
                        "read anew; connections that were admitted stay");
+  return {};
 }
 
 ServerHandshake::Step Access::OnFrame(ConnectionId id, std::string_view peer, Frame frame) {

@@ -13,6 +13,7 @@
 #include "store/core/handshake.h"
 #include "store/core/server_core.h"
 #include "store/core/tokens.h"
+#include "store/server/file_watch.h"
 #include "store/server/openssl_crypto.h"
 #include "store/server/uv_handle.h"
 
@@ -50,7 +51,7 @@ class Access {
 
  private:
   Result<TokenSet> Read();
-  void Reload();
+  Status Reload();
   void LogRefusal(std::string_view peer, const std::optional<Hello>& claimed, StatusCode code,
                   std::string_view text);
   std::string_view TextOf(const Status& why) const;
@@ -60,14 +61,12 @@ class Access {
   const std::string token_file_;
   const OpensslCrypto crypto_;
   std::optional<TokenSet> tokens_;
-  std::string reload_trouble_;  // Told already.
   bool openness_told_ = false;
   std::map<ConnectionId, ServerHandshake> pending_;
   std::map<ConnectionId, std::string> confined_;
   std::optional<Instant> refusal_logged_;
   std::uint64_t refusals_untold_ = 0;
-  std::unique_ptr<UvTimer> timer_;
-  std::unique_ptr<UvSignal> sighup_;
+  std::unique_ptr<FileWatch> watch_;
 };
 
 }  // namespace resilient::store

@@ -1,6 +1,5 @@
 #include "store/server/encryption.h"
 
-#include <csignal>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -43,38 +42,26 @@ void Encryption::WarnOfOpenKey() {
                 "; chmod o-rwx closes it");
 }
 
-// The files are read instead of watched for events, for the reasons of Access::Watch.
 void Encryption::Watch() {
   if (!on()) return;
-  timer_ = std::make_unique<UvTimer>(loop_, [this] { Reload(); });
-  const auto interval = static_cast<std::uint64_t>(kTlsFilesInterval / Millis(1));
-  timer_->Start(interval, interval);
-  sighup_ = std::make_unique<UvSignal>(loop_, SIGHUP, [this] {
-    RESILIENT_LOG(kInfo, "SIGHUP: reading ", files_.certificate);
-    reload_trouble_.clear();
-    Reload();
-  });
+  watch_ = std::make_unique<FileWatch>(
+      loop_,
+      WatchedFile{.path = files_.certificate,
+                  .event = "certificate",
+                  .holds = "the certificate that was read before holds"},
+      kTlsFilesInterval, [this] { return Reload(); });
 }
 
-void Encryption::Close() {
-  timer_.reset();
-  sighup_.reset();
-}
+void Encryption::Close() { watch_.reset(); }
 
-void Encryption::Reload() {
+Status Encryption::Reload() {
   const Result<bool> changed = context_->Refresh();
-  if (!changed.ok()) {
-    if (reload_trouble_ == changed.status().message()) return;
-    reload_trouble_ = changed.status().message();
-    RESILIENT_LOG_RECORD(kError, "certificate", {{"file", files_.certificate}},
-                         reload_trouble_ + " (the certificate that was read before holds)");
-    return;
-  }
-  reload_trouble_.clear();
-  if (!*changed) return;
+  if (!changed.ok()) return changed.status();
+  if (!*changed) return {};
   WarnOfOpenKey();
   RESILIENT_LOG_RECORD(kInfo, "certificate", {{"file", files_.certificate}},
                        "read anew; connections that were made stay");
+  return {};
 }
 
 std::unique_ptr<TlsStream> Encryption::NewStream() const {

@@ -7,6 +7,7 @@
 #include <resilient/status.h>
 #include <resilient/tls.h>
 
+#include "store/server/file_watch.h"
 #include "store/server/uv_handle.h"
 #include "store/tls/context.h"
 
@@ -36,16 +37,14 @@ class Encryption {
   std::unique_ptr<TlsStream> NewStream() const;
 
  private:
-  void Reload();
+  Status Reload();
   void WarnOfOpenKey();
 
   UvLoop& loop_;
   const TlsFiles files_;
   std::unique_ptr<TlsContext> context_;
-  std::string reload_trouble_;  // Told already.
   bool openness_told_ = false;
-  std::unique_ptr<UvTimer> timer_;
-  std::unique_ptr<UvSignal> sighup_;
+  std::unique_ptr<FileWatch> watch_;
 };
 
 // kSetting when the files of a server do not go together: a certificate without its key, a CA

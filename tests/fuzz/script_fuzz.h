@@ -9,10 +9,21 @@
 #include <tuple>
 #include <vector>
 
+#include <resilient/clock.h>
+
 #include "store/core/server_core.h"
 #include "store/core/storage.h"
 
 namespace resilient::store::fuzz {
+
+inline constexpr Duration kTtl = std::chrono::seconds(1);
+inline constexpr Duration kMemory = std::chrono::seconds(5);
+inline constexpr Duration kPatience =
+    std::chrono::seconds(4);  // What a script may ask to wait for.
+inline constexpr char kCounter[] = "counter";
+
+// Says what is broken and aborts, unless it holds.
+void Require(bool holds, const std::string& what);
 
 // The input as numbers; zeros when it is used up. Thread: caller-synchronised.
 class Bytes {

@@ -129,13 +129,7 @@ TEST_F(StoreSecurity, WrongOrNoToken_FailsAtOnceAndIsLogged) {
   EXPECT_THAT(server.process().ErrorText(), HasSubstr("says_job=train code=AUTH"));
   ExpectRefused(server.address_text(), "", "train", "set RESILIENT_TOKEN_FILE");
   // The membership line as well.
-  struct Silent final : RendezvousEvents {
-    void OnView(const View&) override {}
-    void OnRunning(std::uint64_t) override {}
-    void OnFence(const Fence&) override {}
-    void OnJoinRefused(const Status&) override {}
-    void OnSessionLost(const Status&) override {}
-  } events;
+  IgnoredEvents events;
   const auto line = MakeRendezvous(OptionsFor(server.address_text(), kStranger), {}, clock_);
   EXPECT_EQ(line->Start(events, In(kPatience)).code(), StatusCode::kAuth);
   const auto open = MakeRendezvous(OptionsFor(server.address_text(), kToken), {}, clock_);

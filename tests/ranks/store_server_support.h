@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <optional>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include <resilient/clock.h>
+#include <resilient/rendezvous.h>
 #include <resilient/status.h>
 
 #include "runtime/net/frame.h"
@@ -144,6 +146,16 @@ class RawClient {
   FrameSplitter splitter_{kMaxFrameBody};
   std::uint64_t next_seq_ = 1;
   bool ended_ = false;
+};
+
+// For a membership line whose events do not matter to the test.
+class IgnoredEvents final : public RendezvousEvents {
+ public:
+  void OnView(const View&) override {}
+  void OnRunning(std::uint64_t) override {}
+  void OnFence(const Fence&) override {}
+  void OnJoinRefused(const Status&) override {}
+  void OnSessionLost(const Status&) override {}
 };
 
 // A Hello of a new session of this process.

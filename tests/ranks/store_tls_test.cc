@@ -163,13 +163,7 @@ TEST_F(StoreTls, LargeExchange_ReachesAllAndAnswersBehindItFollow) {
 
 TEST_F(StoreTls, MembershipLine_GoesOverTlsToo) {
   TestServer server(Arguments(true));
-  struct Silent final : RendezvousEvents {
-    void OnView(const View&) override {}
-    void OnRunning(std::uint64_t) override {}
-    void OnFence(const Fence&) override {}
-    void OnJoinRefused(const Status&) override {}
-    void OnSessionLost(const Status&) override {}
-  } events;
+  IgnoredEvents events;
   const auto line = MakeRendezvous(OptionsFor(server.address_text(), member_), {}, clock_);
   EXPECT_TRUE(line->Start(events, In(kPatience)).ok());
   line->Close(In(kPatience));

@@ -286,10 +286,10 @@ void Sim::OnWelcome(Process& process, Line& line, const Reply& reply) {
     const bool add = std::holds_alternative<AddOp>(request.op);
     if (options_.planted == Planted::kRetryUnderNewSeq && add) {
       line.core.Forget(request.seq);
-      const Result<Request> again = line.core.Submit(request.op, request.scope, request.generation);
+      const Request again = **line.core.Submit(request.op, request.scope, request.generation);
       process.sent.erase(request.seq);
-      process.sent.emplace(again->seq, request.op);
-      SendUp(line, *again);
+      process.sent.emplace(again.seq, request.op);
+      SendUp(line, again);
     } else {
       SendUp(line, request);
     }
@@ -420,12 +420,13 @@ void Sim::Submit(Process& process, Line& line, Op op, std::uint64_t scope,
   if (process.doomed) return;
   const bool wait = std::holds_alternative<GetOp>(op) || std::holds_alternative<BarrierOp>(op) ||
                     std::holds_alternative<QueuePopOp>(op);
-  Result<Request> request = line.core.Submit(op, scope, generation);
-  if (!request) return Violated("too much in flight: " + request.status().ToString());
-  if (&line == process.request.get()) process.sent.emplace(request->seq, std::move(op));
-  if (wait) process.waits[request->seq] = process.generation;
-  if (options_.planted == Planted::kAckTooEarly) request->first_unacked = request->seq;
-  if (line.welcomed) SendUp(line, *request);
+  const Result<const Request*> open = line.core.Submit(op, scope, generation);
+  if (!open) return Violated("too much in flight: " + open.status().ToString());
+  Request request = **open;
+  if (&line == process.request.get()) process.sent.emplace(request.seq, std::move(op));
+  if (wait) process.waits[request.seq] = process.generation;
+  if (options_.planted == Planted::kAckTooEarly) request.first_unacked = request.seq;
+  if (line.welcomed) SendUp(line, request);
 }
 
 void Sim::Beat(Process& process) {

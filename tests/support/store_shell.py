@@ -21,7 +21,7 @@ def until(condition, text, seconds=PATIENCE):
             raise AssertionError(f"not within {seconds} s: {text}")
 
 
-class _Process:
+class Process:
     """A child whose output lines are collected by a thread of its own. It dies with the test."""
 
     def __init__(self, command, **options):
@@ -89,7 +89,7 @@ class _Process:
         self._log.close()
 
 
-class Store(_Process):
+class Store(Process):
     """`resilient-store serve`. `address` is where it listens, once it does."""
 
     def __init__(self, binary, *flags, host="127.0.0.1", port=0, prefix=(), **options):
@@ -104,7 +104,7 @@ class Store(_Process):
         return self
 
 
-class Client(_Process):
+class Client(Process):
     """client_shell. `seconds`: the most that any command takes."""
 
     def __init__(self, binary, address, *, seconds=PATIENCE, job="job", prefix=(), **options):

@@ -1,21 +1,15 @@
 """Servers of both kinds as processes, for the tests that hold our store against TCPStore."""
 
-import contextlib
-import os
-import selectors
-import signal
-import subprocess
 import sys
-import tempfile
 from datetime import timedelta
 
 import torch.distributed as dist
+from store_shell import Process, Store
 
 import torch_resilient
 from torch_resilient import _server
 
 START_SECONDS = 60
-END_SECONDS = 10
 
 _TCP_SERVER = """
 import sys
@@ -26,20 +20,11 @@ sys.stdin.read()
 """
 
 
-def read_line(stream, seconds, what):
-    """A line of a child's output; AssertionError when none comes in time."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        assert selector.select(seconds), f"{what} said nothing within {seconds} s"
-    return stream.readline()
-
-
 class ServerProcess:
     """A store server in a process of its own that can be killed, stopped, and started again on the
     same port."""
 
     def __init__(self):
-        self.process = None
         self.port = 0
         self.start()
 
@@ -53,42 +38,30 @@ class ServerProcess:
     def address(self):
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def pid(self):
+        return self._process.process.pid
+
     def start(self):
-        self.process = subprocess.Popen(
-            self.command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **self.extra()
-        )
-        line = read_line(self.process.stdout, START_SECONDS, "the server")
-        assert line, f"the server ended with {self.process.wait(END_SECONDS)}"
+        self._process = self.launch()
+        line = self._process.take("", START_SECONDS)
         self.port = int(line.split()[0].rpartition(":")[2])
 
-    def extra(self):
-        return {}
-
     def kill(self):
-        self.process.kill()
-        self._collect()
+        self._process.end()
 
     def signal(self, number):
-        os.kill(self.process.pid, number)
+        self._process.signal(number)
 
     def close(self):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.kill()
-        self._collect()
-
-    def _collect(self):
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        self.process.stdout.close()
-        self.process.wait(END_SECONDS)
+        self._process.end()
 
 
 class TcpServer(ServerProcess):
     """PyTorch's TCPStore."""
 
-    def command(self):
-        return [sys.executable, "-c", _TCP_SERVER, str(self.port)]
+    def launch(self):
+        return Process([sys.executable, "-c", _TCP_SERVER, str(self.port)])
 
     def client(self, timeout=30.0, port=None):
         return dist.TCPStore(
@@ -97,29 +70,15 @@ class TcpServer(ServerProcess):
 
 
 class ResilientServer(ServerProcess):
-    """Ours. `flags`: further ones of `resilient-store serve`. Its log is in `log()`."""
+    """Ours. `flags`: further ones of `resilient-store serve`."""
 
     def __init__(self, *flags):
-        self.flags = flags
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self._flags = flags
         super().__init__()
 
-    def command(self):
-        listen = ["--listen", f"127.0.0.1:{self.port}", "--print-address", "--parent-death"]
-        return [_server.binary(), "serve", *listen, *self.flags]
-
-    def extra(self):
-        return {"stderr": self._log}
+    def launch(self):
+        return Store(_server.binary(), *self._flags, port=self.port)
 
     def client(self, timeout=30.0, port=None, job="test"):
         address = f"127.0.0.1:{port or self.port}"
         return torch_resilient.Store(address, timeout=timeout, job=job)
-
-    def log(self):
-        with open(self._log.fileno(), "rb", closefd=False) as log:
-            log.seek(0)
-            return log.read().decode(errors="replace")
-
-    def close(self):
-        super().close()
-        self._log.close()

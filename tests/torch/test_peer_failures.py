@@ -48,7 +48,7 @@ class Peers:
         return self._ours.port
 
     def pid(self, kind):
-        return self._ranks[-1].pid if kind == "tcp" else self._ours.process.pid
+        return self._ranks[-1].pid if kind == "tcp" else self._ours.pid
 
     def kill(self, kind):
         if kind == "tcp":

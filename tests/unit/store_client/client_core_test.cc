@@ -21,14 +21,14 @@ Hello JobHello() {
 TEST(ClientCoreTest, Submit_Twice_NumbersFromOne) {
   ClientCore core(JobHello());
   EXPECT_EQ(core.first_unacked(), 1u);
-  Result<Request> first = core.Submit(AddOp{"a", 1}, 7, 3);
-  Result<Request> second = core.Submit(NumKeysOp{});
+  const Result<const Request*> first = core.Submit(AddOp{"a", 1}, 7, 3);
+  const Result<const Request*> second = core.Submit(NumKeysOp{});
   ASSERT_TRUE(first.ok() && second.ok());
-  EXPECT_EQ(first->seq, 1u);
-  EXPECT_EQ(first->scope, 7u);
-  EXPECT_EQ(first->generation, 3u);
-  EXPECT_EQ(second->seq, 2u);
-  EXPECT_EQ(second->first_unacked, 1u);
+  EXPECT_EQ((*first)->seq, 1u);
+  EXPECT_EQ((*first)->scope, 7u);
+  EXPECT_EQ((*first)->generation, 3u);
+  EXPECT_EQ((*second)->seq, 2u);
+  EXPECT_EQ((*second)->first_unacked, 1u);
   EXPECT_EQ(core.InFlight(), 2u);
 }
 
