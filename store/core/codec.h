@@ -16,8 +16,9 @@ namespace resilient::store {
 
 Frame EncodeRequest(const Request& request);
 Frame EncodeServerMessage(const ServerMessage& message);
-// The same as bytes of a stream, appended to `wire`. Of a message to clients without the part that
-// it shares with others: that is to follow as it is. Null: it shares nothing.
+// The same as bytes of a stream, appended to `wire`. Of a message to clients the part that it
+// shares with others is not appended but returned, and has to follow `wire`. Null: it shares
+// nothing.
 void AppendRequest(const Request& request, std::string* wire);
 [[nodiscard]] std::shared_ptr<const std::string> AppendServerMessage(const ServerMessage& message,
                                                                      std::string* wire);

@@ -5,6 +5,26 @@
 #include "store/core/membership.h"
 
 namespace resilient::store {
+namespace {
+
+constexpr std::size_t kMemberBytes = 24;  // Of a member in a view, besides its texts.
+
+// A view names all members in one message, and there is no world without it.
+Status CheckRoomInView(const Hello& hello, const JoinRequest& request) {
+  const std::size_t bytes =
+      request.endpoint.size() + hello.process.host.size() + hello.incarnation.size() + kMemberBytes;
+  const std::size_t most = kViewBytesMax / static_cast<std::size_t>(request.world_size);
+  if (bytes <= most) return {};
+  return Status(StatusCode::kTooLarge,
+                "rank " + std::to_string(request.rank) + " takes " + std::to_string(bytes) +
+                    " bytes of a view (endpoint " + std::to_string(request.endpoint.size()) +
+                    ", host name " + std::to_string(hello.process.host.size()) +
+                    "); in a world of " + std::to_string(request.world_size) +
+                    " each rank may take " + std::to_string(most) +
+                    ": shorten its host name, or let fewer ranks join");
+}
+
+}  // namespace
 
 Status Membership::Join(SessionId session, const Hello& hello, const JoinRequest& request,
                         Moment moment, MembershipEffects& effects) {
@@ -59,6 +79,7 @@ Status Membership::CheckRequest(const Participant& who, const JoinRequest& reque
                   "an endpoint of " + std::to_string(request.endpoint.size()) + " bytes; at most " +
                       std::to_string(kEndpointBytesMax) + " are taken");
   }
+  RESILIENT_RETURN_IF_ERROR(CheckRoomInView(who.hello, request));
   if ((held && request.rank != who.request.rank) ||
       (world && request.world_size != world->size())) {
     return Status(StatusCode::kInvalidArgument,

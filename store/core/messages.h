@@ -229,8 +229,8 @@ struct HeldEvent {
 struct DrainingEvent {
   std::string reason;
 };
-// A view for all its members: kept once and encoded once, for there are as many copies of it as it
-// has members. Made by Share() of codec.h. Thread: immutable.
+// A view for all its members: kept once and encoded once, as there are as many receivers as it has
+// members. Made by Share() of codec.h. Thread: immutable.
 struct SharedView {
   View view;
   std::string encoded;
@@ -275,6 +275,8 @@ inline constexpr std::size_t kWatchBatchEventsMax = 1024;
 inline constexpr std::size_t kWatchBatchBytesMax = 1u << 20;
 inline constexpr Duration kHoldMax = std::chrono::hours(1);
 inline constexpr std::size_t kEndpointBytesMax = 4u << 10;
+// Of the members of one view, so that it fits a frame.
+inline constexpr std::size_t kViewBytesMax = 15u << 20;
 inline constexpr std::size_t kTextBytesMax = 4u << 10;  // Of reports; longer texts are cut.
 
 }  // namespace resilient::store

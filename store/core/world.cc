@@ -76,17 +76,19 @@ std::string World::WhoIsMissing() const {
 
 Status World::FinishRestore(Instant now) {
   std::size_t open = 0;
+  bool members = false;
   for (Seat& seat : seats) {
     live += seat.Live() ? 1 : 0;
     joined += seat.state == SeatState::kJoined ? 1 : 0;
     open += seat.Open() ? 1 : 0;
+    members = members || seat.state == SeatState::kMember;
     ready += seat.ready && phase == Phase::kBuilding ? 1 : 0;
     incarnations.insert(seat.incarnations.begin(), seat.incarnations.end());
     seat.vacant_since = now;
   }
   first_join = now;
   const bool whole = phase == Phase::kBuilding || phase == Phase::kRunning;
-  if (live == 0 || (whole && (open > 0 || joined > 0 || !viewed)) ||
+  if (live == 0 || (whole && (open > 0 || joined > 0)) || ((whole || members) && !viewed) ||
       (viewed && (view == nullptr || view->view.members.size() != seats.size())) ||
       (whole && view->view.generation != generation)) {
     return Status(StatusCode::kInternal, "round " + std::to_string(round) + " in phase " +

@@ -1,5 +1,6 @@
 #include "store/server/connection.h"
 
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -99,16 +100,29 @@ bool Connection::Flush() {
   unflushed_ = 0;
   if (Opening()) return WriteTls();
   while (!out_.empty()) {
-    std::string& own = out_.next_own();
-    if (!own.empty()) {
+    const bool room = socket_.QueuedBytes() == 0;
+    if (room) out_.JoinStep();
+    if (std::string& own = out_.next_own(); !own.empty()) {
       if (!Write(own)) return false;
       continue;
     }
-    if (socket_.QueuedBytes() > 0) break;  // OnWritten goes on.
-    std::string step = out_.TakeShared();
-    if (!Write(step)) return false;
+    if (!room) break;  // OnWritten goes on.
+    if (!WriteShared()) return false;
   }
   return tls_ == nullptr || WriteTls();
+}
+
+bool Connection::WriteShared() {
+  if (tls_ == nullptr) {
+    const std::string_view shared = out_.next_shared();
+    const std::optional<std::size_t> written = socket_.TryWrite(shared);
+    if (!written) return false;
+    flushed_ += *written;
+    out_.DropShared(*written);
+    if (*written == shared.size()) return true;
+  }
+  std::string step = out_.TakeStep();  // Queued, it tells when there is room again.
+  return Write(step);
 }
 
 bool Connection::Write(std::string& bytes) {
@@ -133,9 +147,9 @@ std::size_t Connection::QueuedBytes() const {
   return socket_.QueuedBytes() + (Opening() ? 0 : out_.bytes());
 }
 
-std::size_t Connection::OwnQueuedBytes() const {
+std::size_t Connection::QueuedMemory() const {
   if (closed()) return 0;
-  return socket_.QueuedBytes() + (Opening() ? 0 : out_.own_bytes());
+  return socket_.QueuedBytes() + (Opening() ? 0 : out_.memory_bytes());
 }
 
 void Connection::UpdateReading() {

@@ -55,9 +55,9 @@ class Connection {
   // Hands on what the kernel has room for; the rest follows by itself. False when the connection is
   // broken.
   bool Flush();
-  // What the peer has not been given, and how much of that is stored for this peer alone.
+  // What the peer has not been given, and the memory of it that falls to this peer.
   std::size_t QueuedBytes() const;
-  std::size_t OwnQueuedBytes() const;
+  std::size_t QueuedMemory() const;
   // That the kernel has taken since the connection was made.
   std::uint64_t WrittenBytes() const;
 
@@ -111,6 +111,7 @@ class Connection {
   void OnWritten();
   // False when the connection is broken.
   bool Write(std::string& bytes);
+  bool WriteShared();
   bool WriteTls();
   bool EndIfWritten();
 

@@ -6,12 +6,12 @@ namespace resilient::store {
 
 void OutputLedger::Note(ConnectionId connection, Unread unread, Instant now) {
   const auto found = entries_.find(connection);
-  if (found != entries_.end()) total_ -= found->second.unread.own;
+  if (found != entries_.end()) total_ -= found->second.unread.memory;
   if (unread.queued == 0) {
     if (found != entries_.end()) entries_.erase(found);
     return;
   }
-  total_ += unread.own;
+  total_ += unread.memory;
   if (found == entries_.end()) {
     entries_.emplace(connection, Entry{unread, now});
     return;
@@ -24,7 +24,7 @@ void OutputLedger::Note(ConnectionId connection, Unread unread, Instant now) {
 std::optional<ConnectionId> OutputLedger::Largest() const {
   const auto largest = std::max_element(
       entries_.begin(), entries_.end(),
-      [](const auto& a, const auto& b) { return a.second.unread.own < b.second.unread.own; });
+      [](const auto& a, const auto& b) { return a.second.unread.memory < b.second.unread.memory; });
   if (largest == entries_.end()) return std::nullopt;
   return largest->first;
 }

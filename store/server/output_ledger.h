@@ -15,7 +15,7 @@ namespace resilient::store {
 // What waits for one connection.
 struct Unread {
   std::size_t queued = 0;     // Bytes in all.
-  std::size_t own = 0;        // Of these the ones that are stored for it alone.
+  std::size_t memory = 0;     // That they take; of what is shared its part.
   std::uint64_t written = 0;  // That have gone to it since it was made.
 };
 
@@ -27,9 +27,9 @@ class OutputLedger {
   void Forget(ConnectionId connection) { Note(connection, {}, {}); }
 
   bool empty() const { return entries_.empty(); }
-  // Own bytes of all.
+  // The memory of all.
   std::size_t total() const { return total_; }
-  // The one with most own bytes; nullopt: nothing waits for anybody.
+  // The one with most memory; nullopt: nothing waits for anybody.
   std::optional<ConnectionId> Largest() const;
   std::vector<ConnectionId> All() const;
   // Those with more than `queued` bytes that have read nothing since `before`.

@@ -6,39 +6,56 @@
 #include "runtime/base/check.h"
 
 namespace resilient::store {
-namespace {
-
-constexpr std::size_t kWorthSharing = 4u << 10;
-
-}  // namespace
 
 void OutputQueue::Append(std::shared_ptr<const std::string> shared) {
-  if (shared->size() < kWorthSharing) {
+  if (shared->size() < kSharedBytesMin) {
     tail() += *shared;
     return;
   }
-  if (!parts_.empty()) behind_bytes_ += parts_.back().behind.size();
-  shared_bytes_ += shared->size();
   parts_.push_back({std::move(shared), 0, {}});
 }
 
-std::size_t OutputQueue::own_bytes() const {
-  return front_.size() + behind_bytes_ + (parts_.empty() ? 0 : parts_.back().behind.size());
+std::size_t OutputQueue::bytes() const {
+  std::size_t bytes = front_.size();
+  for (const Part& part : parts_) bytes += part.shared->size() - part.taken + part.behind.size();
+  return bytes;
 }
 
-std::string OutputQueue::TakeShared() {
-  RESILIENT_CHECK(front_.empty() && !parts_.empty());
-  Part& part = parts_.front();
-  const std::size_t step = std::min(kSharedStep, part.shared->size() - part.taken);
-  std::string bytes = part.shared->substr(part.taken, step);
-  part.taken += step;
-  shared_bytes_ -= step;
-  if (part.taken == part.shared->size()) {
-    front_ = std::move(part.behind);
-    if (parts_.size() > 1) behind_bytes_ -= front_.size();
-    parts_.pop_front();
+std::size_t OutputQueue::memory_bytes() const {
+  std::size_t bytes = front_.size();
+  for (const Part& part : parts_) {
+    const auto holders = static_cast<std::size_t>(part.shared.use_count());
+    bytes += part.shared->size() / holders + part.behind.size();
   }
   return bytes;
+}
+
+void OutputQueue::JoinStep() {
+  if (front_.empty() || parts_.empty()) return;
+  std::string own = std::exchange(front_, {});
+  own += TakeStep();
+  front_.insert(0, own);
+}
+
+std::string_view OutputQueue::next_shared() const {
+  RESILIENT_CHECK(front_.empty() && !parts_.empty());
+  const Part& part = parts_.front();
+  return std::string_view(*part.shared).substr(part.taken);
+}
+
+void OutputQueue::DropShared(std::size_t bytes) {
+  RESILIENT_CHECK(bytes <= next_shared().size());
+  Part& part = parts_.front();
+  part.taken += bytes;
+  if (part.taken < part.shared->size()) return;
+  front_ = std::move(part.behind);
+  parts_.pop_front();
+}
+
+std::string OutputQueue::TakeStep() {
+  std::string step(next_shared().substr(0, kStepBytes));
+  DropShared(step.size());
+  return step;
 }
 
 }  // namespace resilient::store

@@ -4,6 +4,7 @@
 #include <list>
 #include <memory>
 #include <string>
+#include <string_view>
 
 namespace resilient::store {
 
@@ -19,15 +20,27 @@ class OutputQueue {
   void Append(std::shared_ptr<const std::string> shared);
 
   bool empty() const { return bytes() == 0; }
-  std::size_t bytes() const { return own_bytes() + shared_bytes_; }
-  std::size_t own_bytes() const;
+  std::size_t bytes() const;
+  // Of these the ones that are stored for this queue: own bytes, and of each shared part what falls
+  // to one of its holders.
+  std::size_t memory_bytes() const;
 
   // The own bytes that come next, perhaps none. Whoever has taken them leaves it empty.
   std::string& next_own() { return front_; }
-  // The next step of the shared part that comes next. REQUIRES: no own bytes come next; not empty.
-  std::string TakeShared();
+  // Puts the first step of a shared part behind the own bytes that come before it: a frame's header
+  // is not worth a packet of its own.
+  void JoinStep();
+  // What is left of the shared part that comes next. REQUIRES, as the two below: no own bytes come
+  // next; not empty.
+  std::string_view next_shared() const;
+  void DropShared(std::size_t bytes);
+  // A copy of its next step, which is dropped.
+  std::string TakeStep();
 
-  static constexpr std::size_t kSharedStep = 32u << 10;
+  // Small, as there may be one for each of 30,000 clients; large enough for few system calls.
+  static constexpr std::size_t kStepBytes = 16u << 10;
+  // Below this a copy costs less than to keep account of a part.
+  static constexpr std::size_t kSharedBytesMin = 4u << 10;
 
  private:
   struct Part {
@@ -38,8 +51,6 @@ class OutputQueue {
 
   std::string front_;      // Own bytes before all shared parts.
   std::list<Part> parts_;  // Not a deque: an empty one would cost each idle client 600 bytes.
-  std::size_t shared_bytes_ = 0;
-  std::size_t behind_bytes_ = 0;  // Of all parts but the last.
 };
 
 }  // namespace resilient::store

@@ -99,7 +99,7 @@ bool Server::FlushOut(Connection& connection) {
 void Server::NoteOutput(Connection& connection) {
   const std::size_t queued = connection.QueuedBytes();
   if (queued == 0 && output_.empty()) return;
-  output_.Note(connection.id(), {queued, connection.OwnQueuedBytes(), connection.WrittenBytes()},
+  output_.Note(connection.id(), {queued, connection.QueuedMemory(), connection.WrittenBytes()},
                clock_.Now());
 }
 
@@ -112,7 +112,7 @@ void Server::CutWorst() {
   RenewOutput();
   while (output_.total() > most) {
     Connection& worst = *Find(*output_.Largest());
-    Cut(worst, StrCat("it does not read: ", Mebibytes(worst.OwnQueuedBytes()),
+    Cut(worst, StrCat("it does not read: ", Mebibytes(worst.QueuedMemory()),
                       " MiB wait for it, the most of ", Mebibytes(output_.total()),
                       " MiB that wait for all clients; the limit is ", Mebibytes(most), " MiB"));
   }

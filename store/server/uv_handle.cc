@@ -148,19 +148,26 @@ void UvTcp::ReadStart() {
 
 void UvTcp::ReadStop() { uv_read_stop(stream()); }
 
+std::optional<std::size_t> UvTcp::TryWrite(std::string_view bytes) {
+  if (QueuedBytes() > 0) return 0;
+  // libuv does not change them.
+  const uv_buf_t buffer =
+      uv_buf_init(const_cast<char*>(bytes.data()), static_cast<unsigned>(bytes.size()));
+  const int written = uv_try_write(stream(), &buffer, 1);
+  if (written == UV_EAGAIN) return 0;
+  if (written < 0) return std::nullopt;
+  return static_cast<std::size_t>(written);
+}
+
 bool UvTcp::Write(std::string& bytes) {
-  std::size_t done = 0;
-  if (QueuedBytes() == 0) {
-    const uv_buf_t buffer = uv_buf_init(bytes.data(), static_cast<unsigned>(bytes.size()));
-    const int written = uv_try_write(stream(), &buffer, 1);
-    if (written < 0 && written != UV_EAGAIN) return false;
-    if (written > 0) done = static_cast<std::size_t>(written);
-    if (done == bytes.size()) {
-      // A short one's memory serves the next.
-      if (bytes.capacity() > kKeptOutputBytes) bytes = std::string();
-      bytes.clear();
-      return true;
-    }
+  const std::optional<std::size_t> written = TryWrite(bytes);
+  if (!written) return false;
+  const std::size_t done = *written;
+  if (done == bytes.size()) {
+    // A short one's memory serves the next.
+    if (bytes.capacity() > kKeptOutputBytes) bytes = std::string();
+    bytes.clear();
+    return true;
   }
   auto* write = new WriteRequest{{}, std::exchange(bytes, {})};
   write->request.data = write;

@@ -150,6 +150,8 @@ class UvTcp : public UvHandle<uv_tcp_t, UvStreamEvents> {
 
   void ReadStart();
   void ReadStop();
+  // Writes what fits now, nothing while something is queued. nullopt: the connection is broken.
+  std::optional<std::size_t> TryWrite(std::string_view bytes);
   // Writes what fits now and queues the rest; `bytes` are empty then. False when the connection is
   // broken.
   bool Write(std::string& bytes);

@@ -3,8 +3,11 @@
 // claim to be this process, or another one that is killed.
 
 #include <csignal>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -57,6 +60,33 @@ void RunBoth(TestMember& first, TestMember& second) {
   ASSERT_TRUE(second.Run());
   ASSERT_TRUE(first.AwaitRunning());
   ASSERT_TRUE(second.AwaitRunning());
+}
+
+TEST(StoreServerMembers, LargeView_IsTheSameForAllMembers) {
+  constexpr int kMembers = 8;
+  constexpr std::size_t kEndpointBytes = 3000;
+  TestServer server;
+  std::vector<std::unique_ptr<TestMember>> members;
+  for (int rank = 0; rank < kMembers; ++rank) {
+    members.push_back(std::make_unique<TestMember>(server, ControlHello()));
+    JoinRequest join = MakeJoin(rank, kMembers);
+    join.endpoint = std::string(kEndpointBytes, static_cast<char>('a' + rank));
+    ASSERT_TRUE(members.back()->line().SendOp(JoinOp{join}));
+  }
+  std::set<std::string> secrets;
+  for (const auto& member : members) {
+    const auto view = member->line().Await<View>(In(kPatience));
+    ASSERT_TRUE(view);
+    secrets.insert(view->secret);
+    ASSERT_EQ(view->members.size(), static_cast<std::size_t>(kMembers));
+    for (int rank = 0; rank < kMembers; ++rank) {
+      EXPECT_EQ(view->members[static_cast<std::size_t>(rank)].endpoint,
+                std::string(kEndpointBytes, static_cast<char>('a' + rank)));
+    }
+    ASSERT_TRUE(member->line().SendOp(ReadyOp{view->generation}));
+  }
+  EXPECT_EQ(secrets.size(), 1u);
+  for (const auto& member : members) EXPECT_TRUE(member->AwaitRunning());
 }
 
 // The victim's connection stays open (it is held here), so nothing but its pidfd can tell.

@@ -189,6 +189,11 @@ RawClient::RawClient(const HostPort& address) {
   socket_ = std::move(*socket);
 }
 
+void RawClient::ShrinkReceiveBuffer() {
+  constexpr int kBytes = 32 << 10;
+  EXPECT_EQ(setsockopt(socket_.get(), SOL_SOCKET, SO_RCVBUF, &kBytes, sizeof kBytes), 0);
+}
+
 bool RawClient::SendBytes(std::string_view bytes) {
   const Deadline deadline = In(kPatience);
   while (!bytes.empty()) {

@@ -104,6 +104,8 @@ class RawClient {
  public:
   explicit RawClient(const HostPort& address);
 
+  // From now on the kernel keeps little that is not read.
+  void ShrinkReceiveBuffer();
   // As they are; false when the connection is broken.
   bool SendBytes(std::string_view bytes);
   bool Send(const Request& request);

@@ -171,6 +171,11 @@ TEST(Codec, SharedValues_LookLikeOwnOnes) {
   EXPECT_EQ(reply.values, own.values);
   EXPECT_EQ(reply.number, 2);
   EXPECT_EQ(EncodeServerMessage(reply), EncodeServerMessage(own));
+  std::string wire;
+  const auto part = AppendServerMessage(sharing, &wire);
+  ASSERT_NE(part, nullptr);
+  EXPECT_EQ(wire + *part, EncodeFrame(EncodeServerMessage(sharing)));
+  EXPECT_EQ(part->data(), sharing.shared_values->encoded.data()) << "it was copied";
 }
 
 // ---- What is written and read without protobuf ----

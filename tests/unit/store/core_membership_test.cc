@@ -7,6 +7,8 @@
 
 #include <gmock/gmock.h>
 
+#include "store/core/codec.h"
+#include "store/core/world.h"
 #include "tests/unit/store/core_membership_fixture.h"
 
 namespace resilient::store {
@@ -297,6 +299,35 @@ TEST_F(CoreMembership, BadJoin_IsRefused) {
   Send(control, JoinOp{request});
   Send(control, JoinOp{JoinOf(1, 2)});  // A session has one seat.
   EXPECT_EQ(Take<JoinRefusedEvent>(control)->why.code(), StatusCode::kInvalidArgument);
+}
+
+// A view that does not fit a frame could not be sent to anybody.
+TEST_F(CoreMembership, EndpointsTooLongForAViewOfAll_AreRefused) {
+  const ConnectionId control = OpenControl(0);
+  JoinRequest request = JoinOf(0, 16384);
+  request.endpoint = std::string(1024, 'e');
+  Send(control, JoinOp{request});
+  const auto refused = Take<JoinRefusedEvent>(control);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->why.code(), StatusCode::kTooLarge);
+  EXPECT_THAT(refused->why.message(), HasSubstr("(endpoint 1024, host name"));
+  EXPECT_THAT(refused->why.message(), HasSubstr("in a world of 16384 each rank may take 960"));
+  request.endpoint.resize(800);
+  Send(control, JoinOp{request});
+  EXPECT_FALSE(Take<JoinRefusedEvent>(control));
+}
+
+TEST(World, RestoredMembersWithoutAView_AreDamage) {
+  World world;
+  world.seats.resize(2);
+  world.seats[0].state = SeatState::kMember;
+  EXPECT_EQ(world.FinishRestore(Instant()).code(), StatusCode::kInternal);
+  world.viewed = true;
+  EXPECT_EQ(world.FinishRestore(Instant()).code(), StatusCode::kInternal);
+  View view;
+  view.members.resize(2);
+  world.view = Share(view);
+  EXPECT_TRUE(world.FinishRestore(Instant()).ok());
 }
 
 TEST_F(CoreMembership, LargestWorld_IsTaken) {

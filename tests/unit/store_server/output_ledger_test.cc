@@ -50,7 +50,7 @@ TEST(OutputLedger, Stuck_AreThoseWithoutProgress) {
   EXPECT_THAT(ledger.Stuck(5, At(0)), ElementsAre(1u, 3u));
 }
 
-TEST(OutputLedger, SharedBytes_CountAsUnreadButNotAsMemory) {
+TEST(OutputLedger, SharedBytes_AreUnreadButLittleMemory) {
   OutputLedger ledger;
   ledger.Note(1, {900, 10, 0}, At(0));
   ledger.Note(2, {200, 20, 0}, At(0));

@@ -19,8 +19,8 @@ std::string TakeAll(OutputQueue& queue) {
       all += std::exchange(queue.next_own(), {});
       continue;
     }
-    const std::string step = queue.TakeShared();
-    EXPECT_LE(step.size(), OutputQueue::kSharedStep);
+    const std::string step = queue.TakeStep();
+    EXPECT_LE(step.size(), OutputQueue::kStepBytes);
     all += step;
   }
   return all;
@@ -35,14 +35,15 @@ TEST(OutputQueue, OwnBytes_LeaveAtOnce) {
   EXPECT_TRUE(queue.empty());
   queue.tail() += "ab";
   queue.tail() += "c";
+  queue.JoinStep();
   EXPECT_EQ(queue.bytes(), 3u);
-  EXPECT_EQ(queue.own_bytes(), 3u);
+  EXPECT_EQ(queue.memory_bytes(), 3u);
   EXPECT_EQ(TakeAll(queue), "abc");
   EXPECT_TRUE(queue.empty());
 }
 
 TEST(OutputQueue, SharedParts_KeepTheirPlaceAmongOwnBytes) {
-  constexpr std::size_t kLarge = OutputQueue::kSharedStep + 5;
+  constexpr std::size_t kLarge = OutputQueue::kStepBytes + 5;
   const auto part = Part(kLarge, 'x');
   OutputQueue queue;
   queue.tail() += "a";
@@ -51,34 +52,72 @@ TEST(OutputQueue, SharedParts_KeepTheirPlaceAmongOwnBytes) {
   queue.Append(Part(kLarge, 'y'));
   queue.Append(part);
   queue.tail() += "d";
-  EXPECT_EQ(queue.own_bytes(), 4u);
   EXPECT_EQ(queue.bytes(), 3 * kLarge + 4);
   EXPECT_EQ(part.use_count(), 3);
   EXPECT_EQ(TakeAll(queue), "a" + *part + "bc" + std::string(kLarge, 'y') + *part + "d");
   EXPECT_EQ(part.use_count(), 1);
-  EXPECT_EQ(queue.own_bytes(), 0u);
 }
 
-TEST(OutputQueue, BytesAppendedMeanwhile_AreCountedAndFollow) {
+TEST(OutputQueue, SharedPart_CountsOnceForAllItsHolders) {
+  constexpr std::size_t kSize = 6u << 20;
+  auto part = Part(kSize, 'x');
+  OutputQueue one;
+  OutputQueue other;
+  one.Append(part);
+  other.Append(part);
+  EXPECT_EQ(one.memory_bytes(), kSize / 3);
+  part.reset();
+  EXPECT_EQ(one.memory_bytes() + other.memory_bytes(), kSize);
+  other.DropShared(kSize);
+  EXPECT_EQ(one.memory_bytes(), kSize);
+  EXPECT_TRUE(other.empty());
+}
+
+TEST(OutputQueue, FirstStepOfASharedPart_JoinsTheBytesBeforeIt) {
   OutputQueue queue;
-  queue.Append(Part(2 * OutputQueue::kSharedStep, 'x'));
-  EXPECT_EQ(queue.own_bytes(), 0u);
-  std::string all = queue.TakeShared();
+  queue.tail() += "header";
+  queue.Append(Part(OutputQueue::kStepBytes + 1, 'x'));
+  queue.tail() += "behind";
+  queue.JoinStep();
+  EXPECT_EQ(queue.next_own(), "header" + std::string(OutputQueue::kStepBytes, 'x'));
+  queue.next_own().clear();
+  queue.JoinStep();
+  EXPECT_TRUE(queue.next_own().empty());
+  EXPECT_EQ(queue.next_shared(), "x");
+  EXPECT_EQ(TakeAll(queue), "xbehind");
+}
+
+TEST(OutputQueue, WholeSharedPartThatJoins_BringsWhatIsBehindIt) {
+  OutputQueue queue;
+  queue.tail() += "header";
+  queue.Append(Part(OutputQueue::kSharedBytesMin, 'x'));
+  queue.tail() += "behind";
+  queue.JoinStep();
+  EXPECT_EQ(queue.bytes(), 12 + OutputQueue::kSharedBytesMin);
+  EXPECT_EQ(queue.next_own(), "header" + std::string(OutputQueue::kSharedBytesMin, 'x') + "behind");
+}
+
+TEST(OutputQueue, BytesAppendedMeanwhile_Follow) {
+  OutputQueue queue;
+  queue.Append(Part(2 * OutputQueue::kStepBytes, 'x'));
+  std::string all = queue.TakeStep();
   queue.tail() += "a";
-  EXPECT_EQ(queue.bytes(), OutputQueue::kSharedStep + 1);
-  all += queue.TakeShared();
-  EXPECT_EQ(queue.own_bytes(), 1u);
+  EXPECT_EQ(queue.bytes(), OutputQueue::kStepBytes + 1);
+  all += queue.TakeStep();
+  EXPECT_EQ(queue.next_own(), "a");
   queue.tail() += "b";
-  EXPECT_EQ(all + TakeAll(queue), std::string(2 * OutputQueue::kSharedStep, 'x') + "ab");
+  EXPECT_EQ(all + TakeAll(queue), std::string(2 * OutputQueue::kStepBytes, 'x') + "ab");
 }
 
 TEST(OutputQueue, SmallSharedPart_IsCopied) {
-  const auto part = Part(100, 'x');
+  const auto small = Part(OutputQueue::kSharedBytesMin - 1, 'x');
   OutputQueue queue;
-  queue.Append(part);
-  EXPECT_EQ(part.use_count(), 1);
-  EXPECT_EQ(queue.own_bytes(), 100u);
-  EXPECT_EQ(TakeAll(queue), *part);
+  queue.Append(small);
+  EXPECT_EQ(small.use_count(), 1);
+  EXPECT_EQ(queue.next_own(), *small);
+  const auto large = Part(OutputQueue::kSharedBytesMin, 'x');
+  queue.Append(large);
+  EXPECT_EQ(large.use_count(), 2);
 }
 
 }  // namespace
