@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import rank_server
 
@@ -257,10 +258,12 @@ def children():
     """{pid: command line} of the living children of this process; ended ones are collected."""
     found = {}
     for pid in _child_pids():
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as line:
-            command = line.read().replace(b"\0", b" ").decode(errors="replace").strip()
-            if command:
-                found[pid] = command
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+            # Empty for one that has ended, but also in the midst of exec.
+            if stat.rpartition(")")[2].split()[0] not in "ZX":
+                found[pid] = command.decode(errors="replace").strip() or stat
     return found
 
 

@@ -25,3 +25,12 @@ def test_children_are_found_while_threads_come_and_go():
         stack.callback(ended.set)
         for _ in range(300):
             assert child.pid in harness.children()
+
+
+def test_a_child_is_found_while_it_is_being_executed():
+    for _ in range(200):
+        with subprocess.Popen(["sleep", "60"]) as child:
+            try:
+                assert child.pid in harness.children()
+            finally:
+                child.kill()
