@@ -109,7 +109,7 @@ bool Connection::Flush() {
     if (!room) break;  // OnWritten goes on.
     if (!WriteShared()) return false;
   }
-  return tls_ == nullptr || WriteTls();
+  return WriteTls();
 }
 
 bool Connection::WriteShared() {

@@ -19,7 +19,7 @@ class OutputQueue {
   // To be sent after all that is here. A small one is copied.
   void Append(std::shared_ptr<const std::string> shared);
 
-  bool empty() const { return bytes() == 0; }
+  bool empty() const { return front_.empty() && parts_.empty(); }
   std::size_t bytes() const;
   // Of these the ones that are stored for this queue: own bytes, and of each shared part what falls
   // to one of its holders.
@@ -43,7 +43,7 @@ class OutputQueue {
   static constexpr std::size_t kSharedBytesMin = 4u << 10;
 
  private:
-  struct Part {
+  struct Part {  // Never taken as a whole: what is behind it is at the front then.
     std::shared_ptr<const std::string> shared;
     std::size_t taken = 0;
     std::string behind;  // Own bytes that follow it.

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <string>
 #include <utility>
@@ -58,6 +60,18 @@ class SessionTest : public ::testing::Test {
     rendezvous_->Settle();
   }
 
+  std::future<Status> StartInit() {
+    return std::async(std::launch::async, [this] { return session_->Init(); });
+  }
+  std::future<Status> StartRebuild() {
+    return std::async(std::launch::async, [this] { return session_->Rebuild(Deadline::Never()); });
+  }
+
+  // Waits until the membership line or a communicator was asked so often: &Record::joins.
+  template <typename List>
+  bool AwaitCount(List Record::*list, std::size_t count) {
+    return record_->Await([=](const Record& record) { return (record.*list).size() == count; });
+  }
   std::size_t Joins() {
     return record_->Get<std::size_t>([](const Record& record) { return record.joins.size(); });
   }

@@ -19,15 +19,15 @@ using ::testing::HasSubstr;
 TEST_F(SessionTest, Init_FencedBeforeTheFirstRun_HealsByItself) {
   script_.autopilot = false;
   Open();
-  auto init = std::async(std::launch::async, [this] { return session_->Init(); });
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.joins.size() == 1; }));
+  auto init = StartInit();
+  ASSERT_TRUE(AwaitCount(&Record::joins, 1));
   rendezvous_->SayView(1);
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 1; }));
+  ASSERT_TRUE(AwaitCount(&Record::readies, 1));
   rendezvous_->SayFence(1, Lost(2));
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.joins.size() == 2; }));
+  ASSERT_TRUE(AwaitCount(&Record::joins, 2));
   EXPECT_TRUE(session_->failure().ok());
   rendezvous_->SayView(2);
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 2; }));
+  ASSERT_TRUE(AwaitCount(&Record::readies, 2));
   rendezvous_->SayRunning(2);
   EXPECT_TRUE(init.get().ok());
   EXPECT_EQ(session_->membership().generation, 2u);
@@ -36,11 +36,11 @@ TEST_F(SessionTest, Init_FencedBeforeTheFirstRun_HealsByItself) {
 TEST_F(SessionTest, Init_FencedAndNotHealedInTime_ReturnsTheCause) {
   script_.autopilot = false;
   Open();
-  auto init = std::async(std::launch::async, [this] { return session_->Init(); });
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.joins.size() == 1; }));
+  auto init = StartInit();
+  ASSERT_TRUE(AwaitCount(&Record::joins, 1));
   rendezvous_->SayView(1);
   rendezvous_->SayFence(1, Lost(2));
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.joins.size() == 2; }));
+  ASSERT_TRUE(AwaitCount(&Record::joins, 2));
   clock_.Advance(options_.init_timeout + options_.budget);
   EXPECT_EQ(init.get().code(), StatusCode::kRankLost);
 }
@@ -50,14 +50,14 @@ TEST_F(SessionTest, Init_FencedBeforeItsCallerWakes_ReturnsAndTheNextOperationRa
   bool fenced = false;
   options_.interrupt = [&] {
     if (std::exchange(fenced, true)) return Status::Ok();
-    EXPECT_TRUE(record_->Await([](const Record& record) { return record.joins.size() == 1; }));
+    EXPECT_TRUE(AwaitCount(&Record::joins, 1));
     rendezvous_->SayView(1);
-    EXPECT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 1; }));
+    EXPECT_TRUE(AwaitCount(&Record::readies, 1));
     rendezvous_->SayRunning(1);
     rendezvous_->Settle();
     rendezvous_->set_autopilot(true);
     FenceAndSettle(1, Lost(2));
-    EXPECT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 2; }));
+    EXPECT_TRUE(AwaitCount(&Record::readies, 2));
     return Status::Ok();
   };
   script_.autopilot = false;
@@ -74,7 +74,7 @@ TEST_F(SessionTest, Rebuild_FencedAgainBeforeItsCallerWakes_ReturnsAndTheNextOpe
   options_.interrupt = [&] {
     if (++polls != 1) return Status::Ok();
     rendezvous_->SayView(2);
-    EXPECT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 2; }));
+    EXPECT_TRUE(AwaitCount(&Record::readies, 2));
     rendezvous_->SayRunning(2);
     FenceAndSettle(2, Lost(3));
     return Status::Ok();
@@ -119,8 +119,7 @@ TEST_F(SessionTest, Fence_OperationThatCompletesAfterwards_FailsAllTheSame) {
   EXPECT_EQ(Joins(), 1u) << "not quiet yet";
   communicator->CompleteNext(Status::Ok());
   EXPECT_EQ(outcome.Await().code(), StatusCode::kRankLost);
-  EXPECT_TRUE(record_->Await([](const Record& record) { return record.joins.size() == 2; }))
-      << "the last completion makes it quiet";
+  EXPECT_TRUE(AwaitCount(&Record::joins, 2)) << "the last completion makes it quiet";
 }
 
 TEST_F(SessionTest, Fence_OperationWithAMismatchOfItsOwn_KeepsIt) {
@@ -140,7 +139,7 @@ TEST_F(SessionTest, Fence_IsStickyOnEveryGroupUntilRebuild) {
   auto pair = CreateGroup("pair", {1, 3});
   EXPECT_TRUE(Run(*pair).ok());
   FenceAndSettle(1, Lost(2));
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 2; }));
+  ASSERT_TRUE(AwaitCount(&Record::readies, 2));
   rendezvous_->Settle();
   EXPECT_EQ(session_->membership().state, SessionState::kReady) << "healed, but shut";
   EXPECT_EQ(session_->membership().generation, 2u);
@@ -172,10 +171,9 @@ TEST_F(SessionTest, Rebuild_WhileRecoveryGoesOn_WaitsForIt) {
   Boot();
   rendezvous_->set_autopilot(false);
   FenceAndSettle(1, Lost(2));
-  auto rebuild =
-      std::async(std::launch::async, [this] { return session_->Rebuild(Deadline::Never()); });
+  auto rebuild = StartRebuild();
   rendezvous_->SayView(2);
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 2; }));
+  ASSERT_TRUE(AwaitCount(&Record::readies, 2));
   rendezvous_->SayRunning(2);
   EXPECT_TRUE(rebuild.get().ok());
   EXPECT_TRUE(Run(*world_).ok());
@@ -189,7 +187,7 @@ TEST_F(SessionTest, Rebuild_DeadlinePasses_GateStaysShutUntilTheNext) {
   EXPECT_EQ(status.code(), StatusCode::kTimeout);
   EXPECT_THAT(status.message(), HasSubstr("rank 2 was killed"));
   rendezvous_->SayView(2);
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 2; }));
+  ASSERT_TRUE(AwaitCount(&Record::readies, 2));
   rendezvous_->SayRunning(2);
   rendezvous_->Settle();
   EXPECT_EQ(session_->membership().state, SessionState::kReady);
@@ -205,8 +203,7 @@ TEST_F(SessionTest, Rebuild_Interrupted_EndsWithThatStatus) {
   Boot();
   rendezvous_->set_autopilot(false);
   FenceAndSettle(1, Lost(2));
-  auto rebuild =
-      std::async(std::launch::async, [this] { return session_->Rebuild(Deadline::Never()); });
+  auto rebuild = StartRebuild();
   interrupted = true;
   EXPECT_EQ(rebuild.get().code(), StatusCode::kInterrupted);
   EXPECT_EQ(session_->failure().code(), StatusCode::kRankLost);
@@ -221,9 +218,8 @@ TEST_F(SessionTest, Rebuild_SeatNotFilled_ReturnsFirstCauseAndMayTryAgain) {
   EXPECT_EQ(session_->membership().state, SessionState::kFenced);
   EXPECT_EQ(session_->failure().message(), "rank 2 was killed");
 
-  auto refused =
-      std::async(std::launch::async, [this] { return session_->Rebuild(Deadline::Never()); });
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.joins.size() == 3; }));
+  auto refused = StartRebuild();
+  ASSERT_TRUE(AwaitCount(&Record::joins, 3));
   rendezvous_->SayRefused(Status(StatusCode::kRankLost, "seat 2 stayed empty"));
   EXPECT_EQ(refused.get().message(), "rank 2 was killed");
 
@@ -236,17 +232,16 @@ TEST_F(SessionTest, Rebuild_SecondFenceMeanwhile_OneMoreGenerationFirstCause) {
   Boot();
   rendezvous_->set_autopilot(false);
   FenceAndSettle(1, Lost(2));
-  auto rebuild =
-      std::async(std::launch::async, [this] { return session_->Rebuild(Deadline::Never()); });
+  auto rebuild = StartRebuild();
   rendezvous_->SayView(2);
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 2; }));
+  ASSERT_TRUE(AwaitCount(&Record::readies, 2));
   rendezvous_->SayFence(2, Lost(3));
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.joins.size() == 3; }));
+  ASSERT_TRUE(AwaitCount(&Record::joins, 3));
   EXPECT_EQ(session_->failure().detail().rank, 2) << "the first cause";
   EXPECT_EQ(session_->last_incident()->generation, 2u);
   EXPECT_EQ(session_->last_incident()->cause.detail().rank, 3) << "one incident a fence";
   rendezvous_->SayView(3);
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 3; }));
+  ASSERT_TRUE(AwaitCount(&Record::readies, 3));
   rendezvous_->SayRunning(3);
   EXPECT_TRUE(rebuild.get().ok());
   EXPECT_EQ(session_->membership().generation, 3u);
@@ -282,10 +277,10 @@ TEST_F(SessionTest, BuildFails_IsReportedAndTheFenceHealsIt) {
   script_.autopilot = false;
   factory_script_.fail = true;
   Open();
-  auto init = std::async(std::launch::async, [this] { return session_->Init(); });
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.joins.size() == 1; }));
+  auto init = StartInit();
+  ASSERT_TRUE(AwaitCount(&Record::joins, 1));
   rendezvous_->SayView(1);
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.reports.size() == 1; }));
+  ASSERT_TRUE(AwaitCount(&Record::reports, 1));
   EXPECT_EQ(Reports()[0].kind, ReportKind::kCommFailed);
   EXPECT_EQ(Reports()[0].generation, 1u);
   factory_->set_script({});
@@ -299,11 +294,11 @@ TEST_F(SessionTest, LinkLost_IsReportedOnceASecond) {
   for (int i = 0; i < 3; ++i) factory_->SayLinkLost(kWorldGroup, 1, 2);
   factory_->SayLinkLost("pair", 1, 2);
   factory_->SayLinkLost(kWorldGroup, 1, 3);
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.reports.size() == 2; }));
+  ASSERT_TRUE(AwaitCount(&Record::reports, 2));
   clock_.Advance(std::chrono::seconds(1));
   factory_->SayLinkLost(kWorldGroup, 1, 2);
   factory_->SayLinkLost(kWorldGroup, 0, 0);
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.reports.size() == 3; }));
+  ASSERT_TRUE(AwaitCount(&Record::reports, 3));
   const std::vector<Report> reports = Reports();
   EXPECT_EQ(reports[0].accused_rank, 2);
   EXPECT_EQ(reports[1].accused_rank, 3);
@@ -317,7 +312,7 @@ TEST_F(SessionTest, Mismatch_IsReported) {
   FailureDetail detail;
   detail.rank = 3;
   factory_->SayMismatch(kWorldGroup, 1, Status(StatusCode::kMismatch, "a against b", detail));
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.reports.size() == 1; }));
+  ASSERT_TRUE(AwaitCount(&Record::reports, 1));
   EXPECT_EQ(Reports()[0].kind, ReportKind::kMismatch);
   EXPECT_EQ(Reports()[0].accused_rank, 3);
 }
@@ -328,7 +323,7 @@ TEST_F(SessionTest, Incident_HasItsPhasesInOrder) {
   FenceAndSettle(1, Lost(2));
   clock_.Advance(std::chrono::seconds(1));
   rendezvous_->SayView(2);
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 2; }));
+  ASSERT_TRUE(AwaitCount(&Record::readies, 2));
   clock_.Advance(std::chrono::seconds(1));
   rendezvous_->SayRunning(2);
   rendezvous_->Settle();

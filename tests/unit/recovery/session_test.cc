@@ -74,8 +74,8 @@ TEST_F(SessionTest, Init_StoreUnreachable_ClosesAndSaysWhy) {
 TEST_F(SessionTest, Init_Refused_ClosesAndSaysWhy) {
   script_.autopilot = false;
   Open();
-  auto init = std::async(std::launch::async, [this] { return session_->Init(); });
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.joins.size() == 1; }));
+  auto init = StartInit();
+  ASSERT_TRUE(AwaitCount(&Record::joins, 1));
   rendezvous_->SayRefused(Status(StatusCode::kJoinTimeout, "3 of 4 joined; missing ranks 2"));
   const Status status = init.get();
   EXPECT_EQ(status.code(), StatusCode::kJoinTimeout);
@@ -86,8 +86,8 @@ TEST_F(SessionTest, Init_Refused_ClosesAndSaysWhy) {
 TEST_F(SessionTest, Init_NoVerdictInTime_EndsByItself) {
   script_.autopilot = false;
   Open();
-  auto init = std::async(std::launch::async, [this] { return session_->Init(); });
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.joins.size() == 1; }));
+  auto init = StartInit();
+  ASSERT_TRUE(AwaitCount(&Record::joins, 1));
   clock_.Advance(options_.init_timeout + options_.budget);
   EXPECT_EQ(init.get().code(), StatusCode::kJoinTimeout);
 }
@@ -129,10 +129,10 @@ TEST_F(SessionTest, ViewWithoutThisRank_IsReported) {
   script_.autopilot = false;
   script_.world_size = 1;
   Open();
-  auto init = std::async(std::launch::async, [this] { return session_->Init(); });
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.joins.size() == 1; }));
+  auto init = StartInit();
+  ASSERT_TRUE(AwaitCount(&Record::joins, 1));
   rendezvous_->SayView(1);
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.reports.size() == 1; }));
+  ASSERT_TRUE(AwaitCount(&Record::reports, 1));
   EXPECT_EQ(Reports()[0].status.code(), StatusCode::kProtocol);
   session_->Close();
   EXPECT_EQ(init.get().code(), StatusCode::kFailedPrecondition);
@@ -146,7 +146,7 @@ TEST_F(SessionTest, GroupAbort_EndsItHereAndAsksForAFence) {
   ASSERT_TRUE(pair->Submit({}, outcome.Callback()).ok());
   pair->Abort("shutting down");
   EXPECT_EQ(outcome.Await().code(), StatusCode::kCommFailed);
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.reports.size() == 1; }));
+  ASSERT_TRUE(AwaitCount(&Record::reports, 1));
   const Report report = Reports()[0];
   EXPECT_EQ(report.kind, ReportKind::kCommFailed);
   EXPECT_THAT(report.status.message(), HasSubstr("shutting down"));
@@ -200,7 +200,7 @@ TEST_F(SessionTest, GroupWhosePeerLeftTheWorld_SaysSo) {
   view.generation = 2;
   for (int rank = 0; rank < 3; ++rank) view.members.push_back({rank, "i", "host", 1, "endpoint"});
   rendezvous_->SayView(view);
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 2; }));
+  ASSERT_TRUE(AwaitCount(&Record::readies, 2));
   rendezvous_->SayRunning(2);
   ASSERT_TRUE(session_->Rebuild(Deadline::Never()).ok());
   EXPECT_EQ(Run(*pair).code(), StatusCode::kFailedPrecondition);
@@ -230,7 +230,7 @@ TEST_F(SessionTest, GroupClose_OfAnEndedGeneration_SaysNoGoodbye) {
   rendezvous_->set_autopilot(false);
   FenceAndSettle(1, Lost(2));
   rendezvous_->SayView(2);
-  ASSERT_TRUE(record_->Await([](const Record& record) { return record.readies.size() == 2; }));
+  ASSERT_TRUE(AwaitCount(&Record::readies, 2));
   // The control thread is busy when recovery gives up, so nothing is aborted yet.
   std::promise<void> release;
   rendezvous_->Post([busy = release.get_future().share()] { busy.wait(); });
@@ -297,8 +297,7 @@ TEST_F(SessionTest, Close_WakesWhoWaitsInRebuild) {
   Boot();
   rendezvous_->set_autopilot(false);
   FenceAndSettle(1, Lost(2));
-  auto rebuild =
-      std::async(std::launch::async, [this] { return session_->Rebuild(Deadline::Never()); });
+  auto rebuild = StartRebuild();
   session_->Close();
   const Status status = rebuild.get();
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);

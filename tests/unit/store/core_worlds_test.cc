@@ -241,12 +241,7 @@ TEST_F(CoreMembership, HostOfTheStore_StopsListeningWithItsLastWorld) {
 }
 
 TEST_F(CoreMembership, HostLeaves_NextWorldBeginsElsewhere) {
-  Hello host = HelloOf(0, Role::kControl, "a");
-  host.hosts_store = true;
-  const ConnectionId hosting = Open(host);
-  const ConnectionId other = OpenControl(1);
-  Send(hosting, JoinOp{JoinOf(0, 2)});
-  Send(other, JoinOp{JoinOf(1, 2)});
+  const auto [hosting, other] = JoinWithHost();
   const ConnectionId early = Open(HelloOf(1, Role::kControl, "next"));
   Send(hosting, LeaveOp{});
   EXPECT_TRUE(stop_listening_);
@@ -258,12 +253,7 @@ TEST_F(CoreMembership, HostLeaves_NextWorldBeginsElsewhere) {
 }
 
 TEST_F(CoreMembership, HostLeavesLast_IsAwaitedByTheNextWorld) {
-  Hello host = HelloOf(0, Role::kControl, "a");
-  host.hosts_store = true;
-  const ConnectionId hosting = Open(host);
-  const ConnectionId other = OpenControl(1);
-  Send(hosting, JoinOp{JoinOf(0, 2)});
-  Send(other, JoinOp{JoinOf(1, 2)});
+  const auto [hosting, other] = JoinWithHost();
   Send(other, LeaveOp{});
   Send(Open(HelloOf(1, Role::kControl, "next")), JoinOp{JoinOf(1, 2)});
   Send(hosting, LeaveOp{});
