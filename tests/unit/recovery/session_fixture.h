@@ -70,7 +70,8 @@ class SessionTest : public ::testing::Test {
   // Waits until the membership line or a communicator was asked so often: &Record::joins.
   template <typename List>
   bool AwaitCount(List Record::*list, std::size_t count) {
-    return record_->Await([=](const Record& record) { return (record.*list).size() == count; });
+    return record_->Await(
+        [list, count](const Record& record) { return (record.*list).size() == count; });
   }
   std::size_t Joins() {
     return record_->Get<std::size_t>([](const Record& record) { return record.joins.size(); });
