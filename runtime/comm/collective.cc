@@ -73,11 +73,11 @@ class AllGather final : public Collective {
       : Collective(host, rank, size), op_(op), bytes_(op.count * SizeOf(op.dtype)) {}
 
   void Start() override {
-    void* own = op_.outputs[static_cast<std::size_t>(rank())];
+    void* own = op_.outputs[static_cast<std::size_t>(rank())].data;
     if (bytes_ > 0 && own != op_.data) std::memmove(own, op_.data, bytes_);
     for (int peer = 0; peer < size(); ++peer) {
       const auto p = static_cast<std::size_t>(peer);
-      sinks_.emplace_back(std::span(Bytes(op_.outputs[p]), bytes_));
+      sinks_.emplace_back(std::span(Bytes(op_.outputs[p].data), bytes_));
       if (peer == rank()) continue;
       Expect(peer, 1);
       Send(peer, 0, std::span(Bytes(op_.data), bytes_));
@@ -131,7 +131,8 @@ class OneRoundAllReduce final : public Collective {
   void Reduce() {
     std::vector<const std::byte*> inputs;
     for (const std::span<std::byte> one : slots_) inputs.push_back(one.data());
-    if (op_.count > 0) ReduceInRankOrder(op_.dtype, op_.reduce, inputs, op_.count, Bytes(op_.data));
+    if (op_.count > 0)
+      ReduceInRankOrder(op_.dtype, op_.reduce, op_.factor, inputs, op_.count, Bytes(op_.data));
   }
 
   const Operation& op_;
@@ -234,7 +235,8 @@ class TwoRoundAllReduce final : public Collective {
       inputs_.push_back(r == rank() ? own_.data() + reduced_
                                     : windows_[static_cast<std::size_t>(r)].At(reduced_));
     }
-    ReduceInRankOrder(op_.dtype, op_.reduce, inputs_, bytes / element_, own_.data() + reduced_);
+    ReduceInRankOrder(op_.dtype, op_.reduce, op_.factor, inputs_, bytes / element_,
+                      own_.data() + reduced_);
     reduced_ += bytes;
   }
 
@@ -316,6 +318,11 @@ std::unique_ptr<Collective> MakeCollective(const Operation& op, int rank, int si
       if (PlanAllReduce(op.count * SizeOf(op.dtype), size) == AllReducePlan::kOneRound)
         return std::make_unique<OneRoundAllReduce>(op, host, rank, size, scratch);
       return std::make_unique<TwoRoundAllReduce>(op, host, rank, size, scratch);
+    case OpKind::kReduce:
+    case OpKind::kGather:
+    case OpKind::kScatter:
+    case OpKind::kReduceScatter:
+    case OpKind::kAllToAll:
     case OpKind::kSend:
     case OpKind::kRecv:
       break;

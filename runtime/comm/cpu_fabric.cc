@@ -45,6 +45,11 @@ class CpuCommunicator final : public Communicator {
   Result<std::uint64_t> Submit(Operation op, Completion done) override {
     return port_->Submit(std::move(op), std::move(done));
   }
+  Result<Ran> Run(Operation op, Completion done, const KeepWaiting& /*keep_waiting*/) override {
+    Result<std::uint64_t> seq = Submit(std::move(op), std::move(done));
+    if (!seq.ok()) return seq.status();
+    return Ran{.seq = *seq, .outcome = std::nullopt};
+  }
   void Abort(const Status& cause) override { port_->Abort(cause); }
   bool IsQuiet() const override { return port_->IsQuiet(); }
   void Leave() override {

@@ -80,7 +80,7 @@ void CommGroup::TakeMail() {
   if (state_ == State::kDone) return;
   GroupPort::Mail mail = port_->Take();
   for (SubmittedOp& op : mail.ops) {
-    const bool point_to_point = op.op.kind == OpKind::kSend || op.op.kind == OpKind::kRecv;
+    const bool point_to_point = IsPointToPoint(op.op.kind);
     // After the end nothing begins, but everything completes.
     if (point_to_point && mail.aborted.ok() && state_ == State::kLive) {
       point_to_point_.Submit(std::move(op));

@@ -18,20 +18,78 @@ Status Invalid(const Operation& op, std::string_view why) {
   return Status(StatusCode::kInvalidArgument, StrCat(Describe(op), " cannot run: ", why));
 }
 
-bool IsPointToPoint(OpKind kind) { return kind == OpKind::kSend || kind == OpKind::kRecv; }
-
 bool KnownEnums(const Operation& op) {
-  return op.kind >= OpKind::kAllReduce && op.kind <= OpKind::kRecv &&
-         op.dtype >= DataType::kFloat32 && op.dtype <= DataType::kInt32 &&
-         op.reduce <= ReduceOp::kMax;
+  return op.kind >= OpKind::kAllReduce && op.kind <= OpKind::kAllToAll &&
+         op.dtype >= DataType::kFloat32 && op.dtype <= DataType::kFloat8E5M2 &&
+         op.reduce <= ReduceOp::kPremulSum;
 }
 
-Status ValidateOutputs(const Operation& op, int size) {
-  if (op.outputs.size() != static_cast<std::size_t>(size))
-    return Invalid(op, StrCat("it has ", op.outputs.size(), " outputs in a group of ", size));
-  const bool null = std::find(op.outputs.begin(), op.outputs.end(), nullptr) != op.outputs.end();
-  if (op.count > 0 && null) return Invalid(op, "an output has no memory");
+bool HasRoot(OpKind kind) {
+  return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
+         kind == OpKind::kScatter;
+}
+
+bool Reduces(OpKind kind) {
+  return kind == OpKind::kAllReduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter;
+}
+
+bool TakesInputs(const Operation& op, int rank) {
+  return op.kind == OpKind::kReduceScatter || op.kind == OpKind::kAllToAll ||
+         (op.kind == OpKind::kScatter && op.root == rank);
+}
+
+bool TakesOutputs(const Operation& op, int rank) {
+  return op.kind == OpKind::kAllGather || op.kind == OpKind::kAllToAll ||
+         (op.kind == OpKind::kGather && op.root == rank);
+}
+
+// What this kind of operation does not have gets its default.
+void ClearUnused(Operation& op, int rank) {
+  if (op.kind == OpKind::kBarrier) op.dtype = DataType::kUInt8;
+  if (op.kind == OpKind::kBarrier || op.kind == OpKind::kAllToAll) {
+    op.count = 0;
+    op.data = nullptr;
+  }
+  if (!Reduces(op.kind)) op.reduce = ReduceOp::kNone;
+  if (op.reduce != ReduceOp::kPremulSum) op.factor = 1.0;
+  if (!HasRoot(op.kind)) op.root = -1;
+  if (!TakesInputs(op, rank)) op.inputs.clear();
+  if (!TakesOutputs(op, rank)) op.outputs.clear();
+  if (op.kind != OpKind::kRecv) op.sender = nullptr;
+  if (IsPointToPoint(op.kind)) return;
+  op.peer = -1;
+  op.tag = 0;
+}
+
+Status ValidateMemory(const Operation& op, void* data, std::size_t count) {
+  if (count > kMaxBytes / SizeOf(op.dtype)) return Invalid(op, "it is too large");
+  if (count > 0 && data == nullptr) return Invalid(op, "it has no memory");
+  if (Reduces(op.kind) && reinterpret_cast<std::uintptr_t>(data) % SizeOf(op.dtype) != 0)
+    return Invalid(op, "its memory is not aligned for its type");
   return Status::Ok();
+}
+
+Status ValidateParts(const Operation& op, const std::vector<Part>& parts, std::string_view what,
+                     int size) {
+  if (parts.size() != static_cast<std::size_t>(size))
+    return Invalid(op, StrCat("it has ", parts.size(), " ", what, " in a group of ", size));
+  for (const Part& part : parts)
+    RESILIENT_RETURN_IF_ERROR(ValidateMemory(op, part.data, part.count));
+  return Status::Ok();
+}
+
+Status OwnPartMismatch(const Operation& op, std::size_t own, std::size_t other) {
+  return Invalid(op, StrCat("this rank's own part has ", own, " elements on one side and ", other,
+                            " on the other"));
+}
+
+// What a rank sends to itself must have one size.
+Status ValidateOwnPart(const Operation& op, int rank) {
+  const auto own = static_cast<std::size_t>(rank);
+  if (op.inputs.empty() && op.outputs.empty()) return Status::Ok();
+  const std::size_t in = op.inputs.empty() ? op.count : op.inputs[own].count;
+  const std::size_t out = op.outputs.empty() ? op.count : op.outputs[own].count;
+  return in == out ? Status::Ok() : OwnPartMismatch(op, in, out);
 }
 
 }  // namespace
@@ -40,34 +98,24 @@ Status ValidateOperation(Operation& op, int rank, int size) {
   if (!KnownEnums(op))
     return Status(StatusCode::kInvalidArgument, "the operation has an unknown kind or type");
   if (op.call_site.size() > kMaxCallSite) op.call_site.resize(kMaxCallSite);
-  if (op.kind == OpKind::kBarrier) {
-    op.dtype = DataType::kUInt8;
-    op.count = 0;
-    op.data = nullptr;
-  }
-  if (op.kind != OpKind::kAllReduce) op.reduce = ReduceOp::kNone;
-  if (op.kind != OpKind::kBroadcast) op.root = -1;
-  if (op.kind != OpKind::kAllGather) op.outputs.clear();
-  if (!IsPointToPoint(op.kind)) {
-    op.peer = -1;
-    op.tag = 0;
-  }
-  if (op.count > kMaxBytes / SizeOf(op.dtype)) return Invalid(op, "it is too large");
-  if (op.count > 0 && op.data == nullptr) return Invalid(op, "it has no memory");
+  ClearUnused(op, rank);
+  RESILIENT_RETURN_IF_ERROR(ValidateMemory(op, op.data, op.count));
   if (IsPointToPoint(op.kind)) {
-    if (op.peer < 0 || op.peer >= size)
+    const bool any = op.kind == OpKind::kRecv && op.peer == kAnyPeer;
+    if (!any && (op.peer < 0 || op.peer >= size))
       return Invalid(op, StrCat("the group has the ranks 0 to ", size - 1));
     if (op.peer == rank) return Invalid(op, "a rank cannot send to itself");
+    if (any && size == 1) return Invalid(op, "no other rank could send");
   }
-  if (op.kind == OpKind::kBroadcast && (op.root < 0 || op.root >= size))
+  if (HasRoot(op.kind) && (op.root < 0 || op.root >= size))
     return Invalid(op, StrCat("the group has the ranks 0 to ", size - 1));
-  if (op.kind == OpKind::kAllGather) RESILIENT_RETURN_IF_ERROR(ValidateOutputs(op, size));
-  if (op.kind == OpKind::kAllReduce) {
-    if (!CanReduce(op.dtype, op.reduce))
-      return Invalid(op, "this reduction is not defined for this type");
-    if (reinterpret_cast<std::uintptr_t>(op.data) % SizeOf(op.dtype) != 0)
-      return Invalid(op, "its memory is not aligned for its type");
-  }
+  if (TakesInputs(op, rank))
+    RESILIENT_RETURN_IF_ERROR(ValidateParts(op, op.inputs, "inputs", size));
+  if (TakesOutputs(op, rank))
+    RESILIENT_RETURN_IF_ERROR(ValidateParts(op, op.outputs, "outputs", size));
+  RESILIENT_RETURN_IF_ERROR(ValidateOwnPart(op, rank));
+  if (Reduces(op.kind) && !CanReduce(op.dtype, op.reduce))
+    return Invalid(op, "this reduction is not defined for this type");
   return Status::Ok();
 }
 

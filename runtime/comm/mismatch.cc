@@ -1,5 +1,7 @@
 #include "runtime/comm/mismatch.h"
 
+#include <bit>
+
 #include "runtime/base/log.h"
 
 namespace resilient {
@@ -13,6 +15,7 @@ Operation OperationOf(const MessageHeader& header) {
   op.root = header.root;
   op.tag = header.tag;
   op.count = header.count;
+  op.factor = header.factor;
   return op;
 }
 
@@ -50,7 +53,7 @@ std::string NameOf(const GroupMember& member) {
 
 MessageHeader HeaderOf(const Operation& op, std::uint64_t seq) {
   MessageHeader header;
-  const bool point_to_point = op.kind == OpKind::kSend || op.kind == OpKind::kRecv;
+  const bool point_to_point = IsPointToPoint(op.kind);
   header.type = point_to_point ? MessageType::kPointToPoint : MessageType::kCollective;
   header.kind = op.kind;
   header.dtype = op.dtype;
@@ -59,13 +62,15 @@ MessageHeader HeaderOf(const Operation& op, std::uint64_t seq) {
   header.tag = op.tag;
   header.seq = seq;
   header.count = op.count;
+  header.factor = op.factor;
   header.call_site = op.call_site;
   return header;
 }
 
 bool SameCollective(const MessageHeader& a, const MessageHeader& b) {
   return a.kind == b.kind && a.dtype == b.dtype && a.reduce == b.reduce && a.root == b.root &&
-         a.count == b.count;
+         std::bit_cast<std::uint64_t>(a.factor) == std::bit_cast<std::uint64_t>(b.factor) &&
+         (!HasOneCount(a.kind) || a.count == b.count);
 }
 
 Status CollectiveMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,

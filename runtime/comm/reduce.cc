@@ -120,6 +120,11 @@ void RunNumber(ReduceOp op, std::span<const std::byte* const> inputs, std::size_
     case ReduceOp::kMax:
       return Run<Type, Max, false>(inputs, count, out);
     case ReduceOp::kNone:
+    case ReduceOp::kProduct:
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitOr:
+    case ReduceOp::kBitXor:
+    case ReduceOp::kPremulSum:
       break;
   }
   RESILIENT_CHECK(!"a reduction needs an operator");
@@ -135,6 +140,11 @@ void RunBool(ReduceOp op, std::span<const std::byte* const> inputs, std::size_t 
       return Run<Bool, And, false>(inputs, count, out);
     case ReduceOp::kAvg:
     case ReduceOp::kNone:
+    case ReduceOp::kProduct:
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitOr:
+    case ReduceOp::kBitXor:
+    case ReduceOp::kPremulSum:
       break;
   }
   RESILIENT_CHECK(!"bool has no such reduction");
@@ -143,12 +153,13 @@ void RunBool(ReduceOp op, std::span<const std::byte* const> inputs, std::size_t 
 }  // namespace
 
 bool CanReduce(DataType type, ReduceOp op) {
-  if (op == ReduceOp::kNone) return false;
+  if (op == ReduceOp::kNone || op > ReduceOp::kMax || type > DataType::kInt32) return false;
   return type != DataType::kBool || op != ReduceOp::kAvg;
 }
 
-void ReduceInRankOrder(DataType type, ReduceOp op, std::span<const std::byte* const> inputs,
-                       std::size_t count, std::byte* out) {
+void ReduceInRankOrder(DataType type, ReduceOp op, double /*factor*/,
+                       std::span<const std::byte* const> inputs, std::size_t count,
+                       std::byte* out) {
   switch (type) {
     case DataType::kFloat32:
       return RunNumber<Plain<float>>(op, inputs, count, out);
@@ -164,7 +175,19 @@ void ReduceInRankOrder(DataType type, ReduceOp op, std::span<const std::byte* co
       return RunBool(op, inputs, count, out);
     case DataType::kInt32:
       return RunNumber<Plain<std::int32_t>>(op, inputs, count, out);
+    case DataType::kFloat16:
+    case DataType::kInt8:
+    case DataType::kInt16:
+    case DataType::kUInt16:
+    case DataType::kUInt32:
+    case DataType::kUInt64:
+    case DataType::kComplex64:
+    case DataType::kComplex128:
+    case DataType::kFloat8E4M3:
+    case DataType::kFloat8E5M2:
+      break;
   }
+  RESILIENT_CHECK(!"no kernel");
 }
 
 }  // namespace resilient

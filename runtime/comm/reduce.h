@@ -19,7 +19,7 @@ bool CanReduce(DataType type, ReduceOp op);
 //   bool      SUM and MAX are "or", MIN is "and".
 // `out` may be one of the inputs. Pure. REQUIRES: CanReduce(type, op), at least one input, all
 // memory aligned for `type`.
-void ReduceInRankOrder(DataType type, ReduceOp op, std::span<const std::byte* const> inputs,
-                       std::size_t count, std::byte* out);
+void ReduceInRankOrder(DataType type, ReduceOp op, double factor,
+                       std::span<const std::byte* const> inputs, std::size_t count, std::byte* out);
 
 }  // namespace resilient

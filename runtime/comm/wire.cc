@@ -1,6 +1,7 @@
 #include "runtime/comm/wire.h"
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <optional>
 #include <vector>
@@ -61,8 +62,9 @@ Status NotOurs(std::string_view what) {
 
 bool KnownEnums(const MessageHeader& h) {
   return h.type >= MessageType::kCollective && h.type <= MessageType::kFault &&
-         h.kind >= OpKind::kAllReduce && h.kind <= OpKind::kRecv && h.dtype >= DataType::kFloat32 &&
-         h.dtype <= DataType::kInt32 && h.reduce <= ReduceOp::kMax;
+         h.kind >= OpKind::kAllReduce && h.kind <= OpKind::kAllToAll &&
+         h.dtype >= DataType::kFloat32 && h.dtype <= DataType::kFloat8E5M2 &&
+         h.reduce <= ReduceOp::kPremulSum;
 }
 
 template <typename T>
@@ -159,6 +161,7 @@ std::string EncodeMessage(const MessageHeader& header) {
       .Put(std::uint32_t{0})
       .Put(header.seq)
       .Put(header.count)
+      .Put(std::bit_cast<std::uint64_t>(header.factor))
       .Put(header.payload_bytes)
       .Append(site)
       .Take();
@@ -180,6 +183,7 @@ Result<MessageHeader> DecodeMessage(std::string_view fixed) {
   in.Get<std::uint32_t>();
   header.seq = in.Get<std::uint64_t>();
   header.count = in.Get<std::uint64_t>();
+  header.factor = std::bit_cast<double>(in.Get<std::uint64_t>());
   header.payload_bytes = in.Get<std::uint64_t>();
   if (!KnownEnums(header) || header.call_site_bytes > kMaxCallSite) return NotOurs("message");
   if (header.type == MessageType::kGoodbye && header.payload_bytes != 0) return NotOurs("message");

@@ -14,10 +14,10 @@ namespace resilient {
 // What goes over a link between two ranks, little-endian. The connecting side sends a Hello and
 // waits for a HelloReply; then both sides send messages: a fixed header, the call site, the
 // payload. All of this file is pure.
-inline constexpr std::uint16_t kWireVersion = 1;
+inline constexpr std::uint16_t kWireVersion = 2;
 inline constexpr std::size_t kHelloFixedBytes = 48;
 inline constexpr std::size_t kHelloReplyBytes = 8;
-inline constexpr std::size_t kMessageHeaderBytes = 48;
+inline constexpr std::size_t kMessageHeaderBytes = 56;
 inline constexpr std::size_t kMaxCallSite = 120;
 inline constexpr std::size_t kMaxGroupName = 1024;
 inline constexpr std::size_t kMaxSecret = 256;
@@ -69,7 +69,9 @@ struct MessageHeader {
   int root = -1;
   std::uint32_t tag = 0;
   std::uint64_t seq = 0;
+  // Elements of the whole operation where HasOneCount, else of the part that the receiver gets.
   std::uint64_t count = 0;
+  double factor = 1.0;
   std::uint64_t payload_bytes = 0;
   std::string call_site;
 

@@ -5,8 +5,8 @@
 namespace resilient::recovery {
 namespace {
 
-// The pointers are the caller's and are not looked at again; outputs and call site would be copied
-// for nothing.
+// The pointers are the caller's and are not looked at again; its lists and call site would be
+// copied for nothing.
 Operation Summarise(const Operation& operation) {
   Operation summary;
   summary.kind = operation.kind;

@@ -74,7 +74,7 @@ class OperationRecord {
 
   // "all_reduce(float32[4], sum)".
   std::string Name() const { return Describe(summary_); }
-  Flight& flight() { return *flight_; }
+  Flight& flight() const { return *flight_; }
 
  private:
   const std::shared_ptr<Flight> flight_;

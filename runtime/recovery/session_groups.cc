@@ -100,9 +100,34 @@ Result<std::uint64_t> SessionImpl::Submit(GroupSlot& slot, Operation operation, 
     if (seq.ok()) record->set_seq(*seq);
   }
   if (seq.ok()) return seq;
-  Flight& flight = *entry->flight;
-  Status why = seq.status();
-  if (flight.Ended()) why = NotStarted(flight.cause(), slot.name, record->Name());
+  return Refused(*record, slot.name, seq.status());
+}
+
+Result<Communicator::Ran> SessionImpl::Run(GroupSlot& slot, Operation operation, Completion done,
+                                           const Communicator::KeepWaiting& keep_waiting) {
+  if (mark_.InChild()) return ForkedStatus();
+  Result<Entry> entry = Enter(slot, operation);
+  if (!entry.ok()) return entry.status();
+  auto record = std::make_shared<OperationRecord>(entry->flight, slot.name, operation);
+  Result<Communicator::Ran> ran = Status(StatusCode::kInternal, "not run");
+  {
+    std::lock_guard lock(record->submit_mutex());
+    ran =
+        entry->communicator->Run(std::move(operation), Wrap(record, std::move(done)), keep_waiting);
+    if (ran.ok()) record->set_seq(ran->seq);
+  }
+  if (!ran.ok()) return Refused(*record, slot.name, ran.status());
+  if (ran->outcome) {
+    ran->outcome = record->Outcome(*ran->outcome);
+    if (entry->flight->Leave()) PostQuietCheck();
+  }
+  return ran;
+}
+
+// What a caller is told of an operation that the communicator did not take.
+Status SessionImpl::Refused(const OperationRecord& record, const std::string& group, Status why) {
+  Flight& flight = record.flight();
+  if (flight.Ended()) why = NotStarted(flight.cause(), group, record.Name());
   if (flight.Leave()) PostQuietCheck();
   return why;
 }

@@ -90,6 +90,9 @@ class SessionImpl final : public Session,
 
   // For GroupImpl.
   Result<std::uint64_t> Submit(GroupSlot& slot, Operation operation, Completion done);
+  Result<Communicator::Ran> Run(GroupSlot& slot, Operation operation, Completion done,
+                                const Communicator::KeepWaiting& keep_waiting);
+  Status Refused(const OperationRecord& record, const std::string& group, Status why);
   void CloseGroup(GroupSlot& slot);
   void AbortGroup(GroupSlot& slot, const std::string& why);
 
@@ -209,6 +212,10 @@ class GroupImpl final : public Group {
   int size() const override { return static_cast<int>(slot_.ranks.size()); }
   Result<std::uint64_t> Submit(Operation op, Completion done) override {
     return session_->Submit(slot_, std::move(op), std::move(done));
+  }
+  Result<Communicator::Ran> Run(Operation op, Completion done,
+                                const Communicator::KeepWaiting& keep_waiting) override {
+    return session_->Run(slot_, std::move(op), std::move(done), keep_waiting);
   }
   void Close() override { session_->CloseGroup(slot_); }
   void Abort(const std::string& why) override { session_->AbortGroup(slot_, why); }

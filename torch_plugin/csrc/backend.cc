@@ -133,7 +133,8 @@ void ResilientBackend::PlanGather(Plan& plan, const at::Tensor& output, const at
   Operation operation = OnMemory(OpKind::kAllGather, from);
   auto* bytes = static_cast<std::uint8_t*>(into.mutable_data_ptr());
   for (int peer = 0; peer < getSize(); ++peer) {
-    operation.outputs.push_back(bytes + static_cast<std::size_t>(peer) * from.nbytes());
+    operation.outputs.push_back(
+        {.data = bytes + static_cast<std::size_t>(peer) * from.nbytes(), .count = operation.count});
   }
   plan.operations.push_back(std::move(operation));
 }
@@ -224,7 +225,7 @@ WorkPtr ResilientBackend::allgather(std::vector<std::vector<at::Tensor>>& output
                       from.scalar_type(), " like the input; one has ", into.numel(), " of ",
                       into.scalar_type()));
     }
-    operation.outputs.push_back(into.mutable_data_ptr());
+    operation.outputs.push_back({.data = into.mutable_data_ptr(), .count = operation.count});
   }
   plan.operations.push_back(std::move(operation));
   return Launch(std::move(plan));

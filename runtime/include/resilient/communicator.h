@@ -4,69 +4,16 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <resilient/abort.h>
 #include <resilient/clock.h>
+#include <resilient/operation.h>
 #include <resilient/status.h>
 
 namespace resilient {
-
-enum class OpKind : std::uint8_t {
-  kAllReduce = 1,
-  kBroadcast = 2,
-  kAllGather = 3,
-  kBarrier = 4,
-  kSend = 5,
-  kRecv = 6
-};
-enum class DataType : std::uint8_t {
-  kFloat32 = 1,
-  kFloat64 = 2,
-  kBFloat16 = 3,
-  kInt64 = 4,
-  kUInt8 = 5,
-  kBool = 6,
-  kInt32 = 7  // DDP's bucket indices and unused-parameter maps.
-};
-enum class ReduceOp : std::uint8_t { kNone = 0, kSum = 1, kAvg = 2, kMin = 3, kMax = 4 };
-
-std::string_view OpKindName(OpKind kind);      // "all_reduce"
-std::string_view DataTypeName(DataType type);  // "float32"
-std::string_view ReduceOpName(ReduceOp op);    // "sum"; "" for kNone
-std::size_t SizeOf(DataType type);             // Bytes an element.
-
-// Where an operation runs on a device: the CUDA stream for NCCL, null for the CPU. Opaque here.
-using ExecutionStream = void*;
-
-// One operation as one rank submits it. Memory is borrowed: it stays valid and untouched by the
-// caller until the completion runs. Buffers are dense and contiguous; counts are in elements of
-// `dtype`.
-//   all_reduce  data[count] is input and output.           AVG divides the sum by the group size
-//   (integers: truncates). broadcast   data[count] is input on `root`, output elsewhere. all_gather
-//   data[count] is the input; outputs[size()] each take `count` elements, in group-rank order.
-//   barrier     no memory.
-//   send, recv  data[count] to or from group rank `peer` with `tag`; matched by (peer, tag) in
-//   order of submission.
-// Thread: value type.
-struct Operation {
-  OpKind kind = OpKind::kBarrier;
-  DataType dtype = DataType::kUInt8;
-  ReduceOp reduce = ReduceOp::kNone;
-  int root = -1;  // Group rank.
-  int peer = -1;  // Group rank.
-  std::uint32_t tag = 0;
-  void* data = nullptr;
-  std::size_t count = 0;
-  std::vector<void*> outputs;
-  ExecutionStream stream = nullptr;
-  std::string call_site;  // "train.py:301 step", shown on both sides of a mismatch; may be empty.
-};
-
-// "all_reduce(float32[1024], sum)"; the form used in every message.
-std::string Describe(const Operation& op);
 
 // Runs exactly once for an operation that was accepted: with OK when this rank's part is complete
 // (its output is final and its input may be reused), or with the first cause. Runs on a thread of
@@ -94,6 +41,17 @@ class Communicator {
   // separately). kInvalidArgument for an operation that cannot be (bad peer, null memory); after an
   // abort, the abort's cause. `done` runs if and only if the result is OK.
   virtual Result<std::uint64_t> Submit(Operation op, Completion done) = 0;
+
+  // As Submit, for a caller that waits for the end at once: the operation may run on the calling
+  // thread, before this returns. When it has ended within the call, its outcome is returned and
+  // `done` never runs. Otherwise it goes on by itself, as after Submit. `keep_waiting` is asked at
+  // least every 100 ms; once it says no, the call returns.
+  struct Ran {
+    std::uint64_t seq = 0;
+    std::optional<Status> outcome;
+  };
+  using KeepWaiting = std::function<bool()>;
+  virtual Result<Ran> Run(Operation op, Completion done, const KeepWaiting& keep_waiting) = 0;
 
   // Ends everything in flight and everything to come with `cause`. Returns at once; idempotent,
   // first cause wins. For NCCL the work may block in a driver: it is done by another thread, see

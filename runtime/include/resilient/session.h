@@ -78,6 +78,10 @@ class Group {
   // after Close.
   virtual Result<std::uint64_t> Submit(Operation op, Completion done) = 0;
 
+  // As Communicator::Run, with the refusals of Submit.
+  virtual Result<Communicator::Ran> Run(Operation op, Completion done,
+                                        const Communicator::KeepWaiting& keep_waiting) = 0;
+
   // Destroys the group on this rank: goodbye to its peers; later calls fail.
   virtual void Close() = 0;
 

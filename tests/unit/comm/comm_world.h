@@ -159,7 +159,8 @@ inline Operation BroadcastOp(std::vector<float>& data, int root) {
 }
 inline Operation AllGatherOp(std::vector<float>& data, std::vector<std::vector<float>>& outputs) {
   Operation op = MakeOp(OpKind::kAllGather, DataType::kFloat32, data);
-  for (std::vector<float>& output : outputs) op.outputs.push_back(output.data());
+  for (std::vector<float>& output : outputs)
+    op.outputs.push_back({.data = output.data(), .count = output.size()});
   return op;
 }
 inline Operation BarrierOp() { return {}; }

@@ -39,7 +39,7 @@ T ReduceTwo(DataType type, ReduceOp op, T a, T b) {
   std::array<T, 1> x{a}, y{b};
   const std::array<const std::byte*, 2> inputs{reinterpret_cast<const std::byte*>(x.data()),
                                                reinterpret_cast<const std::byte*>(y.data())};
-  ReduceInRankOrder(type, op, inputs, 1, reinterpret_cast<std::byte*>(x.data()));
+  ReduceInRankOrder(type, op, 1.0, inputs, 1, reinterpret_cast<std::byte*>(x.data()));
   return x[0];
 }
 

@@ -257,11 +257,22 @@ class FakeCommunicator final : public Communicator,
     std::lock_guard lock(mutex_);
     if (!end_.ok()) return end_;
     if (op.peer >= size()) return Status(StatusCode::kInvalidArgument, "no such peer");
-    const bool point_to_point = op.kind == OpKind::kSend || op.kind == OpKind::kRecv;
+    const bool point_to_point = IsPointToPoint(op.kind);
     const std::uint64_t seq = point_to_point ? ++point_to_point_seq_ : ++collective_seq_;
     pending_.push_back(std::move(done));
     if (!hold_) CompleteLocked(Status::Ok());
     return seq;
+  }
+  // With `set_run_inline`: ends within the call. Else as Submit.
+  Result<Ran> Run(Operation op, Completion done, const KeepWaiting& /*keep_waiting*/) override {
+    {
+      std::lock_guard lock(mutex_);
+      if (!end_.ok()) return end_;
+      if (run_inline_) return Ran{.seq = ++collective_seq_, .outcome = run_outcome_};
+    }
+    Result<std::uint64_t> seq = Submit(std::move(op), std::move(done));
+    if (!seq.ok()) return seq.status();
+    return Ran{.seq = *seq, .outcome = std::nullopt};
   }
   void Abort(const Status& cause) override { Finish(cause, !linger_.load()); }
   bool IsQuiet() const override {
@@ -277,6 +288,11 @@ class FakeCommunicator final : public Communicator,
   void CompleteNext(const Status& status) {
     std::lock_guard lock(mutex_);
     CompleteLocked(status);
+  }
+  void set_run_inline(Status outcome) {
+    std::lock_guard lock(mutex_);
+    run_outcome_ = std::move(outcome);
+    run_inline_ = true;
   }
   // Abort no longer completes what is in flight, as if a driver still used the memory.
   void set_linger(bool on) { linger_ = on; }
@@ -304,6 +320,8 @@ class FakeCommunicator final : public Communicator,
   std::atomic<bool> left_{false};
   mutable std::mutex mutex_;
   // Guarded by mutex_:
+  bool run_inline_ = false;
+  Status run_outcome_;
   Status end_;
   std::deque<Completion> pending_;
   std::uint64_t collective_seq_ = 0;

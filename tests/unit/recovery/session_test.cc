@@ -114,6 +114,33 @@ TEST_F(SessionTest, Submit_Running_CompletesWithItsSequenceNumber) {
   EXPECT_TRUE(second.Await().ok());
 }
 
+TEST_F(SessionTest, Run_EndsWithinTheCall_ReturnsTheOutcomeAndNeverCallsBack) {
+  Boot();
+  factory_->latest()->set_run_inline(Status::Ok());
+  const auto never = [](const Status&) { FAIL(); };
+  const auto ran = world_->Run({}, never, [] { return true; });
+  ASSERT_TRUE(ran.ok()) << ran.status().ToString();
+  EXPECT_EQ(ran->seq, 1u);
+  ASSERT_TRUE(ran->outcome.has_value());
+  EXPECT_TRUE(ran->outcome->ok());
+  factory_->latest()->set_run_inline(Status(StatusCode::kMismatch, "differs"));
+  const auto failed = world_->Run({}, never, [] { return true; });
+  ASSERT_TRUE(failed.ok());
+  EXPECT_EQ(failed->outcome->code(), StatusCode::kMismatch);
+  EXPECT_EQ(failed->outcome->detail().seq, 2u);
+  FenceAndSettle(1, Lost(2));
+  EXPECT_EQ(Joins(), 2u) << "nothing is left in flight";
+}
+
+TEST_F(SessionTest, Run_GoesOnBehindTheCall_CompletesAsSubmit) {
+  Boot();
+  Outcome outcome;
+  const auto ran = world_->Run({}, outcome.Callback(), [] { return true; });
+  ASSERT_TRUE(ran.ok());
+  EXPECT_FALSE(ran->outcome.has_value());
+  EXPECT_TRUE(outcome.Await().ok());
+}
+
 TEST_F(SessionTest, Submit_Invalid_IsRefusedAndLeavesNothingInFlight) {
   Boot();
   Operation op;
