@@ -83,6 +83,17 @@ Status CollectiveMismatch(const GroupSpec& spec, int peer, const MessageHeader& 
                 DetailOf(spec, peer, ours.seq));
 }
 
+Status PartMismatch(const GroupSpec& spec, int from, const MessageHeader& theirs, int to,
+                    const MessageHeader& ours) {
+  const std::string what = StrCat(OpKindName(ours.kind), "(", DataTypeName(ours.dtype), ")");
+  return Status(StatusCode::kMismatch,
+                StrCat("in ", what, " ", NameOf(MemberOf(spec, from)), " sends ", theirs.count,
+                       " elements", At(theirs.call_site), " to ", NameOf(MemberOf(spec, to)),
+                       ", which expects ", ours.count, At(ours.call_site), Where(spec, ours.seq),
+                       "; the sizes that two ranks give for what goes between them must agree"),
+                DetailOf(spec, from, ours.seq));
+}
+
 Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                        const MessageHeader& ours) {
   return Status(

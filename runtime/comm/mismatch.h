@@ -24,6 +24,10 @@ bool SameCollective(const MessageHeader& a, const MessageHeader& b);
 // kMismatch: `peer` (group rank) has entered `theirs` where this rank entered `ours`.
 Status CollectiveMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                           const MessageHeader& ours);
+// kMismatch: rank `from` entered `theirs` and sends `theirs.count` elements to rank `to`, which
+// entered `ours` and expects `ours.count`.
+Status PartMismatch(const GroupSpec& spec, int from, const MessageHeader& theirs, int to,
+                    const MessageHeader& ours);
 // kMismatch: `peer` has gone on to `theirs`, a later operation, without its part in `ours`.
 Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                        const MessageHeader& ours);

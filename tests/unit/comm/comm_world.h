@@ -132,9 +132,15 @@ struct Transport {
 
 // Every suite runs on all of these.
 inline std::vector<Transport> AllTransports() {
-  return {{.name = "tcp", .make = [](const Clock& clock, CommunicatorEvents& events) {
-             return MakeCpuFabric({}, clock, events);
-           }}};
+  const auto with = [](std::size_t shm_limit) {
+    return [shm_limit](const Clock& clock, CommunicatorEvents& events) {
+      CpuFabricOptions options;
+      options.shm_limit = shm_limit;
+      return MakeCpuFabric(std::move(options), clock, events);
+    };
+  };
+  return {{.name = "tcp", .make = with(0)},
+          {.name = "shm", .make = with(CpuFabricOptions().shm_limit)}};
 }
 
 // Operations over a vector, which the caller keeps.
