@@ -177,6 +177,26 @@ void Direct(const ReduceArguments& arguments) {
   }
 }
 
+// The passes over a block. Each is a function of its own: within one nest of loops the compiler gives
+// the second one up.
+template <typename Type, typename Op, typename Acc>
+[[gnu::noinline]] void First(Op op, const typename Type::Storage* in, std::size_t count, Acc* acc) {
+  RESILIENT_INDEPENDENT
+  for (std::size_t i = 0; i < count; ++i) acc[i] = op.Take(Type::Load(in[i]));
+}
+
+template <typename Type, typename Op, typename Acc>
+[[gnu::noinline]] void Next(Op op, const typename Type::Storage* in, std::size_t count, Acc* acc) {
+  RESILIENT_INDEPENDENT
+  for (std::size_t i = 0; i < count; ++i) acc[i] = op.Combine(acc[i], op.Take(Type::Load(in[i])));
+}
+
+template <typename Type, typename Op, typename Acc>
+[[gnu::noinline]] void Last(Op op, const Acc* acc, std::size_t count, typename Type::Storage* out) {
+  RESILIENT_INDEPENDENT
+  for (std::size_t i = 0; i < count; ++i) out[i] = Type::Store(op.Finish(acc[i]));
+}
+
 // Any number of inputs. All of a block are read before it is written, since it may be one of them.
 template <typename Type, typename Op>
 void Blocks(const ReduceArguments& arguments) {
@@ -187,19 +207,11 @@ void Blocks(const ReduceArguments& arguments) {
   const Op op(arguments);
   for (std::size_t begin = 0; begin < arguments.count; begin += kBlock) {
     const std::size_t left = arguments.count - begin;
-    const std::size_t n = left < kBlock ? left : kBlock;
-    const Storage* const first = Input<Storage>(arguments, 0, begin);
-    RESILIENT_INDEPENDENT
-    for (std::size_t i = 0; i < n; ++i) acc[i] = op.Take(Type::Load(first[i]));
-    for (std::size_t rank = 1; rank < arguments.input_count; ++rank) {
-      const Storage* const in = Input<Storage>(arguments, rank, begin);
-      RESILIENT_INDEPENDENT
-      for (std::size_t i = 0; i < n; ++i)
-        acc[i] = op.Combine(acc[i], op.Take(Type::Load(in[i])));
-    }
-    Storage* const out = reinterpret_cast<Storage*>(arguments.out) + begin;
-    RESILIENT_INDEPENDENT
-    for (std::size_t i = 0; i < n; ++i) out[i] = Type::Store(op.Finish(acc[i]));
+    const std::size_t count = left < kBlock ? left : kBlock;
+    First<Type>(op, Input<Storage>(arguments, 0, begin), count, acc);
+    for (std::size_t rank = 1; rank < arguments.input_count; ++rank)
+      Next<Type>(op, Input<Storage>(arguments, rank, begin), count, acc);
+    Last<Type>(op, acc, count, reinterpret_cast<Storage*>(arguments.out) + begin);
   }
 }
 
