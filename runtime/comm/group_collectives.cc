@@ -14,6 +14,12 @@ namespace {
 constexpr std::size_t kHistory = 1024;
 constexpr std::uint64_t kToken = 1;
 
+// Whether the count of a part is that of its payload.
+bool SaysItsSize(const MessageHeader& header) {
+  return header.count <= header.payload_bytes &&
+         header.payload_bytes == header.count * SizeOf(header.dtype);
+}
+
 }  // namespace
 
 bool CommGroup::StartNext() {
@@ -91,6 +97,7 @@ void CommGroup::SendPart(int peer, std::uint8_t phase, std::span<const std::byte
   MessageHeader header = current_header_;
   header.phase = phase;
   header.payload_bytes = payload.size();
+  if (!HasOneCount(header.kind)) header.count = payload.size() / SizeOf(header.dtype);
   link->Send(header, payload, kToken);
 }
 
@@ -154,8 +161,15 @@ HeaderVerdict CommGroup::OnCollectiveHeader(int peer, const MessageHeader& heade
   }
   if (header.phase == Collective::kNotePhase) return {};
   const std::optional<Collective::Due> due = current_->NextFrom(peer);
-  if (!due || due->phase != header.phase || due->bytes != header.payload_bytes)
-    return {.action = Action::kInvalid};
+  if (!due || due->phase != header.phase) return {.action = Action::kInvalid};
+  if (due->bytes != header.payload_bytes) {
+    // Parts with counts of their own say what they hold; all others are equal by now.
+    if (HasOneCount(header.kind) || !SaysItsSize(header)) return {.action = Action::kInvalid};
+    MessageHeader ours = current_header_;
+    ours.count = due->bytes / SizeOf(ours.dtype);
+    FailCommunicator(PartMismatch(spec_, peer, header, spec_.rank, ours));
+    return {};
+  }
   return {.action = Action::kTake, .sink = current_->Accept(peer)};
 }
 

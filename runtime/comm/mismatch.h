@@ -36,5 +36,7 @@ Status SendRecvMismatch(const GroupSpec& spec, int peer, const MessageHeader& th
                         const Operation& recv, std::uint64_t seq);
 // kLeft: `peer` has left and `waiting` (empty: nothing in particular) needs it.
 Status PeerLeft(const GroupSpec& spec, int peer, const std::string& waiting, std::uint64_t seq);
+// kLeft: all other ranks have left and `waiting`, which any of them could have served, still waits.
+Status AllLeft(const GroupSpec& spec, const std::string& waiting, std::uint64_t seq);
 
 }  // namespace resilient

@@ -79,7 +79,8 @@ struct MessageHeader {
   int root = -1;
   std::uint32_t tag = 0;
   std::uint64_t seq = 0;
-  // Elements of the whole operation where HasOneCount, else of the part that the receiver gets.
+  // Elements of the whole operation where HasOneCount, else of the part that the receiver gets. In
+  // a note of the latter kinds: what its sender's operation says, for texts only.
   std::uint64_t count = 0;
   double factor = 1.0;
   std::uint64_t payload_bytes = 0;
