@@ -84,16 +84,16 @@ Status CollectiveMismatch(const GroupSpec& spec, int peer, const MessageHeader& 
                 DetailOf(spec, peer, ours.seq));
 }
 
-Status PartMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
-                    const MessageHeader& ours, std::uint64_t expected) {
+Status PartMismatch(const GroupSpec& spec, int from, const MessageHeader& theirs, int to,
+                    const MessageHeader& ours) {
   return Status(
       StatusCode::kMismatch,
-      StrCat(NameOf(MemberOf(spec, peer)), " ", Entered(theirs), " with ", theirs.count,
-             " elements for ", NameOf(MemberOf(spec, spec.rank)), ", which ", Entered(ours),
-             " and expects ", expected, " elements from it", Where(spec, ours.seq),
+      StrCat(NameOf(MemberOf(spec, from)), " ", Entered(theirs), " with ", theirs.count,
+             " elements for ", NameOf(MemberOf(spec, to)), ", which ", Entered(ours),
+             " and expects ", ours.count, " elements from it", Where(spec, ours.seq),
              "; every two ranks must agree on how much they exchange: compare the sizes at these "
              "two places of the program"),
-      DetailOf(spec, peer, ours.seq));
+      DetailOf(spec, from, ours.seq));
 }
 
 Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,

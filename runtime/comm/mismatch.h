@@ -24,10 +24,10 @@ bool SameCollective(const MessageHeader& a, const MessageHeader& b);
 // kMismatch: `peer` (group rank) has entered `theirs` where this rank entered `ours`.
 Status CollectiveMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                           const MessageHeader& ours);
-// kMismatch: `peer` sends this rank theirs.count elements in an operation in which every pair of
-// ranks has a count of its own; this rank has room for `expected`.
-Status PartMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
-                    const MessageHeader& ours, std::uint64_t expected);
+// kMismatch: rank `from` entered `theirs` and sends `theirs.count` elements to rank `to`, which
+// entered `ours` and expects `ours.count`.
+Status PartMismatch(const GroupSpec& spec, int from, const MessageHeader& theirs, int to,
+                    const MessageHeader& ours);
 // kMismatch: `peer` has gone on to `theirs`, a later operation, without its part in `ours`.
 Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                        const MessageHeader& ours);
