@@ -133,7 +133,9 @@ std::optional<NcclResult> NcclGroup::AsyncResult(std::string_view what) {
 }
 
 void NcclGroup::Step() {
-  if (state_ < State::kReleasing) TakeMail();
+  // Not in the turn in which it began: completions run before their memory is let go.
+  if (state_ == State::kReleasing) return AwaitReleased();
+  TakeMail();
   switch (state_) {
     case State::kAwaitingId:
       return AwaitId();
@@ -148,7 +150,6 @@ void NcclGroup::Step() {
     case State::kFlushing:
       return AwaitFlushed();
     case State::kReleasing:
-      return AwaitReleased();
     case State::kDone:
       return;
   }
