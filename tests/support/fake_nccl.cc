@@ -384,6 +384,7 @@ struct FakeNcclFunctions {
     *event = new CudaEvent;
     (*event)->state->device = device_of_thread;
     ++current->counts_.events;
+    current->changed_.notify_all();
     return CudaResult::kSuccess;
   }
   static CudaResult EventRecord(CudaEventHandle event, CudaStreamHandle stream) {
