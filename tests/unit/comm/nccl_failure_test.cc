@@ -131,6 +131,18 @@ TEST_F(NcclFailure, Launch_Fails_EndsTheGroup) {
   EXPECT_THAT(status.message(), HasSubstr("launching all_reduce(float32[2], sum) #1 failed"));
 }
 
+TEST_F(NcclFailure, Launch_FailsInAGroupOfCalls_TheNextOneIsNotInIt) {
+  Change(0, [](NcclScript& script) { script.launch_result = NcclResult::kInvalidArgument; });
+  World& world = Start(1);
+  std::vector<std::vector<float>> outputs = {{0, 0}};
+  const Status status = Pending::Try(world.at(0), AllGatherOp(data_, outputs)).Wait();
+  EXPECT_EQ(status.code(), StatusCode::kCommFailed);
+  Change(0, [](NcclScript& script) { script.launch_result = NcclResult::kInProgress; });
+  const auto next = world.CreateAll("world", 2);
+  EXPECT_TRUE(Pending::Of(*next[0], AllGatherOp(data_, outputs)).Wait().ok());
+  EXPECT_THAT(outputs[0], ElementsAre(1, 2));
+}
+
 // The two moments: the failure is told at once, memory is let go when NCCL has.
 TEST_F(NcclFailure, Abort_Hangs_TheCauseIsToldAtOnceAndMemoryKeptUntilItReturns) {
   Change(0, [](NcclScript& script) { script.hang_abort = true; });
