@@ -27,7 +27,9 @@ def bits(tensor):
 def same(ours, expected, what=""):
     """Equal to the bit, also in types that torch itself cannot compare."""
     assert ours.dtype == expected.dtype and ours.shape == expected.shape, what
-    assert torch.equal(bits(ours), bits(expected)), f"{what}: {ours} is not {expected}"
+    assert torch.equal(bits(ours), bits(expected)), (
+        f"{what}: {ours.reshape(-1)[:8]} is not {expected.reshape(-1)[:8]}"
+    )
 
 
 def joined():

@@ -102,9 +102,6 @@ def movements():
         inputs = [values(other, count, dtype) for other in range(size)] if rank == 0 else None
         dist.scatter(scattered, inputs, src=0)
         same(scattered, values(rank, count, dtype), ("scatter", dtype))
-    quantised = torch.quantize_per_tensor(torch.arange(8.0) + rank, 0.5, 0, torch.qint8)
-    dist.broadcast(quantised, src=0)
-    assert torch.equal(quantised.int_repr(), (2 * torch.arange(8)).to(torch.int8))
     with pytest.raises(RuntimeError, match="moved but not reduced"):
         dist.all_reduce(torch.zeros(3, dtype=torch.float8_e4m3fnuz))
     dist.destroy_process_group()
@@ -121,7 +118,9 @@ def complex_views():
     dist.all_reduce(tensor)
     same(tensor, sum(values(other, 9, torch.complex64) for other in range(size)), "sum")
     plain = values(rank, 9, torch.complex64)
-    dist.group.WORLD.broadcast(plain.conj(), 0).wait()
+    # Past torch's dispatcher, which hands groups a copy.
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    backend.broadcast([plain.conj()], dist.BroadcastOptions()).wait()
     same(plain, values(0, 9, torch.complex64), "conjugated on both sides")
     dist.destroy_process_group()
 

@@ -108,7 +108,7 @@ def test_operations_are_coalesced(world):
 
 def failed_batch():
     """What raises inside ends the batch for that thread; the group goes on."""
-    rank, size = joined()
+    _rank, size = joined()
     with pytest.raises(RuntimeError, match="is not a rank of a group of 2"):
         with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu")):
             dist.group.WORLD.broadcast(torch.ones(1), 9)
@@ -124,7 +124,7 @@ def test_a_batch_that_raises_does_no_harm(world):
 
 
 def all_come():
-    rank, size = joined()
+    _rank, _size = joined()
     for wait_all in (False, True):
         dist.monitored_barrier(timeout=LATER, wait_all_ranks=wait_all)
     group = dist.new_group([0, 2])
