@@ -106,7 +106,7 @@ TIMED_WAIT = re.compile(r"\bwait_(?:for|until)\s*\(")
 PURE = (
     "runtime/net/frame.",
     "runtime/comm/schedule.",
-    "runtime/comm/reduce.",
+    "runtime/comm/reduce",
     "runtime/comm/wire.",
     "runtime/recovery/state_machine.",
     "runtime/recovery/incident.",

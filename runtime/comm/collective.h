@@ -42,7 +42,8 @@ class CollectiveHost {
 // Thread: loop-confined.
 class Collective {
  public:
-  // The phase of a note: a header that only says which operation its sender has entered.
+  // The phase of a note: a header that only says which operation its sender has entered. Sent where
+  // that rank would never hear of the sender otherwise.
   static constexpr std::uint8_t kNotePhase = 255;
 
   virtual ~Collective() = default;
@@ -96,5 +97,10 @@ class Collective {
 // REQUIRES: `op` is a valid collective. `op` and `scratch` outlive the result.
 std::unique_ptr<Collective> MakeCollective(const Operation& op, int rank, int size,
                                            CollectiveHost& host, Scratch& scratch);
+// Of those that move data as it is, and of those that reduce it.
+std::unique_ptr<Collective> MakeExchange(const Operation& op, int rank, int size,
+                                         CollectiveHost& host);
+std::unique_ptr<Collective> MakeReduction(const Operation& op, int rank, int size,
+                                          CollectiveHost& host, Scratch& scratch);
 
 }  // namespace resilient

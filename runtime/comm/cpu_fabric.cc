@@ -9,6 +9,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
 #include "runtime/base/thread.h"
+#include "runtime/comm/endpoint.h"
 #include "runtime/comm/fabric_loop.h"
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/wire.h"
@@ -45,10 +46,8 @@ class CpuCommunicator final : public Communicator {
   Result<std::uint64_t> Submit(Operation op, Completion done) override {
     return port_->Submit(std::move(op), std::move(done));
   }
-  Result<Ran> Run(Operation op, Completion done, const KeepWaiting& /*keep_waiting*/) override {
-    Result<std::uint64_t> seq = Submit(std::move(op), std::move(done));
-    if (!seq.ok()) return seq.status();
-    return Ran{.seq = *seq, .outcome = std::nullopt};
+  Result<Ran> Run(Operation op, Completion done, const KeepWaiting& keep_waiting) override {
+    return port_->Run(std::move(op), std::move(done), keep_waiting);
   }
   void Abort(const Status& cause) override { port_->Abort(cause); }
   bool IsQuiet() const override { return port_->IsQuiet(); }
@@ -66,12 +65,12 @@ class CpuCommunicator final : public Communicator {
 class CpuFabric final : public CommunicatorFactory {
  public:
   CpuFabric(FileDescriptor listener, std::string endpoint, std::string thread_name,
-            const Clock& clock, CommunicatorEvents& events)
+            std::size_t shm_limit, const Clock& clock, CommunicatorEvents& events)
       : endpoint_(std::move(endpoint)),
         clock_(clock),
         doorbell_(std::make_shared<Doorbell>()),
         loop_(std::make_unique<FabricLoop>(std::move(listener), doorbell_, clock, events,
-                                           RandomSeed())),
+                                           RandomSeed(), shm_limit)),
         thread_(std::move(thread_name), [loop = loop_.get()] { loop->Run(); }) {}
 
   ~CpuFabric() override {
@@ -101,7 +100,7 @@ class CpuFabric final : public CommunicatorFactory {
     } else if (abort != nullptr) {
       // Weak: the cell may outlive the group, and must not keep it.
       abort->Listen([weak = std::weak_ptr<GroupPort>(port)] {
-        if (const auto alive = weak.lock()) alive->doorbell().Ring();
+        if (const auto alive = weak.lock()) alive->OnAbort();
       });
     }
     return communicator;
@@ -137,7 +136,10 @@ Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions opti
   const Result<HostPort> address = LocalAddress(*listener);
   if (!address) return address.status();
   return std::unique_ptr<CommunicatorFactory>(std::make_unique<CpuFabric>(
-      std::move(*listener), FormatHostPort(*address), std::move(options.name), clock, events));
+      std::move(*listener),
+      EncodeEndpoint({.address = FormatHostPort(*address),
+                      .host_id = options.shm_limit > 0 ? ShmHostId() : std::string()}),
+      std::move(options.name), options.shm_limit, clock, events));
 }
 
 }  // namespace resilient

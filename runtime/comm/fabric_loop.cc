@@ -28,10 +28,15 @@ bool SameSecret(const std::string& a, const std::string& b) {
 }  // namespace
 
 FabricLoop::FabricLoop(FileDescriptor listener, std::shared_ptr<Doorbell> doorbell,
-                       const Clock& clock, CommunicatorEvents& events, std::uint64_t seed)
+                       const Clock& clock, CommunicatorEvents& events, std::uint64_t seed,
+                       std::size_t shm_limit)
     : doorbell_(std::move(doorbell)),
       clock_(clock),
-      context_{.events = events, .clock = clock, .now = clock.Now(), .finished = {}},
+      context_{.events = events,
+               .clock = clock,
+               .now = clock.Now(),
+               .shm_limit = shm_limit,
+               .finished = {}},
       seed_(seed),
       switchboard_(std::move(listener), *this) {}
 

@@ -19,7 +19,7 @@ namespace resilient {
 class FabricLoop final : private HelloRouter {
  public:
   FabricLoop(FileDescriptor listener, std::shared_ptr<Doorbell> doorbell, const Clock& clock,
-             CommunicatorEvents& events, std::uint64_t seed);
+             CommunicatorEvents& events, std::uint64_t seed, std::size_t shm_limit);
 
   // False once RequestStop was called.
   bool Create(std::shared_ptr<GroupPort> port);

@@ -7,6 +7,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
+#include "runtime/comm/endpoint.h"
 #include "runtime/comm/mismatch.h"
 
 namespace resilient {
@@ -35,6 +36,7 @@ CommGroup::CommGroup(std::shared_ptr<GroupPort> port, LoopContext& context, std:
       seed_(seed),
       peers_(spec_.members.size()),
       point_to_point_(spec_, *this) {
+  if (!MaySharedMemory()) transport_ = Transport::kLinks;
   for (int peer = 0; peer < spec_.rank; ++peer)
     PeerAt(peer).connector = MakeConnector(peer, Lane::kCollective);
   UpdateConnected();
@@ -48,11 +50,12 @@ std::unique_ptr<Connector> CommGroup::MakeConnector(int peer, Lane lane) {
                     .lane = lane,
                     .secret = spec_.secret,
                     .group = spec_.name};
+  const GroupMember& member = spec_.members[static_cast<std::size_t>(peer)];
   const std::uint64_t seed =
       seed_ + static_cast<std::uint64_t>(peer) * 2 + (lane == Lane::kPointToPoint ? 1 : 0);
   return std::make_unique<Connector>(static_cast<ConnectorListener&>(*this), peer,
-                                     spec_.members[static_cast<std::size_t>(peer)].endpoint,
-                                     EncodeHello(hello), seed);
+                                     DecodeEndpoint(member.endpoint).address, EncodeHello(hello),
+                                     seed);
 }
 
 MessageLink* CommGroup::AddLink(int peer, Lane lane, std::unique_ptr<MessageLink>& slot,
@@ -71,13 +74,27 @@ void CommGroup::UpdateConnected() {
     all = false;
     if (PeerAt(peer).end.ok()) resolved_ = false;
   }
-  if (!all) return;
-  connected_ = true;
-  context_.events.OnConnected(spec_.name, spec_.generation);
+  if (all) {
+    connected_ = true;
+    context_.events.OnConnected(spec_.name, spec_.generation);
+  }
+  if (!resolved_ || spec_.rank != 0 || transport_ != Transport::kUndecided) return;
+  if (all) {
+    OfferSegment();
+  } else {
+    Decide(false);
+  }
+}
+
+CommGroup::~CommGroup() {
+  if (lane_ == nullptr) return;
+  lane_->Stop(end_status_);
+  lane_->Join();
 }
 
 void CommGroup::TakeMail() {
   if (state_ == State::kDone) return;
+  TakeLaneFailure();
   GroupPort::Mail mail = port_->Take();
   for (SubmittedOp& op : mail.ops) {
     const bool point_to_point = IsPointToPoint(op.op.kind);
@@ -208,7 +225,7 @@ void CommGroup::OnPeerLeft(Connector& connector) {
   Peer& peer = PeerAt(rank);
   // What it sent before may still wait on a link that we have: there its goodbye tells how much.
   if (&connector == peer.outbound_connector.get()) return point_to_point_.OnLeft(rank, {});
-  if (peer.end.ok()) peer.end = PeerLeft(spec_, rank, "", 0);
+  SetPeerEnd(rank, PeerLeft(spec_, rank, "", 0));
   point_to_point_.OnLeft(rank,
                          peer.inbound != nullptr ? std::nullopt : std::optional<std::uint64_t>(0));
   UpdateConnected();
@@ -256,8 +273,7 @@ void CommGroup::OnEnd(MessageLink& link, const Status& why) {
   }
   if (&link == PeerAt(peer).inbound.get()) point_to_point_.OnInboundEnd(peer);
   if (!point_to_point_.HasLeft(peer)) return ReportLost(peer, why);
-  if (link.lane() == Lane::kCollective && PeerAt(peer).end.ok())
-    PeerAt(peer).end = PeerLeft(spec_, peer, "", 0);
+  if (link.lane() == Lane::kCollective) SetPeerEnd(peer, PeerLeft(spec_, peer, "", 0));
   link.Kill();
 }
 
@@ -270,9 +286,17 @@ void CommGroup::OnEndAhead(MessageLink& link, const std::optional<MessageHeader>
 
 void CommGroup::OnGoodbye(MessageLink& link, std::uint64_t announced) {
   const int peer = link.peer();
-  if (link.lane() == Lane::kCollective && PeerAt(peer).end.ok())
-    PeerAt(peer).end = PeerLeft(spec_, peer, "", 0);
+  if (link.lane() == Lane::kCollective) SetPeerEnd(peer, PeerLeft(spec_, peer, "", 0));
   point_to_point_.OnLeft(peer, announced);
+}
+
+void CommGroup::SetPeerEnd(int peer, const Status& end) {
+  if (!PeerAt(peer).end.ok()) return;
+  PeerAt(peer).end = end;
+  if (lane_ != nullptr) lane_->OnPeerEnded(peer, end);
+  // An answer or a verdict that will not come any more.
+  if (transport_ != Transport::kUndecided || state_ != State::kLive) return;
+  if (peer == 0 || (segment_ != nullptr && !PeerAt(peer).answered)) Decide(false);
 }
 
 void CommGroup::OnFault(int peer, const std::string& text) {
@@ -282,10 +306,7 @@ void CommGroup::OnFault(int peer, const std::string& text) {
                   spec_.name);
     return;
   }
-  if (fault->code() == StatusCode::kLeft) {
-    if (PeerAt(peer).end.ok()) PeerAt(peer).end = *fault;
-    return;
-  }
+  if (fault->code() == StatusCode::kLeft) return SetPeerEnd(peer, *fault);
   FailCommunicator(*fault);
 }
 

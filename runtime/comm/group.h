@@ -25,6 +25,7 @@ struct LoopContext {
   CommunicatorEvents& events;
   const Clock& clock;
   Instant now;                       // Of this turn.
+  std::size_t shm_limit = 0;         // Bytes of shared memory a group; 0: none.
   std::vector<FinishedOp> finished;  // Completions to run at the end of this turn.
 };
 
@@ -35,7 +36,8 @@ struct Watch {
 };
 
 // One communicator on the comm thread: its links, its collectives one after the other, its
-// point-to-point operations, and its end. Live until an abort (everything is closed at once) or a
+// point-to-point operations, and its end. Where all members share memory the collectives are left
+// to the port's lane. Live until an abort (everything is closed at once) or a
 // leave or failure (the peers are told, then the links linger until what was sent has arrived).
 // Owner: the loop. Thread: loop-confined.
 class CommGroup final : private LinkListener,
@@ -44,6 +46,7 @@ class CommGroup final : private LinkListener,
                         private PointToPointHost {
  public:
   CommGroup(std::shared_ptr<GroupPort> port, LoopContext& context, std::uint64_t seed);
+  ~CommGroup() override;  // Joins the lane's thread.
 
   const GroupSpec& spec() const { return spec_; }
   bool live() const { return state_ == State::kLive; }
@@ -66,6 +69,8 @@ class CommGroup final : private LinkListener,
 
  private:
   enum class State { kLive, kLingering, kDone };
+  // How collectives travel. Rank 0 decides for all, once every link is up.
+  enum class Transport { kUndecided, kLinks, kSharedMemory };
   struct Peer {
     std::unique_ptr<Connector> connector;
     std::unique_ptr<Connector> outbound_connector;
@@ -75,8 +80,9 @@ class CommGroup final : private LinkListener,
     Status end;                             // Not OK: it takes part in no more collectives.
     bool lost_told = false;
     Instant next_attempt_report = Instant::min();
-    std::string fault;  // Being received.
-    FlatSink fault_sink;
+    bool answered = false;  // What rank 0 has offered.
+    std::string text;       // Of a fault or about shared memory, being received.
+    FlatSink text_sink;
   };
 
   HeaderVerdict OnHeader(MessageLink& link, const MessageHeader& header) override;
@@ -116,6 +122,18 @@ class CommGroup final : private LinkListener,
   void FailCollectives(const Status& status);
   void CompleteCollectives(const Status& status);
 
+  // Shared memory: group_shm.cc.
+  bool MaySharedMemory() const;
+  void OfferSegment();
+  void OnShmMessage(int peer, const MessageHeader& header, const std::string& text);
+  void SendShm(int peer, ShmMessage message, bool yes, std::string text);
+  void Answer(const std::string& offer);
+  void DecideWhenAnswered();
+  void Decide(bool shared);
+  void UseSharedMemory(std::unique_ptr<ShmSegment> segment);
+  void TakeLaneFailure();
+
+  void SetPeerEnd(int peer, const Status& end);
   void OnFault(int peer, const std::string& text);
   void OnGoodbye(MessageLink& link, std::uint64_t announced);
   void ReportLost(int peer, const Status& why);
@@ -137,6 +155,11 @@ class CommGroup final : private LinkListener,
   std::vector<Peer> peers_;
   bool connected_ = false;  // OnConnected was told.
   bool resolved_ = false;   // Every peer has connected or left: collectives may start.
+
+  Transport transport_ = Transport::kUndecided;
+  std::unique_ptr<ShmSegment> segment_;  // Offered or attached, until the decision.
+  bool all_attached_ = true;             // Rank 0: of those that have answered.
+  ShmLane* lane_ = nullptr;              // The port's.
 
   Scratch scratch_;
   std::deque<SubmittedOp> pending_;

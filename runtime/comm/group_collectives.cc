@@ -14,6 +14,12 @@ namespace {
 constexpr std::size_t kHistory = 1024;
 constexpr std::uint64_t kToken = 1;
 
+// Whether the count of a part is that of its payload.
+bool SaysItsSize(const MessageHeader& header) {
+  return header.count <= header.payload_bytes &&
+         header.payload_bytes == header.count * SizeOf(header.dtype);
+}
+
 }  // namespace
 
 bool CommGroup::StartNext() {
@@ -22,7 +28,7 @@ bool CommGroup::StartNext() {
     CompleteCollectives(collective_failure_);
     return true;
   }
-  if (!resolved_) return false;
+  if (!resolved_ || transport_ != Transport::kLinks) return false;
   current_op_ = std::move(pending_.front());
   pending_.pop_front();
   current_header_ = HeaderOf(current_op_.op, current_op_.seq);
@@ -72,6 +78,7 @@ void CommGroup::FailCollectives(const Status& status) {
 }
 
 void CommGroup::CompleteCollectives(const Status& status) {
+  if (lane_ != nullptr) lane_->Stop(status);
   for (Peer& peer : peers_) {
     if (peer.link == nullptr || peer.link->dead()) continue;
     peer.link->DetachSends();
@@ -90,6 +97,7 @@ void CommGroup::SendPart(int peer, std::uint8_t phase, std::span<const std::byte
   MessageHeader header = current_header_;
   header.phase = phase;
   header.payload_bytes = payload.size();
+  if (!HasOneCount(header.kind)) header.count = payload.size() / SizeOf(header.dtype);
   link->Send(header, payload, kToken);
 }
 
@@ -111,11 +119,12 @@ HeaderVerdict CommGroup::OnHeader(MessageLink& link, const MessageHeader& header
   switch (header.type) {
     case MessageType::kGoodbye:
       return {};
-    case MessageType::kFault: {
+    case MessageType::kFault:
+    case MessageType::kShm: {
       Peer& peer = PeerAt(link.peer());
-      peer.fault.resize(header.payload_bytes);
-      peer.fault_sink = FlatSink(std::as_writable_bytes(std::span<char>(peer.fault)));
-      return {.action = Action::kTake, .sink = &peer.fault_sink};
+      peer.text.resize(header.payload_bytes);
+      peer.text_sink = FlatSink(std::as_writable_bytes(std::span<char>(peer.text)));
+      return {.action = Action::kTake, .sink = &peer.text_sink};
     }
     case MessageType::kPointToPoint:
       return point_to_point_.OnHeader(link, header);
@@ -152,8 +161,15 @@ HeaderVerdict CommGroup::OnCollectiveHeader(int peer, const MessageHeader& heade
   }
   if (header.phase == Collective::kNotePhase) return {};
   const std::optional<Collective::Due> due = current_->NextFrom(peer);
-  if (!due || due->phase != header.phase || due->bytes != header.payload_bytes)
-    return {.action = Action::kInvalid};
+  if (!due || due->phase != header.phase) return {.action = Action::kInvalid};
+  if (due->bytes != header.payload_bytes) {
+    // Parts with counts of their own say what they hold; all others are equal by now.
+    if (HasOneCount(header.kind) || !SaysItsSize(header)) return {.action = Action::kInvalid};
+    MessageHeader ours = current_header_;
+    ours.count = due->bytes / SizeOf(ours.dtype);
+    FailCommunicator(PartMismatch(spec_, peer, header, spec_.rank, ours));
+    return {};
+  }
   return {.action = Action::kTake, .sink = current_->Accept(peer)};
 }
 
@@ -163,7 +179,9 @@ void CommGroup::OnMessage(MessageLink& link, const MessageHeader& header) {
     case MessageType::kGoodbye:
       return OnGoodbye(link, header.count);
     case MessageType::kFault:
-      return OnFault(link.peer(), PeerAt(link.peer()).fault);
+      return OnFault(link.peer(), PeerAt(link.peer()).text);
+    case MessageType::kShm:
+      return OnShmMessage(link.peer(), header, PeerAt(link.peer()).text);
     case MessageType::kPointToPoint:
       return point_to_point_.OnMessage(link);
     case MessageType::kCollective:

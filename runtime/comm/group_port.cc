@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "runtime/base/check.h"
 #include "runtime/base/log.h"
 #include "runtime/comm/reduce.h"
 #include "runtime/comm/wire.h"
@@ -16,6 +17,12 @@ constexpr std::size_t kMaxBytes = std::size_t{1} << 48;
 
 Status Invalid(const Operation& op, std::string_view why) {
   return Status(StatusCode::kInvalidArgument, StrCat(Describe(op), " cannot run: ", why));
+}
+
+Status Forked() {
+  return Status(StatusCode::kForked,
+                "this process was forked from a rank and has no part in its groups; start "
+                "workers with spawn, or call init_process_group in the child");
 }
 
 bool KnownEnums(const Operation& op) {
@@ -128,29 +135,76 @@ Status GroupPort::AbortCause() const {
   return abort_ != nullptr && abort_->IsSet() ? abort_->cause() : Status::Ok();
 }
 
-Result<std::uint64_t> GroupPort::Submit(Operation op, Completion done) {
-  if (doorbell_->InChild()) {
-    return Status(StatusCode::kForked,
-                  "this process was forked from a rank and has no part in its groups; start "
-                  "workers with spawn, or call init_process_group in the child");
+Result<std::uint64_t> GroupPort::Admit(const Operation& op) {
+  if (!closed_.ok()) return closed_;
+  RESILIENT_RETURN_IF_ERROR(AbortCause());
+  if (outstanding_.load(std::memory_order_relaxed) >= kMaxOperations) {
+    return Status(StatusCode::kResourceExhausted,
+                  StrCat("group ", spec_.name, " has ", kMaxOperations,
+                         " operations in flight; wait for some of them"));
   }
+  outstanding_.fetch_add(1, std::memory_order_acq_rel);
+  return ++(IsPointToPoint(op.kind) ? point_to_point_ : collectives_);
+}
+
+bool GroupPort::Queue(SubmittedOp op) {
+  if (lane_ != nullptr && !IsPointToPoint(op.op.kind)) {
+    lane_->Submit(std::move(op));
+    return false;
+  }
+  ops_.push_back(std::move(op));
+  return true;
+}
+
+Result<std::uint64_t> GroupPort::Submit(Operation op, Completion done) {
+  if (doorbell_->InChild()) return Forked();
   RESILIENT_RETURN_IF_ERROR(ValidateOperation(op, spec_.rank, size()));
-  std::uint64_t seq = 0;
+  std::unique_lock lock(mutex_);
+  const Result<std::uint64_t> seq = Admit(op);
+  if (!seq.ok()) return seq;
+  const bool wake = Queue({.op = std::move(op), .done = std::move(done), .seq = *seq});
+  lock.unlock();
+  if (wake) doorbell_->Ring();
+  return seq;
+}
+
+Result<Communicator::Ran> GroupPort::Run(Operation op, Completion done,
+                                         const Communicator::KeepWaiting& keep_waiting) {
+  if (doorbell_->InChild()) return Forked();
+  RESILIENT_RETURN_IF_ERROR(ValidateOperation(op, spec_.rank, size()));
+  std::unique_lock lock(mutex_);
+  const Result<std::uint64_t> seq = Admit(op);
+  if (!seq.ok()) return seq.status();
+  SubmittedOp submitted{.op = std::move(op), .done = std::move(done), .seq = *seq};
+  if (lane_ == nullptr || IsPointToPoint(submitted.op.kind) || !lane_->TryEnter()) {
+    const bool wake = Queue(std::move(submitted));
+    lock.unlock();
+    if (wake) doorbell_->Ring();
+    return Communicator::Ran{.seq = *seq, .outcome = std::nullopt};
+  }
+  lock.unlock();
+  Communicator::Ran ran{.seq = *seq, .outcome = lane_->Run(std::move(submitted), keep_waiting)};
+  if (ran.outcome) OnCompleted();
+  return ran;
+}
+
+ShmLane& GroupPort::OpenLane(std::unique_ptr<ShmSegment> segment, const Clock& clock,
+                             std::deque<SubmittedOp> waiting) {
+  std::lock_guard lock(mutex_);
+  RESILIENT_CHECK(lane_ == nullptr);
+  lane_ = std::make_unique<ShmLane>(*this, abort_.get(), std::move(segment), clock);
+  // In the order in which they were submitted.
+  for (SubmittedOp& op : waiting) lane_->Submit(std::move(op));
+  for (SubmittedOp& op : std::exchange(ops_, {})) Queue(std::move(op));
+  return *lane_;
+}
+
+void GroupPort::OnAbort() {
   {
     std::lock_guard lock(mutex_);
-    if (!closed_.ok()) return closed_;
-    RESILIENT_RETURN_IF_ERROR(AbortCause());
-    if (outstanding_.load(std::memory_order_relaxed) >= kMaxOperations) {
-      return Status(StatusCode::kResourceExhausted,
-                    StrCat("group ", spec_.name, " has ", kMaxOperations,
-                           " operations in flight; wait for some of them"));
-    }
-    outstanding_.fetch_add(1, std::memory_order_acq_rel);
-    seq = ++(IsPointToPoint(op.kind) ? point_to_point_ : collectives_);
-    ops_.push_back({.op = std::move(op), .done = std::move(done), .seq = seq});
+    if (lane_ != nullptr) lane_->Wake();
   }
   doorbell_->Ring();
-  return seq;
 }
 
 void GroupPort::Abort(const Status& cause) {
@@ -160,6 +214,7 @@ void GroupPort::Abort(const Status& cause) {
     if (!aborted_.ok()) return;
     aborted_ = abort_ != nullptr && abort_->IsSet() ? abort_->cause() : cause;
     if (closed_.ok()) closed_ = aborted_;
+    if (lane_ != nullptr) lane_->Stop(aborted_);
   }
   doorbell_->Ring();
 }

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -11,6 +12,7 @@
 #include <resilient/communicator.h>
 
 #include "runtime/base/fork_guard.h"
+#include "runtime/comm/shm_lane.h"
 #include "runtime/net/socket.h"
 
 namespace resilient {
@@ -36,7 +38,8 @@ struct SubmittedOp {
   std::uint64_t seq = 0;
 };
 
-// What lies between the callers of one communicator and the comm thread. Owner: shared by the
+// What lies between the callers of one communicator and who runs its operations: the comm thread,
+// or for collectives, once the group has shared memory, its lane. Owner: shared by the
 // communicator, its group on the comm thread, and completions on their way. Thread: thread-safe.
 class GroupPort {
  public:
@@ -51,9 +54,13 @@ class GroupPort {
 
   // Callers.
   Result<std::uint64_t> Submit(Operation op, Completion done);
+  Result<Communicator::Ran> Run(Operation op, Completion done,
+                                const Communicator::KeepWaiting& keep_waiting);
   void Abort(const Status& cause);
   // `after`: what later submissions get.
   void Leave(const Status& after);
+  // The abort cell was set. Any thread.
+  void OnAbort();
   bool IsQuiet() const { return outstanding_.load(std::memory_order_acquire) == 0; }
 
   // Comm thread.
@@ -67,10 +74,17 @@ class GroupPort {
   // No more operations are accepted but refused with `cause` (the first one wins); returns those
   // not yet taken.
   std::vector<SubmittedOp> Close(const Status& cause);
+  // From now on collectives go to a lane on `segment`, beginning with `waiting`. At most once.
+  ShmLane& OpenLane(std::unique_ptr<ShmSegment> segment, const Clock& clock,
+                    std::deque<SubmittedOp> waiting);
   void OnCompleted() { outstanding_.fetch_sub(1, std::memory_order_acq_rel); }
 
  private:
-  Status AbortCause() const;  // REQUIRES: mutex_.
+  // All REQUIRE: mutex_.
+  Status AbortCause() const;
+  Result<std::uint64_t> Admit(const Operation& op);
+  // True: the comm thread must be woken, best without the mutex.
+  bool Queue(SubmittedOp op);
 
   // Constant.
   const GroupSpec spec_;
@@ -86,6 +100,7 @@ class GroupPort {
   Status aborted_;
   Status closed_;
   bool leave_ = false;
+  std::unique_ptr<ShmLane> lane_;  // Set once.
 };
 
 // An operation whose completion is still to run; the comm thread runs them between its turns, when

@@ -1,6 +1,7 @@
 #include "runtime/comm/mismatch.h"
 
 #include <bit>
+#include <utility>
 
 #include "runtime/base/log.h"
 
@@ -83,6 +84,18 @@ Status CollectiveMismatch(const GroupSpec& spec, int peer, const MessageHeader& 
                 DetailOf(spec, peer, ours.seq));
 }
 
+Status PartMismatch(const GroupSpec& spec, int from, const MessageHeader& theirs, int to,
+                    const MessageHeader& ours) {
+  return Status(
+      StatusCode::kMismatch,
+      StrCat(NameOf(MemberOf(spec, from)), " ", Entered(theirs), " with ", theirs.count,
+             " elements for ", NameOf(MemberOf(spec, to)), ", which ", Entered(ours),
+             " and expects ", ours.count, " elements from it", Where(spec, ours.seq),
+             "; every two ranks must agree on how much they exchange: compare the sizes at these "
+             "two places of the program"),
+      DetailOf(spec, from, ours.seq));
+}
+
 Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                        const MessageHeader& ours) {
   return Status(
@@ -117,6 +130,19 @@ Status PeerLeft(const GroupSpec& spec, int peer, const std::string& waiting, std
                        "; it ended or called destroy_process_group before the others: check that "
                        "all ranks run the same number of operations"),
                 DetailOf(spec, peer, seq));
+}
+
+Status AllLeft(const GroupSpec& spec, const std::string& waiting, std::uint64_t seq) {
+  FailureDetail detail;
+  detail.generation = spec.generation;
+  detail.group = spec.name;
+  detail.seq = seq;
+  return Status(StatusCode::kLeft,
+                StrCat("all other ranks have left the group ", spec.name, " while operation ", seq,
+                       " ", waiting,
+                       " needs one of them; they ended or called "
+                       "destroy_process_group before this rank: check that every recv has a send"),
+                std::move(detail));
 }
 
 }  // namespace resilient

@@ -24,6 +24,10 @@ bool SameCollective(const MessageHeader& a, const MessageHeader& b);
 // kMismatch: `peer` (group rank) has entered `theirs` where this rank entered `ours`.
 Status CollectiveMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                           const MessageHeader& ours);
+// kMismatch: rank `from` entered `theirs` and sends `theirs.count` elements to rank `to`, which
+// entered `ours` and expects `ours.count`.
+Status PartMismatch(const GroupSpec& spec, int from, const MessageHeader& theirs, int to,
+                    const MessageHeader& ours);
 // kMismatch: `peer` has gone on to `theirs`, a later operation, without its part in `ours`.
 Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                        const MessageHeader& ours);
@@ -32,5 +36,7 @@ Status SendRecvMismatch(const GroupSpec& spec, int peer, const MessageHeader& th
                         const Operation& recv, std::uint64_t seq);
 // kLeft: `peer` has left and `waiting` (empty: nothing in particular) needs it.
 Status PeerLeft(const GroupSpec& spec, int peer, const std::string& waiting, std::uint64_t seq);
+// kLeft: all other ranks have left and `waiting`, which any of them could have served, still waits.
+Status AllLeft(const GroupSpec& spec, const std::string& waiting, std::uint64_t seq);
 
 }  // namespace resilient

@@ -13,16 +13,13 @@ PointToPoint::PointToPoint(const GroupSpec& spec, PointToPointHost& host)
     : spec_(spec), host_(host), peers_(spec.members.size()) {}
 
 void PointToPoint::Submit(SubmittedOp op) {
-  Peer& peer = PeerAt(op.op.peer);
-  if (op.op.kind == OpKind::kSend) {
-    SubmitSend(peer, std::move(op));
-  } else {
-    SubmitRecv(peer, std::move(op));
-  }
+  if (op.op.kind == OpKind::kSend) return SubmitSend(PeerAt(op.op.peer), std::move(op));
+  if (op.op.peer == kAnyPeer) return SubmitRecvFromAny(std::move(op));
+  SubmitRecv(std::move(op));
 }
 
 void PointToPoint::SubmitSend(Peer& peer, SubmittedOp op) {
-  if (peer.left) return FailWithLeft(std::move(op));
+  if (peer.left) return FailWithLeft(op.op.peer, std::move(op));
   if (peer.out != nullptr) return Send(peer, std::move(op));
   const int rank = op.op.peer;
   peer.unsent.push_back(std::move(op));
@@ -54,15 +51,69 @@ void PointToPoint::OnSent(int peer) {
   host_.Finish(std::move(op), Status::Ok());
 }
 
-void PointToPoint::SubmitRecv(Peer& peer, SubmittedOp op) {
-  const auto message =
-      std::find_if(peer.unexpected.begin(), peer.unexpected.end(),
-                   [&](const Unexpected& kept) { return kept.header.tag == op.op.tag; });
+PointToPoint::Messages::iterator PointToPoint::FindKept(Peer& peer, std::uint32_t tag) {
+  return std::find_if(peer.unexpected.begin(), peer.unexpected.end(),
+                      [&](const Unexpected& kept) { return kept.header.tag == tag; });
+}
+
+PointToPoint::Match PointToPoint::FindRecv(Peer& peer, std::uint32_t tag) {
+  Match match;
+  for (Queue* queue : {&peer.recvs, &recvs_from_any_}) {
+    const auto recv = std::find_if(queue->begin(), queue->end(),
+                                   [&](const SubmittedOp& op) { return op.op.tag == tag; });
+    if (recv == queue->end()) continue;
+    if (match.queue == nullptr || recv->seq < match.recv->seq) match = {queue, recv};
+  }
+  return match;
+}
+
+SubmittedOp PointToPoint::Take(const Match& match) {
+  SubmittedOp op = std::move(*match.recv);
+  match.queue->erase(match.recv);
+  return op;
+}
+
+void PointToPoint::SubmitRecv(SubmittedOp op) {
+  const int rank = op.op.peer;
+  Peer& peer = PeerAt(rank);
+  const auto message = FindKept(peer, op.op.tag);
   if (message != peer.unexpected.end() && message->complete)
-    return Deliver(peer, message, std::move(op));
+    return Deliver(rank, message, std::move(op));
+  if (peer.held && peer.held->tag == op.op.tag) peer.held.reset();
   peer.recvs.push_back(std::move(op));
   if (peer.in != nullptr) peer.in->Resume();
-  FailRecvsOfLeaver(peer);
+  FailRecvsOfLeaver(rank);
+}
+
+void PointToPoint::SubmitRecvFromAny(SubmittedOp op) {
+  const std::uint32_t tag = op.op.tag;
+  std::optional<int> sender;
+  std::uint64_t first = 0;
+  const auto consider = [&](std::size_t rank, std::uint64_t arrival) {
+    if (sender && first < arrival) return;
+    sender = static_cast<int>(rank);
+    first = arrival;
+  };
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+    Peer& peer = peers_[rank];
+    const auto message = FindKept(peer, tag);
+    if (message != peer.unexpected.end()) {
+      if (message->complete) consider(rank, message->arrival);
+    } else if (peer.held && peer.held->tag == tag) {
+      consider(rank, peer.held->arrival);
+    }
+  }
+  if (!sender) {
+    recvs_from_any_.push_back(std::move(op));
+    return FailRecvsFromAnyIfAllLeft();
+  }
+  Peer& peer = PeerAt(*sender);
+  const auto message = FindKept(peer, tag);
+  if (message != peer.unexpected.end()) return Deliver(*sender, message, std::move(op));
+  // From here on it is a recv from that rank: the message that waits there is promised to it.
+  peer.held.reset();
+  peer.recvs.push_back(std::move(op));
+  peer.in->Resume();
 }
 
 bool PointToPoint::Agree(int peer, const MessageHeader& header, const SubmittedOp& recv) {
@@ -71,11 +122,11 @@ bool PointToPoint::Agree(int peer, const MessageHeader& header, const SubmittedO
   return false;
 }
 
-void PointToPoint::Deliver(Peer& peer, const std::deque<Unexpected>::iterator& message,
-                           SubmittedOp op) {
+void PointToPoint::Deliver(int rank, const Messages::iterator& message, SubmittedOp op) {
+  Peer& peer = PeerAt(rank);
   // The recv is back in its queue while the two are compared: a mismatch fails all of them.
   peer.recvs.push_front(std::move(op));
-  if (!Agree(peer.recvs.front().op.peer, message->header, peer.recvs.front())) return;
+  if (!Agree(rank, message->header, peer.recvs.front())) return;
   op = std::move(peer.recvs.front());
   peer.recvs.pop_front();
   if (!message->payload.empty())
@@ -83,6 +134,11 @@ void PointToPoint::Deliver(Peer& peer, const std::deque<Unexpected>::iterator& m
   peer.unexpected_bytes -= message->payload.size() + kUnexpectedOverheadBytes;
   peer.unexpected.erase(message);
   if (peer.in != nullptr) peer.in->Resume();
+  Received(rank, std::move(op));
+}
+
+void PointToPoint::Received(int peer, SubmittedOp op) {
+  if (op.op.sender != nullptr) *op.op.sender = peer;
   host_.Finish(std::move(op), Status::Ok());
 }
 
@@ -92,20 +148,20 @@ HeaderVerdict PointToPoint::OnHeader(MessageLink& link, const MessageHeader& hea
   const bool whole = header.count <= header.payload_bytes &&
                      header.payload_bytes == header.count * SizeOf(header.dtype);
   if (&link != peer.in || !whole) return {.action = Action::kInvalid};
-  const auto recv = std::find_if(peer.recvs.begin(), peer.recvs.end(),
-                                 [&](const SubmittedOp& op) { return op.op.tag == header.tag; });
-  if (recv != peer.recvs.end()) {
-    if (!Agree(link.peer(), header, *recv)) return {};
-    peer.receiving = std::move(*recv);
-    peer.recvs.erase(recv);
-    const Operation& op = peer.receiving->op;
-    peer.sink = FlatSink({static_cast<std::byte*>(op.data), header.payload_bytes});
+  if (const Match match = FindRecv(peer, header.tag); match.queue != nullptr) {
+    if (!Agree(link.peer(), header, *match.recv)) return {};
+    peer.held.reset();
+    peer.receiving = Take(match);
+    peer.sink = FlatSink({static_cast<std::byte*>(peer.receiving->op.data), header.payload_bytes});
     return {.action = Action::kTake, .sink = &peer.sink};
   }
   const std::uint64_t room = kUnexpectedLimitBytes - peer.unexpected_bytes;
   if (header.payload_bytes > kUnexpectedLimitBytes ||
-      header.payload_bytes + kUnexpectedOverheadBytes > room)
+      header.payload_bytes + kUnexpectedOverheadBytes > room) {
+    if (!peer.held) peer.held = Held{.tag = header.tag, .arrival = ++arrivals_};
     return {.action = Action::kHold};
+  }
+  peer.held.reset();
   peer.unexpected_bytes += header.payload_bytes + kUnexpectedOverheadBytes;
   Unexpected& kept = peer.unexpected.emplace_back();
   kept.header = header;
@@ -115,26 +171,22 @@ HeaderVerdict PointToPoint::OnHeader(MessageLink& link, const MessageHeader& hea
 }
 
 void PointToPoint::OnMessage(MessageLink& link) {
-  Peer& peer = PeerAt(link.peer());
+  const int rank = link.peer();
+  Peer& peer = PeerAt(rank);
   ++peer.received;
   if (peer.receiving) {
     SubmittedOp op = std::move(*peer.receiving);
     peer.receiving.reset();
-    host_.Finish(std::move(op), Status::Ok());
+    Received(rank, std::move(op));
   } else if (!peer.unexpected.empty() && !peer.unexpected.back().complete) {
     Unexpected& kept = peer.unexpected.back();
     kept.complete = true;
+    kept.arrival = ++arrivals_;
     // A recv with this tag may have been submitted while the message was on its way.
-    const auto recv =
-        std::find_if(peer.recvs.begin(), peer.recvs.end(),
-                     [&](const SubmittedOp& op) { return op.op.tag == kept.header.tag; });
-    if (recv != peer.recvs.end()) {
-      SubmittedOp op = std::move(*recv);
-      peer.recvs.erase(recv);
-      Deliver(peer, std::prev(peer.unexpected.end()), std::move(op));
-    }
+    const Match match = FindRecv(peer, kept.header.tag);
+    if (match.queue != nullptr) Deliver(rank, std::prev(peer.unexpected.end()), Take(match));
   }
-  FailRecvsOfLeaver(peer);
+  FailRecvsOfLeaver(rank);
 }
 
 void PointToPoint::OnLeft(int peer, std::optional<std::uint64_t> announced) {
@@ -142,29 +194,45 @@ void PointToPoint::OnLeft(int peer, std::optional<std::uint64_t> announced) {
   state.left = true;
   if (announced) state.announced = announced;
   if (state.out != nullptr) state.out->DetachSends();
-  for (SubmittedOp& op : std::exchange(state.sending, {})) FailWithLeft(std::move(op));
-  for (SubmittedOp& op : std::exchange(state.unsent, {})) FailWithLeft(std::move(op));
-  FailRecvsOfLeaver(state);
+  for (SubmittedOp& op : std::exchange(state.sending, {})) FailWithLeft(peer, std::move(op));
+  for (SubmittedOp& op : std::exchange(state.unsent, {})) FailWithLeft(peer, std::move(op));
+  FailRecvsOfLeaver(peer);
 }
 
 void PointToPoint::OnInboundEnd(int peer) {
   PeerAt(peer).inbound_ended = true;
-  FailRecvsOfLeaver(PeerAt(peer));
+  FailRecvsOfLeaver(peer);
 }
 
-void PointToPoint::FailRecvsOfLeaver(Peer& peer) {
+bool PointToPoint::IsDrained(const Peer& peer) {
   // What it sent before its goodbye may still be on its way on this connection.
   const bool all_here = peer.announced && peer.received >= *peer.announced;
-  if (!peer.left || !(all_here || peer.inbound_ended)) return;
-  for (SubmittedOp& op : std::exchange(peer.recvs, {})) FailWithLeft(std::move(op));
+  return peer.left && (all_here || peer.inbound_ended);
+}
+
+void PointToPoint::FailRecvsOfLeaver(int rank) {
+  Peer& peer = PeerAt(rank);
+  if (!IsDrained(peer)) return;
+  for (SubmittedOp& op : std::exchange(peer.recvs, {})) FailWithLeft(rank, std::move(op));
   if (peer.inbound_ended && peer.receiving) {
     peer.in->DetachReceive();
-    FailWithLeft(*std::exchange(peer.receiving, std::nullopt));
+    FailWithLeft(rank, *std::exchange(peer.receiving, std::nullopt));
+  }
+  FailRecvsFromAnyIfAllLeft();
+}
+
+void PointToPoint::FailRecvsFromAnyIfAllLeft() {
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+    if (static_cast<int>(rank) != spec_.rank && !IsDrained(peers_[rank])) return;
+  }
+  for (SubmittedOp& op : std::exchange(recvs_from_any_, {})) {
+    const Status left = AllLeft(spec_, Describe(op.op), op.seq);
+    host_.Finish(std::move(op), left);
   }
 }
 
-void PointToPoint::FailWithLeft(SubmittedOp op) {
-  const Status left = PeerLeft(spec_, op.op.peer, Describe(op.op), op.seq);
+void PointToPoint::FailWithLeft(int peer, SubmittedOp op) {
+  const Status left = PeerLeft(spec_, peer, Describe(op.op), op.seq);
   host_.Finish(std::move(op), left);
 }
 
@@ -181,8 +249,10 @@ void PointToPoint::FailAll(const Status& status) {
     peer.receiving.reset();
     peer.unexpected.clear();
     peer.unexpected_bytes = 0;
+    peer.held.reset();
     for (SubmittedOp& op : all) host_.Finish(std::move(op), status);
   }
+  for (SubmittedOp& op : std::exchange(recvs_from_any_, {})) host_.Finish(std::move(op), status);
 }
 
 }  // namespace resilient

@@ -22,9 +22,11 @@ class PointToPointHost {
   virtual void OnSendRecvMismatch(const Status& mismatch) = 0;
 };
 
-// The sends and recvs of one rank: matching by (peer, tag) in order of submission. Messages that
-// come before their recv are kept, up to kUnexpectedLimitBytes a peer; beyond it that peer's
-// messages wait in its own process. Owner: a group, which owns the links. Thread: loop-confined.
+// The sends and recvs of one rank: matching by (peer, tag) in order of submission. A message goes
+// to the earliest recv that may take it, and a recv from any rank takes the message that came
+// first. Messages that come before their recv are kept, up to kUnexpectedLimitBytes a peer; beyond
+// it that peer's messages wait in its own process. Owner: a group, which owns the links. Thread:
+// loop-confined.
 class PointToPoint {
  public:
   static constexpr std::size_t kUnexpectedLimitBytes = 64u << 20;
@@ -58,16 +60,25 @@ class PointToPoint {
     MessageHeader header;
     std::vector<std::byte> payload;
     bool complete = false;
+    std::uint64_t arrival = 0;  // Set when it is complete.
   };
+  // A message that waits in its sender's process for a recv.
+  struct Held {
+    std::uint32_t tag = 0;
+    std::uint64_t arrival = 0;
+  };
+  using Queue = std::deque<SubmittedOp>;
+  using Messages = std::deque<Unexpected>;
   struct Peer {
     MessageLink* out = nullptr;
     MessageLink* in = nullptr;
-    std::deque<SubmittedOp> unsent;   // Waiting for the link.
-    std::deque<SubmittedOp> sending;  // Handed to the link.
-    std::uint64_t sent = 0;           // Handed to the link, ever.
-    std::deque<SubmittedOp> recvs;    // Not matched yet.
+    Queue unsent;            // Waiting for the link.
+    Queue sending;           // Handed to the link.
+    std::uint64_t sent = 0;  // Handed to the link, ever.
+    Queue recvs;             // Not matched yet.
     std::optional<SubmittedOp> receiving;
-    std::deque<Unexpected> unexpected;  // Only the last one may be incomplete.
+    Messages unexpected;       // Only the last one may be incomplete.
+    std::optional<Held> held;  // Not promised to a recv yet.
     std::size_t unexpected_bytes = 0;
     std::uint64_t received = 0;
     FlatSink sink;
@@ -79,17 +90,32 @@ class PointToPoint {
   Peer& PeerAt(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   const Peer& PeerAt(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }
   void SubmitSend(Peer& peer, SubmittedOp op);
-  void SubmitRecv(Peer& peer, SubmittedOp op);
+  void SubmitRecv(SubmittedOp op);
+  void SubmitRecvFromAny(SubmittedOp op);
   void Send(Peer& peer, SubmittedOp op);
+  static Messages::iterator FindKept(Peer& peer, std::uint32_t tag);
+  // The earliest recv that a message of `peer` may go to. Its queue is null when there is none.
+  struct Match {
+    Queue* queue = nullptr;
+    Queue::iterator recv;
+  };
+  Match FindRecv(Peer& peer, std::uint32_t tag);
+  static SubmittedOp Take(const Match& match);
   // Gives a kept message to its recv.
-  void Deliver(Peer& peer, const std::deque<Unexpected>::iterator& message, SubmittedOp op);
+  void Deliver(int peer, const Messages::iterator& message, SubmittedOp op);
   bool Agree(int peer, const MessageHeader& header, const SubmittedOp& recv);
-  void FailRecvsOfLeaver(Peer& peer);
-  void FailWithLeft(SubmittedOp op);
+  void Received(int peer, SubmittedOp op);
+  // Nothing more will come from it.
+  static bool IsDrained(const Peer& peer);
+  void FailRecvsOfLeaver(int peer);
+  void FailRecvsFromAnyIfAllLeft();
+  void FailWithLeft(int peer, SubmittedOp op);
 
   const GroupSpec& spec_;
   PointToPointHost& host_;
   std::vector<Peer> peers_;
+  Queue recvs_from_any_;  // Not matched yet: no message that is here fits them.
+  std::uint64_t arrivals_ = 0;
 };
 
 }  // namespace resilient

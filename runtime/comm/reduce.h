@@ -1,25 +1,39 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
-#include <resilient/communicator.h>
+#include <resilient/operation.h>
 
 namespace resilient {
 
-// Whether elements of `type` can be combined with `op` (AVG of bool has no meaning).
+// Whether elements of `type` can be combined with `op`: AVG has no meaning for bool, MIN and MAX none
+// for complex numbers, the operators on bits are of integers and bool, PREMUL_SUM is of the others.
 bool CanReduce(DataType type, ReduceOp op);
+
+// The instructions that the kernels are compiled for, poorest first. All give the same bits.
+enum class VectorLevel : std::uint8_t { kPortable, kAvx2, kAvx512 };
+
+// The richest level that this processor and the build have; asked once.
+VectorLevel BestVectorLevel();
 
 // Combines `count` elements of every input in the order of `inputs`, which is group-rank order, so
 // that the result depends on nothing but the values: not on sizes, offsets, timing or transport.
-//   SUM, AVG  bfloat16 is summed in float32 and rounded once, to nearest even; uint8 is summed
-//             without overflow and then cut to 8 bits; the wider integers wrap. AVG divides the sum
-//             once, integers toward zero.
-//   MIN, MAX  a NaN wins, as in torch.
-//   bool      SUM and MAX are "or", MIN is "and".
-// `out` may be one of the inputs. Pure. REQUIRES: CanReduce(type, op), at least one input, all
-// memory aligned for `type`.
+//   floats    of 16 and 8 bits are accumulated in float32 and rounded once, to nearest even. What is
+//             too large for float8_e4m3fn becomes its largest number, as in torch
+//   integers  SUM and PRODUCT wrap. AVG divides the sum once, toward zero; sums of 8 and 16 bits do
+//             not overflow before that, the wider ones wrap
+//   MIN, MAX  a NaN wins, as in torch. Every NaN of a result is the same one
+//   bool      SUM, MAX are "or", PRODUCT, MIN are "and". Any byte but 0 is true, the result 0 or 1
+//   PREMUL_SUM  multiplies each element by `factor` as it is accumulated
+// `out` may be one of the inputs. Pure. REQUIRES: CanReduce(type, op), at least one input and fewer
+// than 32,768, all memory aligned for `type`.
 void ReduceInRankOrder(DataType type, ReduceOp op, double factor,
+                       std::span<const std::byte* const> inputs, std::size_t count, std::byte* out);
+
+// The same at a level, for tests and measurements. REQUIRES: level <= BestVectorLevel().
+void ReduceInRankOrder(VectorLevel level, DataType type, ReduceOp op, double factor,
                        std::span<const std::byte* const> inputs, std::size_t count, std::byte* out);
 
 }  // namespace resilient

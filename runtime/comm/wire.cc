@@ -61,7 +61,7 @@ Status NotOurs(std::string_view what) {
 }
 
 bool KnownEnums(const MessageHeader& h) {
-  return h.type >= MessageType::kCollective && h.type <= MessageType::kFault &&
+  return h.type >= MessageType::kCollective && h.type <= MessageType::kShm &&
          h.kind >= OpKind::kAllReduce && h.kind <= OpKind::kAllToAll &&
          h.dtype >= DataType::kFloat32 && h.dtype <= DataType::kFloat8E5M2 &&
          h.reduce <= ReduceOp::kPremulSum;
@@ -188,6 +188,9 @@ Result<MessageHeader> DecodeMessage(std::string_view fixed) {
   if (!KnownEnums(header) || header.call_site_bytes > kMaxCallSite) return NotOurs("message");
   if (header.type == MessageType::kGoodbye && header.payload_bytes != 0) return NotOurs("message");
   if (header.type == MessageType::kFault && header.payload_bytes > kMaxFaultText)
+    return NotOurs("message");
+  const bool shm_phase = header.phase <= static_cast<std::uint8_t>(ShmMessage::kVerdict);
+  if (header.type == MessageType::kShm && (!shm_phase || header.payload_bytes > kMaxShmText))
     return NotOurs("message");
   return header;
 }

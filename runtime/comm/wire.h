@@ -22,6 +22,7 @@ inline constexpr std::size_t kMaxCallSite = 120;
 inline constexpr std::size_t kMaxGroupName = 1024;
 inline constexpr std::size_t kMaxSecret = 256;
 inline constexpr std::size_t kMaxFaultText = 4096;
+inline constexpr std::size_t kMaxShmText = 256;
 
 // What a connection is for. Point-to-point data has connections of its own, one for each direction,
 // so that it never queues behind a collective.
@@ -56,7 +57,16 @@ enum class MessageType : std::uint8_t {
   // The sender has left. `count` = number of point-to-point messages it has sent to this peer.
   kGoodbye = 3,
   // The sender's collectives have failed; the payload is EncodeFault().
-  kFault = 4
+  kFault = 4,
+  // About shared memory, between rank 0 and each other rank of a group; `phase` is a ShmMessage.
+  kShm = 5
+};
+
+// `count` of an answer or a verdict: 1 = yes, 0 = no.
+enum class ShmMessage : std::uint8_t {
+  kOffer = 0,   // Rank 0: the payload says where its segment is.
+  kAnswer = 1,  // To rank 0: attached or not.
+  kVerdict = 2  // Rank 0: all have attached, and collectives go there.
 };
 
 // Thread: value type.
@@ -69,7 +79,8 @@ struct MessageHeader {
   int root = -1;
   std::uint32_t tag = 0;
   std::uint64_t seq = 0;
-  // Elements of the whole operation where HasOneCount, else of the part that the receiver gets.
+  // Elements of the whole operation where HasOneCount, else of the part that the receiver gets. In
+  // a note of the latter kinds: what its sender's operation says, for texts only.
   std::uint64_t count = 0;
   double factor = 1.0;
   std::uint64_t payload_bytes = 0;

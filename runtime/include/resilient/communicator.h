@@ -128,9 +128,13 @@ struct CpuFabricOptions {
   std::string bind_address =
       "127.0.0.1";                // Address that the mesh listens on, numeric; told to the peers.
   std::string name = "res-comm";  // Thread name.
+  // Bytes of shared memory that a group may take where all its ranks are on one host; the same on
+  // all ranks. 0, or too little for the group: TCP inside the host as well.
+  std::size_t shm_limit = 256u << 20;
 };
 
-// The CPU transport: one listener and one comm thread per session, TCP links per group and pair.
+// The CPU transport: one listener and one comm thread per session, TCP links per group and pair,
+// shared memory for the collectives of groups inside one host.
 // kUnreachable when the address cannot be bound. `events` outlives the factory.
 Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions options,
                                                            const Clock& clock,

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -128,13 +129,23 @@ using FabricMaker =
 struct Transport {
   std::string name;
   FabricMaker make;
+  // Whether a root may end a broadcast before the others have entered it.
+  bool roots_run_ahead = true;
+
+  friend void PrintTo(const Transport& transport, std::ostream* out) { *out << transport.name; }
 };
 
 // Every suite runs on all of these.
 inline std::vector<Transport> AllTransports() {
-  return {{.name = "tcp", .make = [](const Clock& clock, CommunicatorEvents& events) {
-             return MakeCpuFabric({}, clock, events);
-           }}};
+  const auto with = [](std::size_t shm_limit) {
+    return [shm_limit](const Clock& clock, CommunicatorEvents& events) {
+      CpuFabricOptions options;
+      options.shm_limit = shm_limit;
+      return MakeCpuFabric(std::move(options), clock, events);
+    };
+  };
+  return {{.name = "tcp", .make = with(0)},
+          {.name = "shm", .make = with(CpuFabricOptions().shm_limit), .roots_run_ahead = false}};
 }
 
 // Operations over a vector, which the caller keeps.

@@ -2,145 +2,17 @@
 // Method: one suite over a list of transports; ranks are fabrics of one process; results are
 // compared bit for bit with a serial reference.
 
-#include <bit>
 #include <cmath>
-#include <cstring>
 #include <deque>
-#include <random>
 
+#include "runtime/base/random.h"
+#include "runtime/comm/reduce.h"
 #include "tests/unit/comm/comm_world.h"
+#include "tests/unit/comm/serial_reference.h"
+#include "tests/unit/comm/trial.h"
 
 namespace resilient::testing {
 namespace {
-
-using Bytes = std::vector<std::byte>;
-
-constexpr DataType kTypes[] = {DataType::kFloat32, DataType::kFloat64, DataType::kBFloat16,
-                               DataType::kInt64,   DataType::kUInt8,   DataType::kBool,
-                               DataType::kInt32};
-constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax};
-
-float FromBFloat16(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
-
-// Round to nearest even by looking at both neighbours; slow and obviously right.
-std::uint16_t ToBFloat16(float value) {
-  if (value != value) return 0x7fc0;
-  const auto low = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
-  const auto high = static_cast<std::uint16_t>(low + 1);
-  const double down = std::abs(double{value} - FromBFloat16(low));
-  const double up = std::abs(double{FromBFloat16(high)} - double{value});
-  if (down == up) return (low & 1) == 0 ? low : high;
-  return down < up ? low : high;
-}
-
-template <typename T>
-T Element(const Bytes& bytes, std::size_t i) {
-  T value;
-  std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
-  return value;
-}
-
-// The serial reference: one element, ranks in order. Acc is what is accumulated in.
-template <typename T, typename Acc, typename In, typename Out>
-void ReferenceOf(const std::vector<Bytes>& inputs, ReduceOp op, std::size_t count, Bytes& result,
-                 In in, Out out) {
-  for (std::size_t i = 0; i < count; ++i) {
-    Acc acc = in(Element<T>(inputs[0], i));
-    for (std::size_t rank = 1; rank < inputs.size(); ++rank) {
-      const Acc next = in(Element<T>(inputs[rank], i));
-      if (op == ReduceOp::kSum || op == ReduceOp::kAvg) acc = static_cast<Acc>(acc + next);
-      if (op == ReduceOp::kMin && (next < acc || next != next)) acc = next;
-      if (op == ReduceOp::kMax && (next > acc || next != next)) acc = next;
-    }
-    if (op == ReduceOp::kAvg) acc = static_cast<Acc>(acc / static_cast<Acc>(inputs.size()));
-    const T value = out(acc);
-    std::memcpy(result.data() + i * sizeof(T), &value, sizeof(T));
-  }
-}
-
-Bytes Reference(const std::vector<Bytes>& inputs, DataType type, ReduceOp op, std::size_t count) {
-  Bytes result(count * SizeOf(type));
-  const auto same = [](auto value) { return value; };
-  switch (type) {
-    case DataType::kFloat32:
-      ReferenceOf<float, float>(inputs, op, count, result, same, same);
-      break;
-    case DataType::kFloat64:
-      ReferenceOf<double, double>(inputs, op, count, result, same, same);
-      break;
-    case DataType::kBFloat16:
-      ReferenceOf<std::uint16_t, float>(inputs, op, count, result, FromBFloat16, ToBFloat16);
-      break;
-    case DataType::kInt64:
-      ReferenceOf<std::int64_t, std::int64_t>(inputs, op, count, result, same, same);
-      break;
-    case DataType::kUInt8:
-      ReferenceOf<std::uint8_t, unsigned>(
-          inputs, op, count, result, [](std::uint8_t v) { return unsigned{v}; },
-          [](unsigned v) { return static_cast<std::uint8_t>(v); });
-      break;
-    case DataType::kBool: {
-      // MAX is "or", MIN is "and"; SUM is "or" as well.
-      const ReduceOp as = op == ReduceOp::kSum ? ReduceOp::kMax : op;
-      ReferenceOf<std::uint8_t, std::uint8_t>(inputs, as, count, result, same, same);
-      break;
-    }
-    case DataType::kInt32:
-      ReferenceOf<std::int32_t, std::int32_t>(inputs, op, count, result, same, same);
-      break;
-  }
-  return result;
-}
-
-template <typename T>
-void Put(Bytes& bytes, std::size_t i, T value) {
-  std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
-}
-
-// Values whose sum depends on the order of addition, and which no sum overflows.
-Bytes RandomInput(DataType type, std::size_t count, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  Bytes bytes(count * SizeOf(type));
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint64_t bits = random();
-    const double unit = static_cast<double>(bits >> 11) / 9007199254740992.0 - 0.5;
-    const double wide = unit * (bits & 1 ? 1e6 : 1e-3);
-    switch (type) {
-      case DataType::kFloat32:
-        Put(bytes, i, static_cast<float>(wide));
-        break;
-      case DataType::kFloat64:
-        Put(bytes, i, wide);
-        break;
-      case DataType::kBFloat16:
-        Put(bytes, i, ToBFloat16(static_cast<float>(wide)));
-        break;
-      case DataType::kInt64:
-        Put(bytes, i, static_cast<std::int64_t>(bits) / 16);
-        break;
-      case DataType::kUInt8:
-        Put(bytes, i, static_cast<std::uint8_t>(bits));
-        break;
-      case DataType::kBool:
-        Put(bytes, i, static_cast<std::uint8_t>(bits & 1));
-        break;
-      case DataType::kInt32:
-        Put(bytes, i, static_cast<std::int32_t>(bits) / 16);
-        break;
-    }
-  }
-  return bytes;
-}
-
-Operation AllReduce(DataType type, ReduceOp reduce, Bytes& data) {
-  Operation op;
-  op.kind = OpKind::kAllReduce;
-  op.dtype = type;
-  op.reduce = reduce;
-  op.data = data.data();
-  op.count = data.size() / SizeOf(type);
-  return op;
-}
 
 struct Case {
   Transport transport;
@@ -150,13 +22,29 @@ struct Case {
 class Conformance : public ::testing::TestWithParam<Case> {
  protected:
   int size() const { return GetParam().size; }
+  void RunAndCheck(const Call& call) {
+    Trial trial(call, random_);
+    ExpectAllOk(world_.RunAll([&](int rank) { return trial.At(rank); }));
+    for (int rank = 0; rank < size(); ++rank) ASSERT_EQ(trial.WhatIsWrong(rank), "");
+  }
+
   World world_{GetParam().transport, GetParam().size};
+  Random random_{7};
 };
+
+// For every root of a rooted operation, once otherwise.
+template <typename Run>
+void ForEachRoot(Call call, int size, Run&& run) {
+  for (int root = 0; root < (IsRooted(call.kind) ? size : 1); ++root) {
+    call.root = IsRooted(call.kind) ? root : -1;
+    run(call);
+  }
+}
 
 std::vector<Case> AllCases() {
   std::vector<Case> cases;
   for (const Transport& transport : AllTransports()) {
-    for (int size = 1; size <= 5; ++size) cases.push_back({.transport = transport, .size = size});
+    for (int size = 1; size <= 8; ++size) cases.push_back({.transport = transport, .size = size});
   }
   return cases;
 }
@@ -176,41 +64,51 @@ TEST_P(Conformance, EveryRankIsToldThatItIsConnected) {
   }
 }
 
-TEST_P(Conformance, AllReduce_EveryTypeAndOp_EqualsTheSerialReferenceBitForBit) {
+TEST_P(Conformance, Reductions_EveryTypeAndOp_EqualTheSerialReferenceBitForBit) {
   const auto n = static_cast<std::size_t>(size());
-  std::uint64_t seed = 1;
-  for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{3}, n - 1,
-                                  std::size_t{1000}, std::size_t{50'000}}) {
+  for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduce, OpKind::kReduceScatter}) {
     for (const DataType type : kTypes) {
-      for (const ReduceOp op : kOps) {
-        if (type == DataType::kBool && op == ReduceOp::kAvg) continue;
-        std::vector<Bytes> inputs;
-        for (std::size_t r = 0; r < n; ++r) inputs.push_back(RandomInput(type, count, ++seed));
-        std::vector<Bytes> data = inputs;
-        ExpectAllOk(world_.RunAll(
-            [&](int rank) { return AllReduce(type, op, data[static_cast<std::size_t>(rank)]); }));
-        const Bytes expected = Reference(inputs, type, op, count);
-        for (std::size_t r = 0; r < n; ++r) {
-          ASSERT_TRUE(data[r] == expected) << "rank " << r << ": " << DataTypeName(type) << " "
-                                           << ReduceOpName(op) << " " << count;
+      for (const ReduceOp reduce : kReduceOps) {
+        if (!CanReduce(type, reduce)) continue;
+        for (const std::size_t count : {std::size_t{1}, n - 1, std::size_t{1000}}) {
+          Call call{.kind = kind, .dtype = type, .reduce = reduce};
+          if (reduce == ReduceOp::kPremulSum) call.factor = 2.0;
+          if (kind == OpKind::kReduce) call.root = size() - 1;
+          call.in_place = count == 1000;
+          SetCounts(call, size(), count);
+          RunAndCheck(call);
         }
       }
     }
   }
 }
 
-TEST_P(Conformance, AllReduce_AMillionElements_EqualsTheSerialReference) {
-  constexpr std::size_t kCount = 1'000'003;
-  const auto n = static_cast<std::size_t>(size());
-  for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kUInt8}) {
-    std::vector<Bytes> inputs;
-    for (std::size_t r = 0; r < n; ++r) inputs.push_back(RandomInput(type, kCount, 77 + r));
-    std::vector<Bytes> data = inputs;
-    ExpectAllOk(world_.RunAll([&](int rank) {
-      return AllReduce(type, ReduceOp::kAvg, data[static_cast<std::size_t>(rank)]);
-    }));
-    const Bytes expected = Reference(inputs, type, ReduceOp::kAvg, kCount);
-    for (std::size_t r = 0; r < n; ++r) EXPECT_TRUE(data[r] == expected) << r;
+// Far beyond the windows of a reduction, in steps that no window divides.
+TEST_P(Conformance, Reductions_Large_EqualTheSerialReferenceBitForBit) {
+  for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduce, OpKind::kReduceScatter}) {
+    const std::size_t share = kind == OpKind::kReduceScatter ? static_cast<std::size_t>(size()) : 1;
+    for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kUInt8}) {
+      Call call{.kind = kind, .dtype = type, .reduce = ReduceOp::kAvg};
+      ForEachRoot(call, size() < 4 ? size() : 1, [&](Call& rooted) {
+        SetCounts(rooted, size(), 600'011 / share);
+        RunAndCheck(rooted);
+      });
+    }
+  }
+}
+
+TEST_P(Conformance, ReduceScatter_EveryRankAnotherCount) {
+  for (const std::size_t unit : {1, 30'011}) {
+    for (const bool in_place : {false, true}) {
+      Call call{.kind = OpKind::kReduceScatter,
+                .dtype = DataType::kFloat32,
+                .reduce = ReduceOp::kSum,
+                .in_place = in_place};
+      SetCounts(call, size(), 0);
+      for (auto& row : call.counts)
+        for (std::size_t to = 0; to < row.size(); ++to) row[to] = to * unit;
+      RunAndCheck(call);
+    }
   }
 }
 
@@ -230,37 +128,48 @@ TEST_P(Conformance, AllReduce_Nan_WinsMinAndMax) {
   }
 }
 
-TEST_P(Conformance, Broadcast_EveryRootAndSize) {
-  for (const std::size_t count : {0, 1, 1000, 300'000}) {
-    for (int root = 0; root < size(); ++root) {
-      std::vector<std::vector<float>> data;
-      for (int r = 0; r < size(); ++r) data.emplace_back(count, static_cast<float>(r + 1));
-      ExpectAllOk(world_.RunAll(
-          [&](int r) { return BroadcastOp(data[static_cast<std::size_t>(r)], root); }));
-      for (const auto& result : data)
-        EXPECT_EQ(result, std::vector<float>(count, static_cast<float>(root + 1)));
+TEST_P(Conformance, Moves_EveryKindRootAndSize_AlsoInPlace) {
+  for (const OpKind kind : {OpKind::kBroadcast, OpKind::kAllGather, OpKind::kGather,
+                            OpKind::kScatter, OpKind::kAllToAll}) {
+    for (const std::size_t count : {0, 1, 1000, 70'000}) {
+      Call call{.kind = kind, .dtype = DataType::kInt32};
+      SetCounts(call, size(), count);
+      for (const bool in_place : {false, true}) {
+        call.in_place = in_place;
+        ForEachRoot(call, size(), [&](Call& rooted) { RunAndCheck(rooted); });
+      }
     }
   }
 }
 
-TEST_P(Conformance, AllGather_EverySize_AlsoInPlace) {
-  const auto n = static_cast<std::size_t>(size());
-  for (const std::size_t count : {0, 1, 1000, 300'000}) {
-    for (const bool in_place : {false, true}) {
-      std::vector<std::vector<float>> data;
-      std::vector<std::vector<std::vector<float>>> outputs(n);
-      for (std::size_t r = 0; r < n; ++r) {
-        data.emplace_back(count, static_cast<float>(r + 1));
-        outputs[r].assign(n, std::vector<float>(count));
-        if (in_place) outputs[r][r] = data[r];
-      }
-      ExpectAllOk(world_.RunAll([&](int rank) {
-        const auto r = static_cast<std::size_t>(rank);
-        return AllGatherOp(in_place ? outputs[r][r] : data[r], outputs[r]);
-      }));
-      for (const auto& of_rank : outputs) EXPECT_EQ(of_rank, outputs[0]);
-      for (std::size_t r = 0; r < n; ++r) EXPECT_EQ(outputs[0][r], data[r]);
+TEST_P(Conformance, Moves_CountsThatDiffer_AlsoZero) {
+  for (const OpKind kind :
+       {OpKind::kAllGather, OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll}) {
+    for (int round = 0; round < 8; ++round) {
+      Call call{.kind = kind, .dtype = DataType::kComplex64, .in_place = round % 2 == 1};
+      SetRandomCounts(call, size(), 20'000, random_);
+      ForEachRoot(call, size(), [&](Call& rooted) { RunAndCheck(rooted); });
     }
+  }
+}
+
+TEST_P(Conformance, RootedOperations_NobodyButTheRootWaitsForTheOthers) {
+  // The last rank comes late; those who only send to the root are done before.
+  if (size() < 3) GTEST_SKIP() << "needs two ranks beside the root";
+  for (const OpKind kind : {OpKind::kGather, OpKind::kReduce}) {
+    Call call{.kind = kind, .dtype = DataType::kInt32, .root = 0};
+    if (kind == OpKind::kReduce) call.reduce = ReduceOp::kSum;
+    SetCounts(call, size(), 10);
+    Trial trial(call, random_);
+    std::vector<Pending> pending;
+    for (int rank = 0; rank + 1 < size(); ++rank)
+      pending.push_back(Pending::Of(world_.at(rank), trial.At(rank)));
+    for (std::size_t rank = 1; rank < pending.size(); ++rank)
+      EXPECT_TRUE(pending[rank].Wait().ok());
+    EXPECT_FALSE(pending[0].IsDone());
+    pending.push_back(Pending::Of(world_.at(size() - 1), trial.At(size() - 1)));
+    for (const Pending& one : pending) EXPECT_TRUE(one.Wait().ok());
+    for (int rank = 0; rank < size(); ++rank) EXPECT_EQ(trial.WhatIsWrong(rank), "");
   }
 }
 
@@ -397,6 +306,89 @@ TEST_P(Conformance, SendRecv_ZeroElements) {
   EXPECT_TRUE(send.Wait().ok());
 }
 
+TEST_P(Conformance, RecvFromAny_TakesWhatCameFirst_AndIsToldFromWhom) {
+  if (size() < 2) GTEST_SKIP() << "needs a peer";
+  // One message after the other is on rank 0: the later recv with another tag proves it.
+  std::vector<float> sent(3), mark(1), got(3);
+  for (int round = 0; round < 2; ++round) {
+    for (int from = size() - 1; from > 0; --from) {
+      sent.assign(3, static_cast<float>(10 * round + from));
+      EXPECT_TRUE(Pending::Of(world_.at(from), SendOp(sent, 0, 1)).Wait().ok());
+      EXPECT_TRUE(Pending::Of(world_.at(from), SendOp(mark, 0, 2)).Wait().ok());
+      EXPECT_TRUE(Pending::Of(world_.at(0), RecvOp(mark, from, 2)).Wait().ok());
+    }
+  }
+  for (int round = 0; round < 2; ++round) {
+    for (int from = size() - 1; from > 0; --from) {
+      int sender = -1;
+      Operation op = RecvOp(got, kAnyPeer, 1);
+      op.sender = &sender;
+      EXPECT_TRUE(Pending::Of(world_.at(0), op).Wait().ok());
+      EXPECT_EQ(sender, from);
+      EXPECT_EQ(got, std::vector<float>(3, static_cast<float>(10 * round + from)));
+    }
+  }
+}
+
+TEST_P(Conformance, RecvFromAny_SharesATagWithNamedRecvs_InOrderOfSubmission) {
+  if (size() < 3) GTEST_SKIP() << "needs two peers";
+  std::vector<std::vector<float>> got(5, std::vector<float>(50'000));
+  std::vector<int> senders(5, -1);
+  const int order[] = {kAnyPeer, 1, kAnyPeer, 2, kAnyPeer};
+  std::vector<Pending> recvs;
+  for (std::size_t i = 0; i < 5; ++i) {
+    Operation op = RecvOp(got[i], order[i], 9);
+    op.sender = &senders[i];
+    recvs.push_back(Pending::Of(world_.at(0), op));
+  }
+  const auto send = [&](int from, float value) {
+    std::vector<float> sent(50'000, value);
+    EXPECT_TRUE(Pending::Of(world_.at(from), SendOp(sent, 0, 9)).Wait().ok());
+  };
+  send(1, 1);  // The first recv of all.
+  EXPECT_TRUE(recvs[0].Wait().ok());
+  send(2, 2);  // Not the one that names rank 1, but the next.
+  EXPECT_TRUE(recvs[2].Wait().ok());
+  EXPECT_FALSE(recvs[1].IsDone());
+  send(1, 3);
+  EXPECT_TRUE(recvs[1].Wait().ok());
+  send(1, 4);
+  EXPECT_TRUE(recvs[4].Wait().ok());
+  send(2, 5);
+  EXPECT_TRUE(recvs[3].Wait().ok());
+  const float values[] = {1, 3, 2, 5, 4};
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(got[i], std::vector<float>(50'000, values[i]));
+  EXPECT_EQ(senders, (std::vector<int>{1, 1, 2, 2, 1}));
+}
+
+TEST_P(Conformance, RecvFromAny_OfMessagesBeyondTheUnexpectedLimit_GetsThemAll) {
+  if (size() != 3) GTEST_SKIP() << "two senders are enough";
+  constexpr std::size_t kFloats = 17u << 20;  // 68 MiB: waits in its sender's process.
+  constexpr int kEach = 2;
+  std::vector<std::vector<float>> sent = {
+      {}, std::vector<float>(kFloats, 1.0f), std::vector<float>(kFloats, 2.0f)};
+  std::vector<Pending> sends;
+  for (int from = 1; from <= 2; ++from) {
+    for (int i = 0; i < kEach; ++i) {
+      sends.push_back(
+          Pending::Of(world_.at(from), SendOp(sent[static_cast<std::size_t>(from)], 0, 4)));
+    }
+  }
+  std::vector<float> got(kFloats);
+  std::vector<int> count(3);
+  for (int i = 0; i < 2 * kEach; ++i) {
+    int sender = -1;
+    Operation op = RecvOp(got, kAnyPeer, 4);
+    op.sender = &sender;
+    ASSERT_TRUE(Pending::Of(world_.at(0), op).Wait().ok());
+    ASSERT_TRUE(sender == 1 || sender == 2) << sender;
+    ++count[static_cast<std::size_t>(sender)];
+    EXPECT_TRUE(got == sent[static_cast<std::size_t>(sender)]);
+  }
+  EXPECT_EQ(count, (std::vector<int>{0, kEach, kEach}));
+  for (const Pending& one : sends) EXPECT_TRUE(one.Wait().ok());
+}
+
 TEST_P(Conformance, ImpossibleOperations_AreRefusedAtOnce) {
   std::vector<float> data(4);
   std::vector<std::vector<float>> outputs(static_cast<std::size_t>(size()) + 1,
@@ -413,6 +405,7 @@ TEST_P(Conformance, ImpossibleOperations_AreRefusedAtOnce) {
   impossible.back().dtype = DataType::kBool;
   impossible.push_back(AllReduceOp(data));
   impossible.back().count = ~std::size_t{0} / 2;
+  if (size() == 1) impossible.push_back(RecvOp(data, kAnyPeer, 0));
   for (const Operation& op : impossible) {
     const auto result = world_.at(0).Submit(op, [](const Status&) { ADD_FAILURE() << "ran"; });
     ASSERT_FALSE(result.ok()) << Describe(op);

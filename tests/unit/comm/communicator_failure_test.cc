@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "runtime/comm/endpoint.h"
 #include "runtime/comm/wire.h"
 #include "runtime/net/socket.h"
 #include "tests/unit/comm/comm_world.h"
@@ -138,6 +139,7 @@ TEST_P(Failure, Mismatch_NamesBothSides) {
 }
 
 TEST_P(Failure, Mismatch_OfARootThatRanAhead_IsFoundLater) {
+  if (!GetParam().roots_run_ahead) GTEST_SKIP() << "here a root waits for all";
   const auto world = MakeWorld(2);
   Data data(4);
   for (int i = 0; i < 3; ++i)
@@ -277,11 +279,12 @@ TEST_P(Failure, Leave_FailsWhatNeedsTheLeaverOnAllOthers) {
 
 TEST_P(Failure, Leave_WhatWasSentBeforeStillArrives) {
   const auto world = MakeWorld(2);
+  const bool broadcasts = GetParam().roots_run_ahead;
   Data sent(1000, 7.0f);
   std::vector<Pending> pending;
   for (int i = 0; i < 10; ++i) {
     pending.push_back(Pending::Of(world->at(1), SendOp(sent, 0, 0)));
-    pending.push_back(Pending::Of(world->at(1), BroadcastOp(sent, 1)));
+    if (broadcasts) pending.push_back(Pending::Of(world->at(1), BroadcastOp(sent, 1)));
   }
   for (const Pending& one : pending) EXPECT_TRUE(one.Wait().ok());
   world->group[1]->Leave();
@@ -289,8 +292,9 @@ TEST_P(Failure, Leave_WhatWasSentBeforeStillArrives) {
   for (int i = 0; i < 10; ++i) {
     Data a(1000), b(1000);
     EXPECT_TRUE(Pending::Of(world->at(0), RecvOp(a, 1, 0)).Wait().ok());
-    EXPECT_TRUE(Pending::Of(world->at(0), BroadcastOp(b, 1)).Wait().ok());
     EXPECT_EQ(a, sent);
+    if (!broadcasts) continue;
+    EXPECT_TRUE(Pending::Of(world->at(0), BroadcastOp(b, 1)).Wait().ok());
     EXPECT_EQ(b, sent);
   }
   Data more(1000);
@@ -300,6 +304,7 @@ TEST_P(Failure, Leave_WhatWasSentBeforeStillArrives) {
 }
 
 TEST_P(Failure, Leave_IsKnownToARecvThoughACollectiveWaitsBeforeTheGoodbye) {
+  if (!GetParam().roots_run_ahead) GTEST_SKIP() << "here a root waits for all";
   const auto world = MakeWorld(2);
   Data sent(1000, 7.0f), got(1000);
   EXPECT_TRUE(Pending::Of(world->at(1), BroadcastOp(sent, 1)).Wait().ok());
@@ -311,6 +316,7 @@ TEST_P(Failure, Leave_IsKnownToARecvThoughACollectiveWaitsBeforeTheGoodbye) {
 }
 
 TEST_P(Failure, LostPeer_IsReportedThoughItsCollectiveWaits) {
+  if (!GetParam().roots_run_ahead) GTEST_SKIP() << "here a root waits for all";
   const auto world = MakeWorld(2);
   Data sent(1000, 7.0f), got(1000);
   EXPECT_TRUE(Pending::Of(world->at(1), BroadcastOp(sent, 1)).Wait().ok());
@@ -391,7 +397,8 @@ TEST_P(Failure, Rebuild_AtTheNextGenerationOnTheSameFabrics) {
 // Says hello on a connection of its own; true when the other side closes it.
 bool IsRefused(World& world, int rank, const std::string& bytes) {
   const Deadline deadline = Deadline::After(world.clock.Now(), kBound);
-  auto socket = ConnectTcp(*ParseHostPort(world.endpoint(rank)), world.clock, deadline, -1);
+  auto socket = ConnectTcp(*ParseHostPort(DecodeEndpoint(world.endpoint(rank)).address),
+                           world.clock, deadline, -1);
   if (!socket.ok()) return false;
   EXPECT_EQ(send(socket->get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
             static_cast<ssize_t>(bytes.size()));

@@ -116,14 +116,14 @@ TEST_F(SessionTest, Submit_Running_CompletesWithItsSequenceNumber) {
 
 TEST_F(SessionTest, Run_EndsWithinTheCall_ReturnsTheOutcomeAndNeverCallsBack) {
   Boot();
-  factory_->latest()->set_run_inline(Status::Ok());
+  factory_->Latest(kWorldGroup)->set_run_inline(Status::Ok());
   const auto never = [](const Status&) { FAIL(); };
   const auto ran = world_->Run({}, never, [] { return true; });
   ASSERT_TRUE(ran.ok()) << ran.status().ToString();
   EXPECT_EQ(ran->seq, 1u);
   ASSERT_TRUE(ran->outcome.has_value());
   EXPECT_TRUE(ran->outcome->ok());
-  factory_->latest()->set_run_inline(Status(StatusCode::kMismatch, "differs"));
+  factory_->Latest(kWorldGroup)->set_run_inline(Status(StatusCode::kMismatch, "differs"));
   const auto failed = world_->Run({}, never, [] { return true; });
   ASSERT_TRUE(failed.ok());
   EXPECT_EQ(failed->outcome->code(), StatusCode::kMismatch);

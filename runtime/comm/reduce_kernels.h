@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstddef>
+
+#include <resilient/operation.h>
+
+// What reduce.cc and the kernels share. The kernels are written once (reduce_templates.h) and
+// compiled once for each vector level, each in a namespace and a translation unit of its own.
+namespace resilient {
+
+struct ReduceArguments {
+  const std::byte* const* inputs = nullptr;  // In rank order.
+  std::size_t input_count = 0;               // At least one.
+  std::size_t count = 0;                     // Elements of each.
+  double factor = 1.0;                       // Of kPremulSum.
+  std::byte* out = nullptr;                  // May be one of the inputs.
+};
+
+using ReduceKernel = void (*)(const ReduceArguments&);
+
+// The kernel of each level; null where the operator has no meaning for the type.
+namespace portable {
+ReduceKernel FindKernel(DataType type, ReduceOp op);
+}
+namespace avx2 {
+ReduceKernel FindKernel(DataType type, ReduceOp op);
+}
+namespace avx512 {
+ReduceKernel FindKernel(DataType type, ReduceOp op);
+}
+
+}  // namespace resilient

@@ -1,0 +1,2 @@
+#define RESILIENT_VECTOR_LEVEL portable
+#include "runtime/comm/reduce_templates.h"

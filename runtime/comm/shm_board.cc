@@ -1,0 +1,95 @@
+#include "runtime/comm/shm_board.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <ctime>
+
+#include "runtime/base/check.h"
+
+namespace resilient {
+
+// Each field on a line of its own: one is written by its rank and polled by all, the other is
+// written where the rank sleeps and looked at by whoever publishes.
+struct ShmBoard::Control {
+  alignas(64) std::atomic<std::uint64_t> published;
+  alignas(64) std::atomic<std::uint32_t> sleeping;  // 0, or 1 + the rank it waits for.
+};
+
+namespace {
+
+// The address is shared between processes, so no FUTEX_PRIVATE_FLAG.
+long Futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
+           const timespec* timeout) {
+  return syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), operation, value, timeout,
+                 nullptr, 0);
+}
+
+}  // namespace
+
+ShmBoard::ShmBoard(std::span<std::byte> memory, const ShmGeometry& geometry, int rank)
+    : memory_(memory), geometry_(geometry), rank_(rank) {
+  static_assert(sizeof(Control) <= ShmGeometry::kControlBytes);
+  static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+  static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
+  RESILIENT_CHECK(memory.size() >= geometry.TotalBytes() && rank >= 0 && rank < geometry.ranks);
+}
+
+ShmBoard::Control& ShmBoard::ControlOf(int rank) const {
+  return *reinterpret_cast<Control*>(memory_.data() +
+                                     static_cast<std::size_t>(rank) * ShmGeometry::kControlBytes);
+}
+
+std::byte* ShmBoard::Slot(int rank, std::uint64_t step) const {
+  const std::size_t index =
+      static_cast<std::size_t>(rank) * ShmGeometry::kSlots + step % ShmGeometry::kSlots;
+  return memory_.data() + geometry_.ControlEnd() + index * geometry_.slot_bytes;
+}
+
+void ShmBoard::Publish() {
+  ++step_;
+  seen_ = 0;
+  // Sequentially consistent with PrepareSleep: either we see that a peer sleeps, or it sees this.
+  ControlOf(rank_).published.store(step_, std::memory_order_seq_cst);
+  for (int peer = 0; peer < size(); ++peer) {
+    std::atomic<std::uint32_t>& sleeping = ControlOf(peer).sleeping;
+    if (sleeping.load(std::memory_order_seq_cst) != static_cast<std::uint32_t>(rank_) + 1) continue;
+    sleeping.store(0, std::memory_order_seq_cst);
+    Futex(sleeping, FUTEX_WAKE, INT_MAX, nullptr);
+  }
+}
+
+bool ShmBoard::HasPublished(int rank, std::uint64_t step) const {
+  return ControlOf(rank).published.load(std::memory_order_acquire) >= step;
+}
+
+int ShmBoard::FirstMissing() const {
+  while (seen_ < size() && HasPublished(seen_, step_)) ++seen_;
+  return seen_ < size() ? seen_ : -1;
+}
+
+void ShmBoard::PrepareSleep(int missing) {
+  ControlOf(rank_).sleeping.store(static_cast<std::uint32_t>(missing) + 1,
+                                  std::memory_order_seq_cst);
+  // The load of `published` and of what tells to stop must not pass the store above.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+void ShmBoard::SleepUntilWoken(int missing, Duration slice) {
+  const timespec timeout{.tv_sec = slice.count() / 1'000'000'000,
+                         .tv_nsec = slice.count() % 1'000'000'000};
+  Futex(ControlOf(rank_).sleeping, FUTEX_WAIT, static_cast<std::uint32_t>(missing) + 1, &timeout);
+}
+
+void ShmBoard::FinishSleep() { ControlOf(rank_).sleeping.store(0, std::memory_order_relaxed); }
+
+void ShmBoard::WakeSelf() {
+  std::atomic<std::uint32_t>& sleeping = ControlOf(rank_).sleeping;
+  sleeping.store(0, std::memory_order_seq_cst);
+  Futex(sleeping, FUTEX_WAKE, INT_MAX, nullptr);
+}
+
+}  // namespace resilient

@@ -1,0 +1,255 @@
+#include "runtime/comm/shm_lane.h"
+
+#include <sched.h>
+
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "runtime/base/check.h"
+#include "runtime/base/log.h"
+#include "runtime/comm/group_port.h"
+#include "runtime/comm/mismatch.h"
+
+namespace resilient {
+namespace {
+
+// About what a rank takes for one step of a large operation. A peer that is later than that is
+// waited for asleep.
+constexpr unsigned kSpins = 4000;
+// With more ranks than cores spinning keeps the awaited rank from running.
+constexpr unsigned kSpinsWhenCrowded = 20;
+constexpr unsigned kYields = 50;
+// How long a sleep lasts at most: bounds what a caller's interrupt waits for.
+constexpr Duration kSleepSlice = Millis(50);
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+unsigned SpinsFor(int ranks) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  const int usable = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
+  return ranks <= usable ? kSpins : kSpinsWhenCrowded;
+}
+
+}  // namespace
+
+struct ShmLane::Running {
+  explicit Running(SubmittedOp submitted) : op(std::move(submitted)) {}
+  SubmittedOp op;
+  std::unique_ptr<ShmCollective> collective;  // Null until begun.
+};
+
+ShmLane::ShmLane(GroupPort& port, const AbortCell* abort, std::unique_ptr<ShmSegment> segment,
+                 const Clock& clock)
+    : port_(port),
+      abort_(abort),
+      segment_(std::move(segment)),
+      clock_(clock),
+      spins_(SpinsFor(port.size())),
+      board_(segment_->memory(), segment_->geometry(), port.spec().rank),
+      ends_(static_cast<std::size_t>(port.size())) {}
+
+ShmLane::~ShmLane() { RESILIENT_CHECK(!thread_.Joinable()); }
+
+void ShmLane::Submit(SubmittedOp op) {
+  std::lock_guard lock(mutex_);
+  queue_.push_back(std::move(op));
+  if (const Status started = StartThread(); !started.ok()) {
+    // It goes when the next caller can start one, or with the lane.
+    RESILIENT_LOG(kWarn, "group ", port_.spec().name, ": ", started.message());
+  }
+  changed_.notify_all();
+}
+
+Status ShmLane::StartThread() {
+  if (thread_started_) return Status::Ok();
+  try {
+    thread_ = Thread("res-shm", [this] { ThreadBody(); });
+  } catch (const std::system_error& error) {
+    return Status(StatusCode::kResourceExhausted,
+                  StrCat("cannot start a thread for collectives: ", error.what()));
+  }
+  thread_started_ = true;
+  return Status::Ok();
+}
+
+bool ShmLane::TryEnter() {
+  std::lock_guard lock(mutex_);
+  if (entered_ || !queue_.empty() || handed_over_ != nullptr) return false;
+  entered_ = true;
+  return true;
+}
+
+void ShmLane::Leave() {
+  std::lock_guard lock(mutex_);
+  entered_ = false;
+  if (!queue_.empty() || handed_over_ != nullptr || joining_) changed_.notify_all();
+}
+
+std::optional<Status> ShmLane::Run(SubmittedOp op, const Communicator::KeepWaiting& keep_waiting) {
+  auto running = std::make_unique<Running>(std::move(op));
+  std::optional<Status> outcome = Drive(*running, &keep_waiting);
+  if (!outcome) {
+    std::lock_guard lock(mutex_);
+    handed_over_ = std::move(running);
+    static_cast<void>(StartThread());
+  }
+  Leave();
+  return outcome;
+}
+
+std::optional<Status> ShmLane::Drive(Running& running,
+                                     const Communicator::KeepWaiting* keep_waiting) {
+  if (Stopping()) return Cause();
+  if (running.collective == nullptr) {
+    running.collective = MakeShmCollective(running.op.op, running.op.seq, port_.spec(), board_);
+  }
+  for (;;) {
+    switch (running.collective->Advance()) {
+      case ShmCollective::Progress::kDone:
+        return Status::Ok();
+      case ShmCollective::Progress::kFailed:
+        return Fail(running.collective->failure());
+      case ShmCollective::Progress::kWaiting:
+        break;
+    }
+    bool interrupted = false;
+    if (std::optional<Status> end = Wait(running, keep_waiting, &interrupted)) return end;
+    if (interrupted) return std::nullopt;
+  }
+}
+
+std::optional<Status> ShmLane::Wait(const Running& running,
+                                    const Communicator::KeepWaiting* keep_waiting,
+                                    bool* interrupted) {
+  Instant asked{};
+  for (unsigned turn = 0;; ++turn) {
+    const int missing = board_.FirstMissing();
+    if (missing < 0) return std::nullopt;
+    if (Stopping()) return Cause();
+    const unsigned ended = ended_.load(std::memory_order_acquire);
+    if (ended > 0) {
+      if (const Status end = EndOfMissing(running); !end.ok()) return Fail(end);
+    }
+    if (turn < spins_) {
+      Pause();
+    } else if (turn < spins_ + kYields) {
+      std::this_thread::yield();
+    } else {
+      board_.Sleep(missing, kSleepSlice,
+                   [&] { return Stopping() || ended_.load(std::memory_order_acquire) != ended; });
+      const Instant now = clock_.Now();
+      if (keep_waiting == nullptr || now - asked < kSleepSlice) continue;
+      asked = now;
+      if ((*interrupted = !(*keep_waiting)())) return std::nullopt;
+    }
+  }
+}
+
+bool ShmLane::Stopping() const {
+  return stopped_.load(std::memory_order_acquire) || (abort_ != nullptr && abort_->IsSet());
+}
+
+Status ShmLane::Cause() const {
+  if (abort_ != nullptr && abort_->IsSet()) return abort_->cause();
+  std::lock_guard lock(mutex_);
+  return cause_;
+}
+
+Status ShmLane::EndOfMissing(const Running& running) const {
+  std::lock_guard lock(mutex_);
+  for (int peer = 0; peer < port_.size(); ++peer) {
+    const Status& end = ends_[static_cast<std::size_t>(peer)];
+    // What it had published before it left is looked at after it is known to have left.
+    if (end.ok() || board_.HasPublished(peer, board_.step())) continue;
+    const bool leaver = end.detail().seq == 0;  // Else it passes on the failure that stopped it.
+    return leaver ? PeerLeft(port_.spec(), peer, Describe(running.op.op), running.op.seq) : end;
+  }
+  return Status::Ok();
+}
+
+Status ShmLane::Fail(const Status& why) {
+  Status told = why;
+  {
+    std::lock_guard lock(mutex_);
+    if (cause_.ok()) cause_ = why;
+    if (!failure_) failure_ = why;
+    stopped_.store(true, std::memory_order_release);
+  }
+  port_.doorbell().Ring();
+  return told;
+}
+
+std::optional<Status> ShmLane::TakeFailure() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(failure_, std::nullopt);
+}
+
+void ShmLane::Stop(const Status& cause) {
+  {
+    std::lock_guard lock(mutex_);
+    if (cause_.ok()) cause_ = cause;
+    stopped_.store(true, std::memory_order_seq_cst);
+    changed_.notify_all();
+  }
+  board_.WakeSelf();
+}
+
+void ShmLane::OnPeerEnded(int peer, const Status& end) {
+  {
+    std::lock_guard lock(mutex_);
+    Status& known = ends_[static_cast<std::size_t>(peer)];
+    if (!known.ok()) return;
+    known = end;
+    ended_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  board_.WakeSelf();
+}
+
+void ShmLane::ThreadBody() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] {
+      const bool work = handed_over_ != nullptr || !queue_.empty();
+      return !entered_ && (work || joining_);
+    });
+    if (handed_over_ == nullptr && queue_.empty()) return;
+    std::unique_ptr<Running> running = std::move(handed_over_);
+    if (running == nullptr) {
+      running = std::make_unique<Running>(std::move(queue_.front()));
+      queue_.pop_front();
+    }
+    entered_ = true;
+    lock.unlock();
+    const Status outcome = Drive(*running, nullptr).value();
+    if (running->op.done) running->op.done(outcome);
+    running.reset();  // What it holds goes before the communicator says it is quiet.
+    port_.OnCompleted();
+    lock.lock();
+    entered_ = false;
+  }
+}
+
+void ShmLane::Join() {
+  {
+    std::lock_guard lock(mutex_);
+    RESILIENT_CHECK(stopped_.load());
+    joining_ = true;
+    changed_.notify_all();
+  }
+  thread_.Join();
+  // What no thread could be made for.
+  for (SubmittedOp& op : std::exchange(queue_, {})) {
+    if (op.done) op.done(cause_);
+    port_.OnCompleted();
+  }
+}
+
+}  // namespace resilient
