@@ -111,10 +111,9 @@ class Measurement {
 
   void Run(const Operation& op) {
     Status outcome;
-    std::binary_semaphore ended(0);
     const auto done = [&](const Status& status) {
       outcome = status;
-      ended.release();
+      ended_.release();
     };
     Result<Communicator::Ran> ran = communicator_.Run(op, done, [] { return true; });
     if (!ran.ok()) {
@@ -122,7 +121,7 @@ class Measurement {
     } else if (ran->outcome) {
       outcome = *ran->outcome;
     } else {
-      ended.acquire();
+      ended_.acquire();
     }
     if (!outcome.ok()) {
       std::fprintf(stderr, "collective_bench: %s\n", outcome.ToString().c_str());
@@ -135,6 +134,7 @@ class Measurement {
   std::vector<float> input_;
   std::vector<float> output_;
   Operation op_;
+  std::binary_semaphore ended_{0};  // Not of one call: its end may still be at it when we return.
 };
 
 // One line to the parent; the lines of all ranks come back, in their order.
