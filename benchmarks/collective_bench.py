@@ -316,4 +316,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except PeerFailed as error:
+        sys.exit(f"collective_bench: {error}")
