@@ -1,7 +1,8 @@
 """torch's own tests of collectives and DDP, with our backend; upstream_cases.py runs them.
 
 What does not pass is listed here with its reason. A case that newly fails, newly passes or is newly
-skipped fails our test. Gloo, run in the same way, passes 123 of the 285 and fails 4.
+skipped fails our test. Gloo, run in the same way, passes 123 of the 285 as well and fails 4: an
+all_to_all of parts of different sizes.
 """
 
 import json
@@ -16,16 +17,25 @@ import torch
 
 PROGRAM = Path(__file__).with_name("upstream_cases.py")
 CASES = 285
-PASSED = 0
+PASSED = 123
 
 pytestmark = pytest.mark.skipif(
     not torch.__version__.startswith("2.15."), reason="the lists are those of torch 2.15"
 )
 
 # {case: (reason, what its failure says)}
-EXPECTED_FAILURES = {}
+_LATE = "a late rank that lives is waited for, whatever the timeout of the group; later it is lost"
+EXPECTED_FAILURES = {
+    "test_barrier_timeout_full_group": (_LATE, r"RANK_LOST"),
+    "test_barrier_timeout_global": (_LATE, r"RANK_LOST"),
+    "test_barrier_timeout_group": (_LATE, r"RANK_LOST"),
+    "test_ddp_logging_data_cpu": (
+        "DDP's log has the names of torch's own backends, and calls every other one custom",
+        r"'custom' != 'resilient'",
+    ),
+}
 
-# (reason, what torch says, cases)
+# (reason, what torch says, cases). None is skipped for what our backend is.
 SKIPPED = [
     (
         "they need two GPUs or more, most through NCCL",
