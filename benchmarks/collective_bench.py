@@ -287,18 +287,19 @@ def main():
     )
     native = HERE.parent / "build" / "bin" / "collective_bench"
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--sizes", type=int, nargs="+")
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.05, help="of a measurement")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--seconds", type=float, help="of a measurement")
     parser.add_argument("--seed", type=int, default=1, help="of the order of the peers")
     parser.add_argument("--quick", action="store_true", help="a tenth of the time")
     parser.add_argument("--native", default=native, help="the program collective_bench")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    if args.quick:
-        args.rounds, args.seconds, args.sizes = 3, 0.02, args.sizes[::2]
+    args.rounds = args.rounds or (3 if args.quick else 7)
+    args.seconds = args.seconds or (0.02 if args.quick else 0.05)
+    args.sizes = args.sizes or (SIZES[::2] if args.quick else SIZES)
     began = machine()
     with tempfile.TemporaryDirectory() as directory:
         programs = mpi_programs(args.peers, directory)
