@@ -13,15 +13,16 @@ PointToPoint::PointToPoint(const GroupSpec& spec, PointToPointHost& host)
     : spec_(spec), host_(host), peers_(spec.members.size()) {}
 
 void PointToPoint::Submit(SubmittedOp op) {
-  if (op.op.kind == OpKind::kSend) return SubmitSend(PeerAt(op.op.peer), std::move(op));
+  if (op.op.kind == OpKind::kSend) return SubmitSend(std::move(op));
   if (op.op.peer == kAnyPeer) return SubmitRecvFromAny(std::move(op));
   SubmitRecv(std::move(op));
 }
 
-void PointToPoint::SubmitSend(Peer& peer, SubmittedOp op) {
-  if (peer.left) return FailWithLeft(op.op.peer, std::move(op));
-  if (peer.out != nullptr) return Send(peer, std::move(op));
+void PointToPoint::SubmitSend(SubmittedOp op) {
   const int rank = op.op.peer;
+  Peer& peer = PeerAt(rank);
+  if (peer.left) return FailWithLeft(rank, std::move(op));
+  if (peer.out != nullptr) return Send(peer, std::move(op));
   peer.unsent.push_back(std::move(op));
   if (peer.unsent.size() == 1) host_.OpenOutbound(rank);
 }

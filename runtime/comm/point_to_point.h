@@ -89,7 +89,7 @@ class PointToPoint {
 
   Peer& PeerAt(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   const Peer& PeerAt(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }
-  void SubmitSend(Peer& peer, SubmittedOp op);
+  void SubmitSend(SubmittedOp op);
   void SubmitRecv(SubmittedOp op);
   void SubmitRecvFromAny(SubmittedOp op);
   void Send(Peer& peer, SubmittedOp op);
