@@ -390,9 +390,11 @@ struct FakeNcclFunctions {
   static CudaResult EventRecord(CudaEventHandle event, CudaStreamHandle stream) {
     Lock lock(current->mutex_);
     stream = current->StreamOf(stream);
+    // Where it lands is open for who launches; for who ends another communicator it does not
+    // matter.
     for (const auto& [comm, owned] : current->comms_) {
       const auto& launching = comm->launch_streams;
-      if (!comm->aborted &&
+      if (comm->thread == std::this_thread::get_id() &&
           std::find(launching.begin(), launching.end(), stream) != launching.end())
         current->Misuse("an event on a stream where a collective is being launched");
     }
