@@ -135,7 +135,7 @@ class NcclGroup final {
   std::vector<Finished> finished_;
   std::vector<CudaEventHandle> free_events_;
   std::vector<CudaStreamHandle> busy_streams_;  // Of one pass over launched_.
-  Status end_status_;  // Not OK: everything completes with it.
+  Status end_status_;                           // Not OK: everything completes with it.
   std::unique_ptr<NcclRelease> release_;
 };
 

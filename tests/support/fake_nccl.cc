@@ -20,7 +20,6 @@ struct NcclComm {
   bool finalizing = false;
   int polls_left = 0;  // Of the launch in progress.
   std::vector<std::function<void()>> being_launched;
-  std::vector<CudaStreamHandle> launch_streams;
   int kernels_queued = 0;
   std::uint64_t collectives = 0;
 };
@@ -28,6 +27,7 @@ struct NcclComm {
 struct CudaStream {
   std::deque<std::function<void(std::unique_lock<std::mutex>&)>> items;
   bool ended = false;
+  NcclCommHandle last_launcher = nullptr;  // May be gone.
   std::thread worker;
 };
 
@@ -204,7 +204,6 @@ NcclResult FakeNccl::Poll(NcclCommHandle comm, NcclResult* error) {
     return NcclResult::kSuccess;
   }
   for (const auto& enqueue : std::exchange(comm->being_launched, {})) enqueue();
-  comm->launch_streams.clear();
   return NcclResult::kSuccess;
 }
 
@@ -217,7 +216,7 @@ NcclResult FakeNccl::Launch(const std::vector<Call>& calls) {
     const NcclResult result = ScriptOf(comm->rank).launch_result;
     if (result != NcclResult::kInProgress) return result;
     CudaStreamHandle stream = StreamOf(call.stream);
-    comm->launch_streams.push_back(stream);
+    stream->last_launcher = comm;
     comm->polls_left = 1;
     comm->being_launched.push_back([this, call, stream] {
       ++call.comm->kernels_queued;
@@ -390,12 +389,11 @@ struct FakeNcclFunctions {
   static CudaResult EventRecord(CudaEventHandle event, CudaStreamHandle stream) {
     Lock lock(current->mutex_);
     stream = current->StreamOf(stream);
-    for (const auto& [comm, owned] : current->comms_) {
-      const auto& launching = comm->launch_streams;
-      if (!comm->aborted &&
-          std::find(launching.begin(), launching.end(), stream) != launching.end())
-        current->Misuse("an event on a stream where a collective is being launched");
-    }
+    // Where it lands is open for the launch that is under way: it is not behind its kernel.
+    const auto launcher = current->comms_.find(stream->last_launcher);
+    if (launcher != current->comms_.end() && !launcher->first->being_launched.empty() &&
+        launcher->first->thread == std::this_thread::get_id())
+      current->Misuse("an event on a stream where a collective is being launched");
     event->recorded = true;
     event->state->done = false;
     const std::uint64_t version = ++event->state->version;
