@@ -127,8 +127,11 @@ Status ValidateOperation(Operation& op, int rank, int size) {
 }
 
 GroupPort::GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort,
-                     std::shared_ptr<Doorbell> doorbell)
-    : spec_(std::move(spec)), abort_(std::move(abort)), doorbell_(std::move(doorbell)) {}
+                     std::shared_ptr<Doorbell> doorbell, StepObserver observer)
+    : spec_(std::move(spec)),
+      abort_(std::move(abort)),
+      doorbell_(std::move(doorbell)),
+      observer_(std::move(observer)) {}
 
 Status GroupPort::AbortCause() const {
   if (!aborted_.ok()) return aborted_;
@@ -200,6 +203,7 @@ ShmLane& GroupPort::OpenLane(std::unique_ptr<ShmSegment> segment, const Clock& c
 }
 
 void GroupPort::OnAbort() {
+  if (doorbell_->InChild()) return;  // The lane's memory is not there.
   {
     std::lock_guard lock(mutex_);
     if (lane_ != nullptr) lane_->Wake();

@@ -13,6 +13,7 @@
 
 #include "runtime/base/fork_guard.h"
 #include "runtime/comm/shm_lane.h"
+#include "runtime/comm/step_observer.h"
 #include "runtime/net/socket.h"
 
 namespace resilient {
@@ -46,7 +47,8 @@ class GroupPort {
   // Operations accepted and not completed.
   static constexpr std::size_t kMaxOperations = 1u << 16;
 
-  GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort, std::shared_ptr<Doorbell> doorbell);
+  GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort, std::shared_ptr<Doorbell> doorbell,
+            StepObserver observer);
 
   const GroupSpec& spec() const { return spec_; }
   const Doorbell& doorbell() const { return *doorbell_; }
@@ -78,6 +80,10 @@ class GroupPort {
   ShmLane& OpenLane(std::unique_ptr<ShmSegment> segment, const Clock& clock,
                     std::deque<SubmittedOp> waiting);
   void OnCompleted() { outstanding_.fetch_sub(1, std::memory_order_acq_rel); }
+  // Whoever runs a collective is at its next step.
+  void OnStep() {
+    if (observer_) observer_(spec_, steps_.fetch_add(1, std::memory_order_relaxed) + 1);
+  }
 
  private:
   // All REQUIRE: mutex_.
@@ -90,8 +96,10 @@ class GroupPort {
   const GroupSpec spec_;
   const std::shared_ptr<AbortCell> abort_;  // May be null.
   const std::shared_ptr<Doorbell> doorbell_;
+  const StepObserver observer_;
   // Self-synchronised.
   std::atomic<std::size_t> outstanding_{0};
+  std::atomic<std::uint64_t> steps_{0};
   // Guarded by mutex_.
   mutable std::mutex mutex_;
   std::vector<SubmittedOp> ops_;

@@ -61,9 +61,13 @@ class ShmLane {
  private:
   struct Running;
 
+  // nullopt: given up.
   std::optional<Status> Drive(Running& running, const Communicator::KeepWaiting* keep_waiting);
-  std::optional<Status> Wait(const Running& running, const Communicator::KeepWaiting* keep_waiting,
-                             bool* interrupted);
+  // nullopt: all have published the present step, or the caller has given up.
+  std::optional<Status> Wait(Running& running, const Communicator::KeepWaiting* keep_waiting,
+                             bool* given_up);
+  // Asks the caller, but not too often.
+  bool IsGivenUp(Running& running, const Communicator::KeepWaiting* keep_waiting) const;
   bool Stopping() const;
   Status Cause() const;
   // Not OK: a rank that has not come to the present step never will.
@@ -71,6 +75,7 @@ class ShmLane {
   Status Fail(const Status& why);
   Status StartThread();  // REQUIRES: mutex_.
   void ThreadBody();
+  void Complete(SubmittedOp op, const Status& outcome);
   void Leave();
 
   // Constant.

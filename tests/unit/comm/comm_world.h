@@ -129,7 +129,8 @@ using FabricMaker =
 struct Transport {
   std::string name;
   FabricMaker make;
-  // Whether a root may end a broadcast before the others have entered it.
+  // Whether a rank that needs nothing of another may end an operation before that one has entered
+  // it: the root of a broadcast, all but the root of a gather.
   bool roots_run_ahead = true;
 
   friend void PrintTo(const Transport& transport, std::ostream* out) { *out << transport.name; }
