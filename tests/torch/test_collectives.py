@@ -236,6 +236,7 @@ def refused_calls():
     """Each raises before anything is submitted, so the next call works."""
     rank, size = joined()
     group = dist.group.WORLD
+    backend = group._get_backend(torch.device("cpu"))
     one, two = torch.ones(4), torch.ones(5)
     calls = {
         "2 ranks: pass input_split_sizes": lambda: dist.all_to_all_single(one, two),
@@ -250,7 +251,9 @@ def refused_calls():
         "root 2 is not a rank": lambda: group.broadcast(one, 2),
         "is not another rank": lambda: group.send([one], rank, 0),
         "tag -1": lambda: group.send([one], 1 - rank, -1),
-        "sparse tensors can be all-reduced only": lambda: group.broadcast(one.to_sparse(), 0),
+        "sparse tensors can be all-reduced only": lambda: backend.broadcast(
+            [one.to_sparse()], dist.BroadcastOptions()
+        ),
         "SUM and AVG only": lambda: dist.all_reduce(one.to_sparse(), op=dist.ReduceOp.MAX),
     }
     for text, call in calls.items():

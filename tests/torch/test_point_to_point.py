@@ -109,9 +109,9 @@ def test_operations_are_coalesced(world):
 def failed_batch():
     """What raises inside ends the batch for that thread; the group goes on."""
     _rank, size = joined()
-    with pytest.raises(RuntimeError, match="is not a rank of a group of 2"):
-        with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu")):
-            dist.group.WORLD.broadcast(torch.ones(1), 9)
+    batch = dist.distributed_c10d._coalescing_manager(device=torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="is not a rank of a group of 2"), batch:
+        dist.group.WORLD.broadcast(torch.ones(1), 9)
     dist.distributed_c10d._world.pg_coalesce_state.clear()
     tensor = torch.ones(1)
     dist.all_reduce(tensor)

@@ -48,7 +48,7 @@ class OpLog {
  private:
   LoggedOperation* Find(std::uint64_t id);  // Null: overwritten. REQUIRES: mutex_ is held.
 
-  const SystemClock clock_;
+  const SystemClock clock_{};
   mutable std::mutex mutex_;
   std::uint64_t last_id_ = 0;          // Guarded by mutex_.
   std::vector<LoggedOperation> ring_;  // Guarded by mutex_. Entry of id i: (i - 1) % limit.

@@ -57,7 +57,7 @@ class Progress : public std::enable_shared_from_this<Progress> {
   friend class WorkImpl;
   void FinishOnCallbackThread();
 
-  const SystemClock clock_;
+  const SystemClock clock_{};
   const Instant started_ = clock_.Now();
   const std::shared_ptr<Ledger> ledger_;
   const std::shared_ptr<Finisher> finisher_;
