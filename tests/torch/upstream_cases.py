@@ -29,6 +29,7 @@ os.environ.setdefault("WORLD_SIZE", "4")
 os.environ.setdefault("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "60")
 BACKEND = os.environ.get("BACKEND", "resilient")
 
+import cpu_for_gpu  # noqa: E402
 from torch.testing._internal import common_distributed  # noqa: E402
 
 for _feature in ("gpu", "cuda", "ddp", "subgroup", "plugin"):
@@ -39,9 +40,9 @@ common_distributed.skip_if_small_worldsize = lambda case: case
 _numbers = itertools.count(1)
 
 
-def _load(name):
+def _load(name, kind=""):
     """torch's module, as it is imported where the backend is called `name`."""
-    module_name = f"distributed_test_as_{name}"
+    module_name = f"distributed_test_as_{name}{kind}"
     if module_name in sys.modules:  # In a process of a case this file is imported twice.
         return sys.modules[module_name]
     os.environ.update(BACKEND=name, INIT_METHOD="file://")
@@ -88,7 +89,7 @@ class _ForkedRanks:
     @classmethod
     def _run(cls, rank, test_name, file_name, pipe, environment, **kwargs):
         os.environ.update(environment)
-        for module in (_as_gloo, _as_mpi):
+        for module in (_as_gloo, _as_mpi, _on_cpu):
             module.INIT_METHOD = environment["INIT_METHOD"]
         super()._run(rank, test_name, file_name, pipe, **kwargs)
 
@@ -103,12 +104,28 @@ _as_gloo = _load("gloo")
 _as_mpi = _load("mpi")
 
 
+def _wants_gpus(case):
+    case.wants_gpus = True
+    return case
+
+
+common_distributed.skip_if_no_gpu = _wants_gpus
+common_distributed.skip_if_lt_x_gpu = lambda count, **_: _wants_gpus
+_on_cpu = _load("gloo", "_on_cpu")
+
+
 class AsGloo(_ForkedRanks, _as_gloo.TestDistBackend, _as_gloo.DistributedTest._DistTestBase):
     pass
 
 
 class AsMpi(_ForkedRanks, _as_mpi.TestDistBackend, _as_mpi.DistributedTest._DistTestBase):
     pass
+
+
+class OnCpu(_ForkedRanks, _on_cpu.TestDistBackend, _on_cpu.DistributedTest._DistTestBase):
+    def run_test(self, test_name, pipe):
+        cpu_for_gpu.install(_on_cpu, int(self.world_size))
+        super().run_test(test_name, pipe)
 
 
 def _is_skipped(cases, name):
@@ -118,10 +135,14 @@ def _is_skipped(cases, name):
 def all_cases():
     """{name: class}"""
     names = unittest.defaultTestLoader.getTestCaseNames(AsGloo)
-    return {
-        name: AsMpi if _is_skipped(AsGloo, name) and not _is_skipped(AsMpi, name) else AsGloo
-        for name in names
-    }
+    found = {}
+    for name in names:
+        found[name] = AsGloo
+        if _is_skipped(AsGloo, name) and not _is_skipped(AsMpi, name):
+            found[name] = AsMpi
+        elif getattr(getattr(OnCpu, name), "wants_gpus", False):
+            found[name] = OnCpu
+    return found
 
 
 class _Outcomes(unittest.TestResult):
