@@ -11,7 +11,7 @@
 namespace resilient {
 
 bool CommGroup::MaySharedMemory() const {
-  if (!ShmGeometry::Within(context_.shm_limit, port_->size())) return false;
+  if (context_.shm_limit == 0) return false;
   if (port_->size() == 1) return true;
   const std::string host = DecodeEndpoint(spec_.members.front().endpoint).host_id;
   if (host.empty()) return false;
@@ -22,8 +22,10 @@ bool CommGroup::MaySharedMemory() const {
 }
 
 void CommGroup::OfferSegment() {
-  const ShmGeometry geometry = *ShmGeometry::Within(context_.shm_limit, port_->size());
-  Result<std::unique_ptr<ShmSegment>> segment = ShmSegment::Create(geometry);
+  const std::optional<ShmGeometry> geometry =
+      ShmGeometry::Within(context_.shm_limit, port_->size());
+  if (!geometry) return Decide(false);  // Too little for so many ranks.
+  Result<std::unique_ptr<ShmSegment>> segment = ShmSegment::Create(*geometry);
   if (!segment.ok()) {
     RESILIENT_LOG(kWarn, "group ", spec_.name,
                   " uses TCP inside the host: ", segment.status().message());
@@ -99,7 +101,7 @@ void CommGroup::Decide(bool shared) {
 void CommGroup::UseSharedMemory(std::unique_ptr<ShmSegment> segment) {
   segment->CloseOffer();
   transport_ = Transport::kSharedMemory;
-  lane_ = &port_->OpenLane(std::move(segment), context_.clock, std::exchange(pending_, {}));
+  lane_ = &port_->OpenLane(std::move(segment), std::exchange(pending_, {}));
   for (int peer = 0; peer < port_->size(); ++peer) {
     if (!PeerAt(peer).end.ok()) lane_->OnPeerEnded(peer, PeerAt(peer).end);
   }

@@ -126,10 +126,10 @@ std::optional<Status> ShmLane::Drive(Running& running,
   }
 }
 
-std::optional<Status> ShmLane::Wait(const Running& running,
-                                    const Communicator::KeepWaiting* keep_waiting,
+std::optional<Status> ShmLane::Wait(Running& running, const Communicator::KeepWaiting* keep_waiting,
                                     bool* interrupted) {
   Instant asked{};
+  int awaited = -1;
   for (unsigned turn = 0;; ++turn) {
     const int missing = board_.FirstMissing();
     if (missing < 0) return std::nullopt;
@@ -146,11 +146,27 @@ std::optional<Status> ShmLane::Wait(const Running& running,
       board_.Sleep(missing, kSleepSlice,
                    [&] { return Stopping() || ended_.load(std::memory_order_acquire) != ended; });
       const Instant now = clock_.Now();
+      if (missing != std::exchange(awaited, missing)) running.op.timeouts.OnMoved(now);
+      if (const Status late = CheckTime(running, now); !late.ok()) return Fail(late);
       if (keep_waiting == nullptr || now - asked < kSleepSlice) continue;
       asked = now;
       if ((*interrupted = !(*keep_waiting)())) return std::nullopt;
     }
   }
+}
+
+Status ShmLane::CheckTime(Running& running, Instant now) const {
+  SubmittedOp& op = running.op;
+  if (running.collective->all_entered()) op.timeouts.OnAllEntered(now);
+  const OpTimeouts::Verdict verdict = op.timeouts.At(now);
+  if (verdict == OpTimeouts::Verdict::kInTime) return Status::Ok();
+  LateOp late{.op = op.op, .seq = op.seq, .missing = {}, .awaited = {}};
+  late.since_unix_s = clock_.WallSeconds() - ToSeconds(now - op.timeouts.Since(verdict));
+  for (int peer = 0; peer < port_.size(); ++peer) {
+    if (board_.HasPublished(peer, board_.step())) continue;
+    (running.collective->all_entered() ? late.awaited : late.missing).push_back(peer);
+  }
+  return LateStatus(port_.spec(), late, verdict);
 }
 
 bool ShmLane::Stopping() const {

@@ -62,8 +62,10 @@ class ShmLane {
   struct Running;
 
   std::optional<Status> Drive(Running& running, const Communicator::KeepWaiting* keep_waiting);
-  std::optional<Status> Wait(const Running& running, const Communicator::KeepWaiting* keep_waiting,
+  std::optional<Status> Wait(Running& running, const Communicator::KeepWaiting* keep_waiting,
                              bool* interrupted);
+  // Not OK: it takes too long.
+  Status CheckTime(Running& running, Instant now) const;
   bool Stopping() const;
   Status Cause() const;
   // Not OK: a rank that has not come to the present step never will.

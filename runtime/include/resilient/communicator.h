@@ -81,6 +81,9 @@ class CommunicatorEvents {
   // with `mismatch`.
   virtual void OnMismatch(const std::string& group, std::uint64_t generation,
                           const Status& mismatch) = 0;
+  // The communicator has failed for a reason of its own: an operation has exceeded a bound of its
+  // Operation, here or on a peer, or a link carries what no rank sends.
+  virtual void OnStalled(const std::string& group, std::uint64_t generation, const Status& why) = 0;
 };
 
 // One member of a group as a communicator must know it. Thread: value type.
