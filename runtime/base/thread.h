@@ -20,6 +20,8 @@ class Thread {
   bool Joinable() const { return thread_.joinable(); }
   bool IsCurrent() const { return thread_.get_id() == std::this_thread::get_id(); }
   void Join();
+  // Lets go of a thread that may never end; its body must own what it uses.
+  void Detach() { thread_.detach(); }
   // In a forked child the thread does not exist: forget it without joining.
   void AbandonInChild();
 

@@ -1,5 +1,9 @@
 #include "runtime/comm/reduce.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "runtime/base/check.h"
 #include "runtime/comm/reduce_kernels.h"
 
@@ -10,6 +14,9 @@ namespace {
 VectorLevel AskProcessor() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & bit_F16C) == 0)
+    return VectorLevel::kPortable;
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
     return VectorLevel::kAvx512;
@@ -59,7 +66,7 @@ void ReduceInRankOrder(VectorLevel level, DataType type, ReduceOp op, double fac
   RESILIENT_CHECK(!inputs.empty());
   kernel({.inputs = inputs.data(),
           .input_count = inputs.size(),
-          .count = count,
+          .end = count,
           .factor = factor,
           .out = out});
 }

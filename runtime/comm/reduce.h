@@ -8,8 +8,9 @@
 
 namespace resilient {
 
-// Whether elements of `type` can be combined with `op`: AVG has no meaning for bool, MIN and MAX none
-// for complex numbers, the operators on bits are of integers and bool, PREMUL_SUM is of the others.
+// Whether elements of `type` can be combined with `op`: AVG has no meaning for bool, MIN and MAX
+// none for complex numbers, the operators on bits are of integers and bool, PREMUL_SUM is of the
+// others.
 bool CanReduce(DataType type, ReduceOp op);
 
 // The instructions that the kernels are compiled for, poorest first. All give the same bits.
@@ -20,7 +21,8 @@ VectorLevel BestVectorLevel();
 
 // Combines `count` elements of every input in the order of `inputs`, which is group-rank order, so
 // that the result depends on nothing but the values: not on sizes, offsets, timing or transport.
-//   floats    of 16 and 8 bits are accumulated in float32 and rounded once, to nearest even. What is
+//   floats    of 16 and 8 bits are accumulated in float32 and rounded once, to nearest even. What
+//   is
 //             too large for float8_e4m3fn becomes its largest number, as in torch
 //   integers  SUM and PRODUCT wrap. AVG divides the sum once, toward zero; sums of 8 and 16 bits do
 //             not overflow before that, the wider ones wrap

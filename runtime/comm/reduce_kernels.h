@@ -11,9 +11,10 @@ namespace resilient {
 struct ReduceArguments {
   const std::byte* const* inputs = nullptr;  // In rank order.
   std::size_t input_count = 0;               // At least one.
-  std::size_t count = 0;                     // Elements of each.
-  double factor = 1.0;                       // Of kPremulSum.
-  std::byte* out = nullptr;                  // May be one of the inputs.
+  std::size_t begin = 0;                     // The elements of each from begin to end.
+  std::size_t end = 0;
+  double factor = 1.0;       // Of kPremulSum.
+  std::byte* out = nullptr;  // May be one of the inputs.
 };
 
 using ReduceKernel = void (*)(const ReduceArguments&);

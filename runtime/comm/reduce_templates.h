@@ -23,8 +23,8 @@
 // no inline function of the library is called: the linker might take the copy made for newer
 // processors for the whole program.
 //
-// The loops are plain: the compiler vectorises them. An element is always accumulated in rank order,
-// without contraction, so that every level gives the same bits.
+// The loops are plain: the compiler vectorises them. An element is always accumulated in rank
+// order, without contraction, so that every level gives the same bits.
 namespace resilient::RESILIENT_VECTOR_LEVEL {
 namespace {
 
@@ -71,14 +71,14 @@ template <typename Acc>
 struct Min : Operator<Acc> {
   using Operator<Acc>::Operator;
   Acc Combine(Acc a, Acc b) const {
-    return (b < a || b != b) ? b : a;  // b != b: a NaN wins; a NaN in `a` loses no comparison.
+    return ((b < a) | (b != b)) ? b : a;  // b != b: a NaN wins; one in `a` loses no comparison.
   }
 };
 
 template <typename Acc>
 struct Max : Operator<Acc> {
   using Operator<Acc>::Operator;
-  Acc Combine(Acc a, Acc b) const { return (b > a || b != b) ? b : a; }
+  Acc Combine(Acc a, Acc b) const { return ((b > a) | (b != b)) ? b : a; }
 };
 
 template <typename Acc>
@@ -102,7 +102,7 @@ struct Xor : Operator<Acc> {
 template <typename Acc>
 struct PremulSum : Sum<Acc> {
   explicit PremulSum(const ReduceArguments& arguments)
-      : Sum<Acc>(arguments), factor(static_cast<Acc>(arguments.factor)) {}
+      : Sum<Acc>(arguments), factor(Broadcast<Acc>(arguments.factor)) {}
   Acc Take(Acc value) const { return value * factor; }
   Acc factor;
 };
@@ -110,7 +110,7 @@ struct PremulSum : Sum<Acc> {
 template <typename Acc>
 struct Average : Sum<Acc> {
   explicit Average(const ReduceArguments& arguments)
-      : Sum<Acc>(arguments), divisor(static_cast<Acc>(arguments.input_count)) {}
+      : Sum<Acc>(arguments), divisor(Broadcast<Acc>(static_cast<double>(arguments.input_count))) {}
   Acc Finish(Acc sum) const { return sum / divisor; }
   Acc divisor;
 };
@@ -122,7 +122,8 @@ struct Average : Sum<Acc> {
 template <bool kSigned>
 struct NarrowAverage : Sum<std::uint32_t> {
   explicit NarrowAverage(const ReduceArguments& arguments)
-      : Sum<std::uint32_t>(arguments), reciprocal(1.0 / static_cast<double>(arguments.input_count)) {}
+      : Sum<std::uint32_t>(arguments),
+        reciprocal(1.0 / static_cast<double>(arguments.input_count)) {}
   std::uint32_t Finish(std::uint32_t sum) const {
     if constexpr (kSigned) {
       const double value = static_cast<std::int32_t>(sum);
@@ -167,9 +168,9 @@ void Direct(const ReduceArguments& arguments) {
   const Storage* const in2 = Input<Storage>(arguments, kInputs > 2 ? 2 : 0, 0);
   const Storage* const in3 = Input<Storage>(arguments, kInputs > 3 ? 3 : 0, 0);
   Storage* const out = reinterpret_cast<Storage*>(arguments.out);
-  const std::size_t count = arguments.count;
+  const std::size_t end = arguments.end;
   RESILIENT_INDEPENDENT
-  for (std::size_t i = 0; i < count; ++i) {
+  for (std::size_t i = arguments.begin; i < end; ++i) {
     Acc acc = op.Combine(op.Take(Type::Load(in0[i])), op.Take(Type::Load(in1[i])));
     if constexpr (kInputs > 2) acc = op.Combine(acc, op.Take(Type::Load(in2[i])));
     if constexpr (kInputs > 3) acc = op.Combine(acc, op.Take(Type::Load(in3[i])));
@@ -177,8 +178,8 @@ void Direct(const ReduceArguments& arguments) {
   }
 }
 
-// The passes over a block. Each is a function of its own: within one nest of loops the compiler gives
-// the second one up.
+// The passes over a block. Each is a function of its own: within one nest of loops the compiler
+// gives the second one up.
 template <typename Type, typename Op, typename Acc>
 [[gnu::noinline]] void First(Op op, const typename Type::Storage* in, std::size_t count, Acc* acc) {
   RESILIENT_INDEPENDENT
@@ -205,8 +206,8 @@ void Blocks(const ReduceArguments& arguments) {
   constexpr std::size_t kBlock = kBlockBytes / sizeof(Acc);
   alignas(64) Acc acc[kBlock];
   const Op op(arguments);
-  for (std::size_t begin = 0; begin < arguments.count; begin += kBlock) {
-    const std::size_t left = arguments.count - begin;
+  for (std::size_t begin = arguments.begin; begin < arguments.end; begin += kBlock) {
+    const std::size_t left = arguments.end - begin;
     const std::size_t count = left < kBlock ? left : kBlock;
     First<Type>(op, Input<Storage>(arguments, 0, begin), count, acc);
     for (std::size_t rank = 1; rank < arguments.input_count; ++rank)
@@ -225,11 +226,27 @@ void Run(const ReduceArguments& arguments) {
   Blocks<Type, Op>(arguments);
 }
 
+// A floating type, with what is left by lanes done one by one.
+template <typename Type, template <typename> typename Op>
+void RunFloat(const ReduceArguments& arguments) {
+  ReduceArguments rest = arguments;
+#if defined(__F16C__)
+  if constexpr (std::is_same_v<Type, Float16>) {
+    ReduceArguments lanes = arguments;
+    lanes.end = arguments.end / kLanes;
+    Run<Float16Lanes, Op<Lanes>>(lanes);
+    rest.begin = lanes.end * kLanes;
+  }
+#endif
+  Run<Type, Op<typename Type::Acc>>(rest);
+}
+
 // A kernel of parts for an element that has kParts of them.
 template <ReduceKernel kKernel, std::size_t kParts>
 void Parts(const ReduceArguments& arguments) {
   ReduceArguments parts = arguments;
-  parts.count *= kParts;
+  parts.begin *= kParts;
+  parts.end *= kParts;
   kKernel(parts);
 }
 
@@ -278,20 +295,19 @@ ReduceKernel FindInteger(ReduceOp op) {
 
 template <typename Type>
 ReduceKernel FindFloat(ReduceOp op) {
-  using Acc = typename Type::Acc;
   switch (op) {
     case ReduceOp::kSum:
-      return Run<Type, Sum<Acc>>;
+      return RunFloat<Type, Sum>;
     case ReduceOp::kAvg:
-      return Run<Type, Average<Acc>>;
+      return RunFloat<Type, Average>;
     case ReduceOp::kMin:
-      return Run<Type, Min<Acc>>;
+      return RunFloat<Type, Min>;
     case ReduceOp::kMax:
-      return Run<Type, Max<Acc>>;
+      return RunFloat<Type, Max>;
     case ReduceOp::kProduct:
-      return Run<Type, Product<Acc>>;
+      return RunFloat<Type, Product>;
     case ReduceOp::kPremulSum:
-      return Run<Type, PremulSum<Acc>>;
+      return RunFloat<Type, PremulSum>;
     case ReduceOp::kNone:
     case ReduceOp::kBitAnd:
     case ReduceOp::kBitOr:

@@ -161,6 +161,25 @@ TEST_P(Failure, Mismatch_OfSendAndRecv) {
   EXPECT_TRUE(sent.ok() || sent.code() == StatusCode::kMismatch) << sent.ToString();
 }
 
+TEST_P(Failure, Mismatch_OfSendAndRecvFromAny) {
+  for (const bool send_first : {false, true}) {
+    const auto world = MakeWorld(3);
+    Data four(4), five(5);
+    std::vector<Pending> others;
+    if (send_first) {
+      others.push_back(Pending::Of(world->at(2), SendOp(four, 1, 0)));
+      EXPECT_TRUE(others[0].Wait().ok());
+    }
+    const Pending recv = Pending::Of(world->at(1), RecvOp(five, kAnyPeer, 0));
+    if (!send_first) others.push_back(Pending::Of(world->at(2), SendOp(four, 1, 0)));
+    const Status status = recv.Wait();
+    EXPECT_EQ(status.code(), StatusCode::kMismatch);
+    EXPECT_NE(status.message().find("recv(float32[5], from any rank, tag 0)"), std::string::npos)
+        << status.message();
+    EXPECT_EQ(status.detail().rank, 2);
+  }
+}
+
 TEST_P(Failure, Abort_InTheMiddleOfALargeOperation_EndsItAtOnceAndFreesTheMemory) {
   for (const int present : {2, 3}) {
     const auto world = MakeWorld(3);
@@ -301,6 +320,62 @@ TEST_P(Failure, Leave_WhatWasSentBeforeStillArrives) {
   EXPECT_EQ(Pending::Of(world->at(0), RecvOp(more, 1, 0)).Wait().code(), StatusCode::kLeft);
   EXPECT_EQ(Pending::Of(world->at(0), BroadcastOp(more, 1)).Wait().code(), StatusCode::kLeft);
   EXPECT_EQ(world->log(0).LostCount(1), 0);
+}
+
+TEST_P(Failure, Leave_ARecvFromAnyWaitsWhileOneIsLeftThatCouldSend) {
+  const auto world = MakeWorld(3);
+  ExpectAllOk(world->RunAll([](int) { return BarrierOp(); }));
+  const auto recv_any = [&](Data& data, int& sender) {
+    Operation op = RecvOp(data, kAnyPeer, 0);
+    op.sender = &sender;
+    return Pending::Of(world->at(0), op);
+  };
+  std::vector<Data> got(3, Data(1000));
+  std::vector<int> senders(3, -1);
+  std::vector<Pending> recvs;
+  for (std::size_t i = 0; i < 3; ++i) recvs.push_back(recv_any(got[i], senders[i]));
+  world->at(2).Leave();
+  Data none(1);
+  EXPECT_EQ(Pending::Of(world->at(0), RecvOp(none, 2, 1)).Wait().code(), StatusCode::kLeft);
+  for (const Pending& one : recvs) EXPECT_FALSE(one.IsDone());
+  // What the last one sends before it leaves still arrives.
+  const Data sent(1000, 5.0f);
+  Data copy = sent;
+  for (int i = 0; i < 2; ++i)
+    EXPECT_TRUE(Pending::Of(world->at(1), SendOp(copy, 0, 0)).Wait().ok());
+  world->at(1).Leave();
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_TRUE(recvs[i].Wait().ok());
+    EXPECT_EQ(got[i], sent);
+    EXPECT_EQ(senders[i], 1);
+  }
+  int late = -1;
+  for (const Pending& one : {recvs[2], recv_any(none, late)}) {
+    const Status status = one.Wait();
+    EXPECT_EQ(status.code(), StatusCode::kLeft);
+    EXPECT_NE(status.message().find("all other ranks have left the group world"), std::string::npos)
+        << status.ToString();
+  }
+  EXPECT_EQ(senders[2], -1);
+}
+
+TEST_P(Failure, Leave_WhatWasSentBeforeGoesToALaterRecvFromAny) {
+  const auto world = MakeWorld(2);
+  Data sent(1000, 7.0f), got(1000);
+  EXPECT_TRUE(Pending::Of(world->at(1), SendOp(sent, 0, 0)).Wait().ok());
+  world->at(1).Leave();
+  EXPECT_EQ(Pending::Of(world->at(0), RecvOp(got, 1, 9)).Wait().code(), StatusCode::kLeft);
+  EXPECT_TRUE(Pending::Of(world->at(0), RecvOp(got, kAnyPeer, 0)).Wait().ok());
+  EXPECT_EQ(got, sent);
+  EXPECT_EQ(Pending::Of(world->at(0), RecvOp(got, kAnyPeer, 0)).Wait().code(), StatusCode::kLeft);
+}
+
+TEST_P(Failure, Abort_EndsARecvFromAny) {
+  const auto world = MakeWorld(2);
+  auto got = std::make_unique<Data>(4);
+  const Pending recv = Pending::Of(world->at(0), RecvOp(*got, kAnyPeer, 0));
+  world->at(0).Abort(kLost);
+  EXPECT_EQ(recv.Wait().code(), StatusCode::kRankLost);
 }
 
 TEST_P(Failure, Leave_IsKnownToARecvThoughACollectiveWaitsBeforeTheGoodbye) {

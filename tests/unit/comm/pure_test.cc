@@ -1,14 +1,9 @@
 // Goal: the pure parts of the CPU communicator. Method: tables of input and result.
 
-#include <array>
-#include <bit>
-#include <cmath>
-#include <cstring>
-#include <limits>
+#include <string>
 
 #include <gtest/gtest.h>
 
-#include "runtime/comm/reduce.h"
 #include "runtime/comm/schedule.h"
 #include "runtime/comm/wire.h"
 
@@ -32,51 +27,6 @@ TEST(Schedule, Plan_SmallInOneRound) {
   EXPECT_EQ(PlanAllReduce(8, 4), AllReducePlan::kOneRound);
   EXPECT_EQ(PlanAllReduce(kOneRoundLimitBytes / 4, 4), AllReducePlan::kOneRound);
   EXPECT_EQ(PlanAllReduce(kOneRoundLimitBytes / 4 + 1, 4), AllReducePlan::kTwoRounds);
-}
-
-template <typename T>
-T ReduceTwo(DataType type, ReduceOp op, T a, T b) {
-  std::array<T, 1> x{a}, y{b};
-  const std::array<const std::byte*, 2> inputs{reinterpret_cast<const std::byte*>(x.data()),
-                                               reinterpret_cast<const std::byte*>(y.data())};
-  ReduceInRankOrder(type, op, 1.0, inputs, 1, reinterpret_cast<std::byte*>(x.data()));
-  return x[0];
-}
-
-TEST(Reduce, Integers_TruncateTowardZeroAndWrap) {
-  EXPECT_EQ(ReduceTwo<std::int64_t>(DataType::kInt64, ReduceOp::kAvg, -3, -4), -3);
-  EXPECT_EQ(ReduceTwo<std::int32_t>(DataType::kInt32, ReduceOp::kAvg, 3, 4), 3);
-  constexpr auto kMax = std::numeric_limits<std::int64_t>::max();
-  EXPECT_EQ(ReduceTwo<std::int64_t>(DataType::kInt64, ReduceOp::kSum, kMax, 1),
-            std::numeric_limits<std::int64_t>::min());
-  EXPECT_EQ(ReduceTwo<std::uint8_t>(DataType::kUInt8, ReduceOp::kSum, 200, 100), 44);
-  EXPECT_EQ(ReduceTwo<std::uint8_t>(DataType::kUInt8, ReduceOp::kAvg, 200, 100), 150);
-}
-
-TEST(Reduce, Bool_IsOrAndAnd) {
-  EXPECT_FALSE(CanReduce(DataType::kBool, ReduceOp::kAvg));
-  EXPECT_FALSE(CanReduce(DataType::kFloat32, ReduceOp::kNone));
-  EXPECT_EQ(ReduceTwo<std::uint8_t>(DataType::kBool, ReduceOp::kSum, 1, 1), 1);
-  EXPECT_EQ(ReduceTwo<std::uint8_t>(DataType::kBool, ReduceOp::kMin, 1, 0), 0);
-  EXPECT_EQ(ReduceTwo<std::uint8_t>(DataType::kBool, ReduceOp::kMax, 0, 1), 1);
-}
-
-TEST(Reduce, Nan_WinsOnEitherSide) {
-  const double nan = std::nan("");
-  for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
-    EXPECT_TRUE(std::isnan(ReduceTwo<double>(DataType::kFloat64, op, nan, 1)));
-    EXPECT_TRUE(std::isnan(ReduceTwo<double>(DataType::kFloat64, op, 1, nan)));
-  }
-}
-
-TEST(Reduce, BFloat16_RoundsOnceToNearestEven) {
-  const auto sum = [](std::uint16_t a, std::uint16_t b) {
-    return ReduceTwo<std::uint16_t>(DataType::kBFloat16, ReduceOp::kSum, a, b);
-  };
-  EXPECT_EQ(sum(0x3f80, 0x3b80), 0x3f80);           // 1 + 2^-8 is a tie: down to even.
-  EXPECT_EQ(sum(0x3f81, 0x3b80), 0x3f82);           // 1 + 2^-7 + 2^-8 is a tie: up to even.
-  EXPECT_EQ(sum(0x7f7f, 0x7f7f), 0x7f80);           // The largest doubled is infinite.
-  EXPECT_EQ(sum(0x7f80, 0xff80) & 0x7fc0, 0x7fc0);  // inf - inf stays a NaN.
 }
 
 TEST(Wire, Hello_RoundTrip) {

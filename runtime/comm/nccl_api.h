@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstddef>
+
+#include "runtime/comm/nccl_types.h"
+
+// The functions of NCCL and of the CUDA runtime that are used, as two tables: nothing is linked,
+// the process's own copies are found at run time (nccl_library.h), and tests put a fake in their
+// place. A member is called as the C function is, without its prefix.
+namespace resilient {
+
+#define RESILIENT_NCCL_FUNCTIONS(DO) \
+  DO(GetVersion)                     \
+  DO(GetErrorString)                 \
+  DO(GetLastError)                   \
+  DO(GetUniqueId)                    \
+  DO(CommInitRankConfig)             \
+  DO(CommGetAsyncError)              \
+  DO(CommFinalize)                   \
+  DO(CommDestroy)                    \
+  DO(CommAbort)                      \
+  DO(GroupStart)                     \
+  DO(GroupEnd)                       \
+  DO(AllReduce)                      \
+  DO(Reduce)                         \
+  DO(Broadcast)                      \
+  DO(AllGather)                      \
+  DO(ReduceScatter)                  \
+  DO(Send)                           \
+  DO(Recv)
+
+#define RESILIENT_CUDA_FUNCTIONS(DO) \
+  DO(GetErrorName)                   \
+  DO(GetErrorString)                 \
+  DO(SetDevice)                      \
+  DO(StreamCreateWithFlags)          \
+  DO(StreamDestroy)                  \
+  DO(StreamWaitEvent)                \
+  DO(EventCreateWithFlags)           \
+  DO(EventRecord)                    \
+  DO(EventQuery)                     \
+  DO(EventSynchronize)               \
+  DO(EventDestroy)
+
+// Thread: value type. Of what it points to: one thread at a time for one communicator.
+struct NcclApi {
+  NcclResult (*GetVersion)(int* version) = nullptr;
+  const char* (*GetErrorString)(NcclResult result) = nullptr;
+  const char* (*GetLastError)(NcclCommHandle comm) = nullptr;
+  NcclResult (*GetUniqueId)(NcclUniqueId* id) = nullptr;
+  NcclResult (*CommInitRankConfig)(NcclCommHandle* comm, int ranks, NcclUniqueId id, int rank,
+                                   NcclConfig* config) = nullptr;
+  NcclResult (*CommGetAsyncError)(NcclCommHandle comm, NcclResult* error) = nullptr;
+  NcclResult (*CommFinalize)(NcclCommHandle comm) = nullptr;
+  NcclResult (*CommDestroy)(NcclCommHandle comm) = nullptr;
+  NcclResult (*CommAbort)(NcclCommHandle comm) = nullptr;
+  NcclResult (*GroupStart)() = nullptr;
+  NcclResult (*GroupEnd)() = nullptr;
+  NcclResult (*AllReduce)(const void* from, void* to, std::size_t count, NcclDataType type,
+                          NcclReduceOp op, NcclCommHandle comm, CudaStreamHandle stream) = nullptr;
+  NcclResult (*Reduce)(const void* from, void* to, std::size_t count, NcclDataType type,
+                       NcclReduceOp op, int root, NcclCommHandle comm,
+                       CudaStreamHandle stream) = nullptr;
+  NcclResult (*Broadcast)(const void* from, void* to, std::size_t count, NcclDataType type,
+                          int root, NcclCommHandle comm, CudaStreamHandle stream) = nullptr;
+  NcclResult (*AllGather)(const void* from, void* to, std::size_t count_per_rank, NcclDataType type,
+                          NcclCommHandle comm, CudaStreamHandle stream) = nullptr;
+  NcclResult (*ReduceScatter)(const void* from, void* to, std::size_t count_per_rank,
+                              NcclDataType type, NcclReduceOp op, NcclCommHandle comm,
+                              CudaStreamHandle stream) = nullptr;
+  NcclResult (*Send)(const void* from, std::size_t count, NcclDataType type, int peer,
+                     NcclCommHandle comm, CudaStreamHandle stream) = nullptr;
+  NcclResult (*Recv)(void* to, std::size_t count, NcclDataType type, int peer, NcclCommHandle comm,
+                     CudaStreamHandle stream) = nullptr;
+};
+
+// Thread: value type. What it points to is thread-safe; the device is that of the calling thread.
+struct CudaApi {
+  const char* (*GetErrorName)(CudaResult error) = nullptr;
+  const char* (*GetErrorString)(CudaResult error) = nullptr;
+  CudaResult (*SetDevice)(int device) = nullptr;
+  CudaResult (*StreamCreateWithFlags)(CudaStreamHandle* stream, unsigned int flags) = nullptr;
+  CudaResult (*StreamDestroy)(CudaStreamHandle stream) = nullptr;
+  CudaResult (*StreamWaitEvent)(CudaStreamHandle stream, CudaEventHandle event,
+                                unsigned int flags) = nullptr;
+  CudaResult (*EventCreateWithFlags)(CudaEventHandle* event, unsigned int flags) = nullptr;
+  CudaResult (*EventRecord)(CudaEventHandle event, CudaStreamHandle stream) = nullptr;
+  CudaResult (*EventQuery)(CudaEventHandle event) = nullptr;
+  CudaResult (*EventSynchronize)(CudaEventHandle event) = nullptr;
+  CudaResult (*EventDestroy)(CudaEventHandle event) = nullptr;
+};
+
+}  // namespace resilient

@@ -1,0 +1,282 @@
+// Goal: whatever NCCL does not do, every operation completes once with the cause, an abort returns
+// at once, and memory is let go when the device is done with it and not before.
+// Method: ranks of one process over the fake NCCL, which is told what goes wrong and when.
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/comm/nccl_world.h"
+
+namespace resilient::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class NcclFailure : public NcclTest {
+ protected:
+  static Status Lost() { return Status(StatusCode::kRankLost, "rank 1 was lost"); }
+
+  // An operation of rank 0 that waits on the device for rank 1.
+  Pending LaunchAlone(std::vector<float>& data) {
+    const Pending waiting = Pending::Of(world().at(0), AllReduceOp(data));
+    EXPECT_TRUE(WaitForKernels(0, 1));
+    return waiting;
+  }
+  bool WaitForAborts(int count) {
+    return fake_.WaitFor([&](const NcclCounts& counts) { return counts.aborts_ended == count; });
+  }
+
+  std::vector<float> data_ = {1, 2};
+};
+
+TEST_F(NcclFailure, Init_FailsAtOnce_EndsTheGroupInItsWords) {
+  Change(0, [](NcclScript& script) { script.init_result = NcclResult::kInternalError; });
+  World& world = Start(2);
+  const Status status = Pending::Try(world.at(0), AllReduceOp(data_)).Wait();
+  EXPECT_EQ(status.code(), StatusCode::kCommFailed);
+  EXPECT_THAT(status.message(),
+              AllOf(HasSubstr("ncclCommInitRankConfig failed on rank 0 (device 0) of group "
+                              "'world', generation 1: internal error"),
+                    HasSubstr("the fake was told to")));
+  EXPECT_EQ(status.detail().generation, 1u);
+  EXPECT_TRUE(WaitForAborts(1)) << "a handle that came with the failure is released";
+}
+
+TEST_F(NcclFailure, Init_FailsLater_EndsTheGroup) {
+  Change(1, [](NcclScript& script) { script.async_error = NcclResult::kSystemError; });
+  World& world = Start(2);
+  const Status status = Pending::Try(world.at(1), AllReduceOp(data_)).Wait();
+  EXPECT_EQ(status.code(), StatusCode::kCommFailed);
+  EXPECT_THAT(status.message(), HasSubstr("connecting failed on rank 1 (device 1)"));
+}
+
+TEST_F(NcclFailure, Init_Hangs_EndsAtItsDeadline) {
+  Change(0, [](NcclScript& script) { script.hang_init = true; });
+  World& world = Start(2, Millis(50));
+  const Status status = Pending::Try(world.at(0), AllReduceOp(data_)).Wait();
+  EXPECT_EQ(status.code(), StatusCode::kCommStalled);
+  EXPECT_THAT(status.message(), HasSubstr("was not connected by NCCL within 50 ms"));
+  EXPECT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.aborts_ended >= 1; }));
+}
+
+TEST_F(NcclFailure, Init_Hangs_AbortEndsIt) {
+  Change(0, [](NcclScript& script) { script.hang_init = true; });
+  World& world = Start(2);
+  const Pending waiting = Pending::Of(world.at(0), AllReduceOp(data_));
+  ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.communicators == 2; }));
+  world.at(0).Abort(Lost());
+  EXPECT_EQ(waiting.Wait().code(), StatusCode::kRankLost);
+  EXPECT_TRUE(WaitForAborts(1));
+  EXPECT_TRUE(Eventually([&] { return world.at(0).IsQuiet(); }));
+  EXPECT_TRUE(world.log(0).WaitFor([](EventLog& log) { return log.connected.empty(); }));
+}
+
+TEST_F(NcclFailure, UniqueId_NeverComes_EndsAtTheDeadline) {
+  World& world = Start(2, Millis(50));
+  // Rank 0 does not make this group.
+  const auto side = world.Create(1, world.Spec("side", 1));
+  const Status status = Pending::Try(*side, AllReduceOp(data_)).Wait();
+  EXPECT_EQ(status.code(), StatusCode::kCommStalled);
+  EXPECT_THAT(status.message(), HasSubstr("rank 0 has not published a unique id"));
+}
+
+TEST_F(NcclFailure, UniqueId_CannotBePublished_EndsWithThatCause) {
+  World& world = Start(1);
+  ids_.Refuse(Status(StatusCode::kStoreLost, "the store is gone"));
+  const auto side = world.Create(0, world.Spec("side", 0));
+  const Status status = Pending::Try(*side, AllReduceOp(data_)).Wait();
+  EXPECT_EQ(status.code(), StatusCode::kStoreLost);
+  EXPECT_THAT(status.message(), HasSubstr("the store is gone"));
+}
+
+TEST_F(NcclFailure, Operation_NeverCompletes_AbortEndsItWithTheCause) {
+  World& world = Start(2);
+  const Pending waiting = LaunchAlone(data_);
+  EXPECT_FALSE(waiting.IsDone());
+  world.at(0).Abort(Lost());
+  world.at(0).Abort(Status(StatusCode::kCancelled, "too late"));
+  EXPECT_EQ(waiting.Wait().code(), StatusCode::kRankLost);
+  // Its event has fired by now, as the kernel left the device; that is no success.
+  EXPECT_TRUE(Eventually([&] { return world.at(0).IsQuiet(); }));
+  EXPECT_EQ(Pending::Try(world.at(0), AllReduceOp(data_)).Wait().code(), StatusCode::kRankLost);
+  EXPECT_THAT(data_, ElementsAre(1, 2));
+}
+
+TEST_F(NcclFailure, Launch_NeverEnds_AbortEndsIt) {
+  Change(0, [](NcclScript& script) { script.hang_launch = true; });
+  World& world = Start(1);
+  std::vector<float> second = {3};
+  const Pending launching = Pending::Of(world.at(0), AllReduceOp(data_));
+  const Pending behind = Pending::Of(world.at(0), AllReduceOp(second));
+  ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.events == 1; }));
+  world.at(0).Abort(Lost());
+  EXPECT_EQ(launching.Wait().code(), StatusCode::kRankLost);
+  EXPECT_EQ(behind.Wait().code(), StatusCode::kRankLost);
+  EXPECT_TRUE(Eventually([&] { return world.at(0).IsQuiet(); }));
+}
+
+TEST_F(NcclFailure, Launch_Fails_EndsTheGroup) {
+  Change(0, [](NcclScript& script) { script.launch_result = NcclResult::kInvalidUsage; });
+  World& world = Start(1);
+  const Status status = Pending::Try(world.at(0), AllReduceOp(data_)).Wait();
+  EXPECT_EQ(status.code(), StatusCode::kCommFailed);
+  EXPECT_THAT(status.message(), HasSubstr("launching all_reduce(float32[2], sum) #1 failed"));
+}
+
+// The two moments: the failure is told at once, memory is let go when NCCL has.
+TEST_F(NcclFailure, Abort_Hangs_TheCauseIsToldAtOnceAndMemoryKeptUntilItReturns) {
+  Change(0, [](NcclScript& script) { script.hang_abort = true; });
+  World& world = Start(2);
+  auto tensor = std::make_shared<std::vector<float>>(data_);
+  std::weak_ptr<std::vector<float>> memory = tensor;
+  std::mutex mutex;
+  std::optional<Status> outcome;
+  Operation op = AllReduceOp(*tensor);
+  ASSERT_TRUE(world.at(0)
+                  .Submit(op,
+                          [&, tensor](const Status& status) {
+                            std::lock_guard lock(mutex);
+                            outcome = status;
+                          })
+                  .ok());
+  tensor.reset();
+  ASSERT_TRUE(WaitForKernels(0, 1));
+  world.at(0).Abort(Lost());  // Returns, though ncclCommAbort does not.
+  ASSERT_TRUE(Eventually([&] {
+    std::lock_guard lock(mutex);
+    return outcome.has_value();
+  }));
+  EXPECT_EQ(outcome->code(), StatusCode::kRankLost);
+  ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.aborts_begun == 1; }));
+  EXPECT_FALSE(world.at(0).IsQuiet());
+  EXPECT_FALSE(memory.expired());
+
+  // The next generation does not wait for it.
+  const auto next = world.CreateAll("world", 2);
+  std::vector<std::vector<float>> again = {{1}, {2}};
+  std::vector<Pending> pending;
+  for (std::size_t rank : {0u, 1u}) {
+    Operation sum = AllReduceOp(again[rank]);
+    sum.stream = NewStream();
+    pending.push_back(Pending::Of(*next[rank], sum));
+  }
+  for (const Pending& one : pending) EXPECT_TRUE(one.Wait().ok());
+  EXPECT_FALSE(world.at(0).IsQuiet());
+
+  Change(0, [](NcclScript& script) { script.hang_abort = false; });
+  EXPECT_TRUE(Eventually([&] { return world.at(0).IsQuiet(); }));
+  EXPECT_TRUE(memory.expired());
+}
+
+TEST_F(NcclFailure, Abort_HangsForEver_CloseReturnsAtItsDeadline) {
+  Change(0, [](NcclScript& script) { script.hang_abort = true; });
+  World& world = Start(2);
+  auto tensor = std::make_shared<std::vector<float>>(data_);
+  std::weak_ptr<std::vector<float>> memory = tensor;
+  Operation op = AllReduceOp(*tensor);
+  ASSERT_TRUE(world.at(0).Submit(op, [tensor](const Status&) {}).ok());
+  tensor.reset();
+  ASSERT_TRUE(WaitForKernels(0, 1));
+  world.at(0).Abort(Lost());
+  ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.aborts_begun == 1; }));
+  world.fabrics[0]->Close(Deadline::After(world.clock.Now(), Millis(30)));
+  world.fabrics[0].reset();
+  EXPECT_FALSE(world.at(0).IsQuiet());
+  EXPECT_FALSE(memory.expired()) << "the device may still write to it";
+  Change(0, [](NcclScript& script) { script.hang_abort = false; });
+  EXPECT_TRUE(Eventually([&] { return memory.expired(); }));
+}
+
+TEST_F(NcclFailure, AsyncError_EndsWhatIsInFlightAndWhatComes) {
+  World& world = Start(2);
+  const Pending waiting = LaunchAlone(data_);
+  Change(0, [](NcclScript& script) { script.async_error = NcclResult::kRemoteError; });
+  const Status status = waiting.Wait();
+  EXPECT_EQ(status.code(), StatusCode::kCommFailed);
+  EXPECT_THAT(status.message(), HasSubstr("remote process exited or there was a network error"));
+  EXPECT_EQ(Pending::Try(world.at(0), AllReduceOp(data_)).Wait().code(), StatusCode::kCommFailed);
+  EXPECT_TRUE(Eventually([&] { return world.at(0).IsQuiet(); }));
+}
+
+TEST_F(NcclFailure, AsyncError_WhileNothingMoves_IsNoticed) {
+  World& world = Start(2);
+  ASSERT_TRUE(world.log(0).WaitFor([](EventLog& log) { return log.connected[{"world", 1}] == 1; }));
+  Change(0, [](NcclScript& script) { script.async_error = NcclResult::kRemoteError; });
+  EXPECT_TRUE(WaitForAborts(1));
+  EXPECT_EQ(Pending::Try(world.at(0), AllReduceOp(data_)).Wait().code(), StatusCode::kCommFailed);
+}
+
+TEST_F(NcclFailure, RanksInDifferentOperations_NeverGetAWrongResult) {
+  World& world = Start(2);
+  std::vector<float> longer = {1, 2, 3};
+  const Pending one = LaunchAlone(data_);
+  const Pending other = Pending::Of(world.at(1), AllReduceOp(longer));
+  ASSERT_TRUE(WaitForKernels(1, 1));
+  EXPECT_FALSE(one.IsDone() || other.IsDone());
+  world.at(0).Abort(Lost());
+  world.at(1).Abort(Lost());
+  EXPECT_EQ(one.Wait().code(), StatusCode::kRankLost);
+  EXPECT_EQ(other.Wait().code(), StatusCode::kRankLost);
+}
+
+TEST_F(NcclFailure, DeviceLost_SaysSoAndEndsTheGroup) {
+  World& world = Start(2);
+  const Pending waiting = LaunchAlone(data_);
+  Change(0, [](NcclScript& script) { script.lose_device = true; });
+  const Status status = waiting.Wait();
+  EXPECT_EQ(status.code(), StatusCode::kDeviceLost);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("cudaErrorLaunchFailure"),
+                                      HasSubstr("the device is lost to this process")));
+  EXPECT_TRUE(Eventually([&] { return world.at(0).IsQuiet(); }));
+}
+
+TEST_F(NcclFailure, NoEvent_EndsTheGroupBeforeTheLaunch) {
+  Change(0, [](NcclScript& script) { script.refuse_events = true; });
+  World& world = Start(1);
+  const Status status = Pending::Try(world.at(0), AllReduceOp(data_)).Wait();
+  EXPECT_EQ(status.code(), StatusCode::kCommFailed);
+  EXPECT_THAT(status.message(), HasSubstr("cudaEventCreate failed on rank 0"));
+}
+
+TEST_F(NcclFailure, AbortCell_EndsTheGroupsThatWatchIt) {
+  World& world = Start(2);
+  auto cell = std::make_shared<AbortCell>();
+  const auto side = world.CreateAll("side", 1, cell);
+  const Pending waiting = Pending::Of(*side[0], AllReduceOp(data_));
+  ASSERT_TRUE(WaitForKernels(0, 1));
+  cell->Set(Lost());
+  EXPECT_EQ(waiting.Wait().code(), StatusCode::kRankLost);
+  EXPECT_TRUE(WaitForAborts(2));
+  std::vector<std::vector<float>> data = {{1}, {2}};
+  ExpectAllOk(
+      world.RunAll([&](int rank) { return AllReduceOp(data[static_cast<std::size_t>(rank)]); }));
+}
+
+TEST_F(NcclFailure, Rebuild_FiftyTimes_LeavesNothing) {
+  World& world = Start(2);
+  for (std::uint64_t generation = 2; generation < 52; ++generation) {
+    const auto group = world.CreateAll("world", generation);
+    std::vector<std::vector<float>> data = {{1}, {2}};
+    const Pending one = Pending::Of(*group[0], AllReduceOp(data[0]));
+    const Pending other = Pending::Of(*group[1], AllReduceOp(data[1]));
+    ExpectAllOk({one.Wait(), other.Wait()});
+    const Pending last = Pending::Of(*group[0], AllReduceOp(data[0]));
+    for (const auto& communicator : group) communicator->Abort(Lost());
+    EXPECT_EQ(last.Wait().code(), StatusCode::kRankLost);
+  }
+  EXPECT_TRUE(fake_.WaitFor([](const NcclCounts& counts) {
+    return counts.communicators == 2 && counts.aborts_ended == 100 && counts.events == 0;
+  }));
+  EXPECT_EQ(fake_.Counts().unique_ids, 51) << "an id is used for one attempt";
+}
+
+}  // namespace
+}  // namespace resilient::testing

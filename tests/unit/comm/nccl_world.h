@@ -1,0 +1,125 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "runtime/comm/nccl_communicator.h"
+#include "tests/support/fake_nccl.h"
+#include "tests/unit/comm/comm_world.h"
+
+namespace resilient::testing {
+
+// Unique ids from rank to rank of one process. Thread: thread-safe.
+class LocalIdExchange final : public NcclIdExchange {
+ public:
+  void Publish(const std::string& key, const NcclUniqueId& id, OnPublished done) override {
+    std::vector<OnId> waiting;
+    Status refused;
+    {
+      std::lock_guard lock(mutex_);
+      refused = refused_;
+      if (refused.ok() && !ids_.emplace(key, id).second) ADD_FAILURE() << key << " was used twice";
+      waiting.swap(waiting_[key]);
+    }
+    done(refused);
+    for (const OnId& one : waiting) one(id);
+  }
+  void Await(const std::string& key, OnId done) override {
+    {
+      std::lock_guard lock(mutex_);
+      const auto found = ids_.find(key);
+      if (found == ids_.end()) {
+        waiting_[key].push_back(std::move(done));
+        return;
+      }
+      done = [done = std::move(done), id = found->second](const Result<NcclUniqueId>&) {
+        done(id);
+      };
+    }
+    done(NcclUniqueId{});
+  }
+  void Refuse(Status why) {
+    std::lock_guard lock(mutex_);
+    refused_ = std::move(why);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, NcclUniqueId> ids_;
+  std::map<std::string, std::vector<OnId>> waiting_;
+  Status refused_;
+};
+
+// Ranks on the fake, one device each: device number = rank. What is misused or left over in the
+// fake fails the test.
+class NcclTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    world_.reset();
+    streams_.clear();
+    const NcclCounts counts = fake_.Counts();
+    EXPECT_THAT(counts.misuse, ::testing::IsEmpty());
+    EXPECT_EQ(counts.communicators, 0);
+    EXPECT_EQ(counts.events, 0);
+  }
+
+  World& Start(int ranks, Duration connect_timeout = kBound,
+               Duration flush_timeout = Millis(1000)) {
+    int device = 0;
+    const Transport transport{.name = "nccl",
+                              .make = [&](const Clock& clock, CommunicatorEvents& events) {
+                                NcclFabricOptions options{.nccl = FakeNccl::nccl(),
+                                                          .cuda = FakeNccl::cuda(),
+                                                          .device = device++,
+                                                          .connect_timeout = connect_timeout,
+                                                          .flush_timeout = flush_timeout};
+                                return Result<std::unique_ptr<CommunicatorFactory>>(
+                                    MakeNcclFabric(options, ids_, clock, events));
+                              }};
+    world_ = std::make_unique<World>(transport, ranks);
+    return *world_;
+  }
+  World& world() { return *world_; }
+
+  // A stream of the fake, until the end of the test.
+  CudaStreamHandle NewStream() {
+    CudaStreamHandle stream = nullptr;
+    EXPECT_EQ(FakeNccl::cuda().StreamCreateWithFlags(&stream, kCudaStreamNonBlocking),
+              CudaResult::kSuccess);
+    streams_.emplace_back(stream,
+                          [](CudaStreamHandle one) { FakeNccl::cuda().StreamDestroy(one); });
+    return stream;
+  }
+
+  void Change(int rank, const std::function<void(NcclScript&)>& change) {
+    fake_.Change(rank, change);
+  }
+  bool WaitForKernels(int rank, int count) {
+    return fake_.WaitFor([&](const NcclCounts& counts) {
+      const auto begun = counts.kernels_begun.find(rank);
+      return begun != counts.kernels_begun.end() && begun->second >= count;
+    });
+  }
+
+  FakeNccl fake_;
+  LocalIdExchange ids_;
+  std::unique_ptr<World> world_;
+  std::vector<std::shared_ptr<CudaStream>> streams_;
+};
+
+inline bool Eventually(const std::function<bool()>& condition) {
+  const auto until = std::chrono::steady_clock::now() + kBound;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+}  // namespace resilient::testing
