@@ -4,15 +4,21 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include <resilient/communicator.h>
 #include <resilient/session.h>
+#include <torch/version.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "torch_plugin/csrc/context.h"
+#include "torch_plugin/csrc/op_log.h"
+#include "torch_plugin/csrc/plan.h"
 #include "torch_plugin/csrc/work.h"
 
 namespace resilient::plugin {
@@ -22,10 +28,16 @@ namespace resilient::plugin {
 // on the CPU are refused. The operations have c10d's older names, to which all supported torch
 // versions forward.
 //
+// A call whose options say asyncOp=false may be done when it returns; then it returns null, as
+// torch allows, or raises.
+//
 // Owner: c10d::ProcessGroup. Thread: thread-safe. Lifetime: keeps its session alive; the destructor
 // says goodbye to the group's peers.
 class ResilientBackend final : public c10d::Backend {
  public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+
   // `ranks`: global ranks in group order; empty: the world. `name` is unique among open groups.
   static Result<c10::intrusive_ptr<ResilientBackend>> Create(
       std::shared_ptr<SessionContext> context, const std::string& name, int rank, int size,
@@ -44,55 +56,116 @@ class ResilientBackend final : public c10d::Backend {
   c10d::ErrorType getError() override;
   void abort() override;
   void shutdown() override;
+  void enableCollectivesTiming() override {}  // Every Work has its duration.
+  std::vector<LoggedOperation> logged_operations() const { return log_->Snapshot(); }
 
-  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
-                                           const c10d::BroadcastOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
-                                           const c10d::AllreduceOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
-      std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
-                                           std::vector<at::Tensor>& inputs,
-                                           const c10d::AllgatherOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
-                                                 const c10d::AllgatherOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
-      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
-      const c10d::AllgatherOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int destination,
-                                      int tag) override;
-  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int source,
-                                      int tag) override;
-  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override;
+  // What a thread starts between the two is one Work more, which ends when all of it has ended. Its
+  // result is empty. The operations themselves start at once.
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  // Exchanges the sizes before it returns; the sums are taken in rank order.
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& options) override;
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+  WorkPtr gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                             const c10d::GatherOptions& options) override;
+#endif
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
+                   const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input,
+                        std::vector<std::int64_t>& output_splits,
+                        std::vector<std::int64_t>& input_splits,
+                        const c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int destination, int tag) override;
+  WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  // Rank 0 waits for the others until the timeout and raises an error that names who has not come;
+  // the others wait for its verdict. Nobody is fenced, and a rank that comes late gets the verdict.
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
  private:
-  // What a call becomes: operations in order of submission, the memory they use, what to copy
-  // where at the end.
-  struct Plan {
-    explicit Plan(c10d::OpType op_type) : type(op_type) {}
-    c10d::OpType type;
-    std::vector<Operation> operations;
-    std::vector<at::Tensor> held;
-    std::vector<at::Tensor> outputs;
-    std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // (to, from)
+  // What was started since startCoalescing.
+  struct Batch {
+    std::thread::id thread;
+    std::shared_ptr<Progress> progress;
+    Operation first;
+    std::uint64_t last_sequence = 0;
   };
 
-  // A contiguous stand-in for `tensor`; the tensor itself where it can be. Adds what `plan` needs.
-  at::Tensor Input(Plan& plan, const at::Tensor& tensor, const char* what);
-  at::Tensor InOut(Plan& plan, const at::Tensor& tensor, const char* what);
-  void PlanAllReduce(Plan& plan, const at::Tensor& tensor, const c10d::ReduceOp& reduce);
-  void PlanGather(Plan& plan, const at::Tensor& output, const at::Tensor& input);
-  c10::intrusive_ptr<c10d::Work> PointToPoint(std::vector<at::Tensor>& tensors, OpKind kind,
-                                              int peer, int tag);
-  c10::intrusive_ptr<c10d::Work> Launch(Plan plan);
-  const at::Tensor& Only(const std::vector<at::Tensor>& tensors, const char* what);
-  [[noreturn]] void Refuse(StatusCode code, std::string text);
+  const at::Tensor& Only(Plan& plan, const Tensors& tensors);
+  Operation& PlanGather(Plan& plan, OpKind kind, const at::Tensor& output, const at::Tensor& input);
+  Operation& PlanGatherToList(Plan& plan, OpKind kind, const Tensors& outputs,
+                              const at::Tensor& input);
+  void PlanReduceScatter(Plan& plan, const at::Tensor& output, const at::Tensor& input,
+                         const c10d::ReduceOp& reduce);
+  void PlanExchange(Plan& plan, at::ScalarType type, std::vector<Part> sent,
+                    std::vector<Part> received);
+  void RequirePeer(Plan& plan, int peer, int tag);
+  // Of every rank, in rank order. Blocks.
+  at::Tensor SparseShapes(const at::Tensor& tensor);
+
+  // `waits`: the caller waits for the end at once.
+  WorkPtr Launch(Plan plan, bool waits);
+  WorkPtr RunHere(Plan plan);
+  // As a part of `whole` if there is one.
+  c10::intrusive_ptr<WorkImpl> Start(Plan plan, const std::shared_ptr<Progress>& whole);
+  void NoteSequence(OpKind kind, std::uint64_t log_id, std::uint64_t sequence);
+  WorkSpec SpecOf(Plan plan);
+
+  std::uint32_t NextMonitoredTag();
+  c10::intrusive_ptr<WorkImpl> StartMonitored(OpKind kind, const at::Tensor& message, int peer,
+                                              std::uint32_t tag);
+  void AwaitOthers(std::uint32_t tag, std::chrono::milliseconds timeout, bool wait_all_ranks);
+  void AwaitVerdict(std::uint32_t tag, std::chrono::milliseconds timeout);
+  std::string MissingText(const std::vector<int>& missing, std::chrono::milliseconds timeout,
+                          bool all) const;
 
   const std::shared_ptr<SessionContext> context_;
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<Host> host_;
   const c10::intrusive_ptr<Options> options_;
+  const std::shared_ptr<OpLog> log_ = std::make_shared<OpLog>();
   std::atomic<std::uint64_t> last_sequence_{0};
+  std::atomic<bool> has_batch_{false};
+  std::mutex mutex_;
+  std::optional<Batch> batch_;              // Guarded by mutex_.
+  std::uint64_t monitored_generation_ = 0;  // Guarded by mutex_.
+  std::uint32_t monitored_barriers_ = 0;    // Guarded by mutex_. In that generation.
 };
+
+// Whether the caller waits at once. Not all options of every torch version say so.
+template <typename CallOptions>
+bool Waits(const CallOptions& options) {
+  if constexpr (requires { options.asyncOp; }) {
+    return !options.asyncOp;
+  } else {
+    return false;
+  }
+}
 
 }  // namespace resilient::plugin

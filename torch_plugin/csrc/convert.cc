@@ -70,34 +70,131 @@ void ThrowNative(const Status& status) {
   throw BackendError(where, status);
 }
 
-Result<DataType> ToDataType(at::ScalarType type) {
-  if (type == at::kFloat) return DataType::kFloat32;
-  if (type == at::kDouble) return DataType::kFloat64;
-  if (type == at::kBFloat16) return DataType::kBFloat16;
-  if (type == at::kLong) return DataType::kInt64;
-  if (type == at::kInt) return DataType::kInt32;
-  if (type == at::kByte) return DataType::kUInt8;
-  if (type == at::kBool) return DataType::kBool;
-  return Status(StatusCode::kUnimplemented,
-                c10::str("tensors of dtype ", c10::toString(type),
-                         " are not supported; supported are float32, float64, bfloat16, int64, "
-                         "int32, uint8 and bool: convert the tensor with .to() first"));
+std::optional<DataType> ToDataType(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return DataType::kFloat32;
+    case at::kDouble:
+      return DataType::kFloat64;
+    case at::kBFloat16:
+      return DataType::kBFloat16;
+    case at::kHalf:
+      return DataType::kFloat16;
+    case at::kLong:
+      return DataType::kInt64;
+    case at::kInt:
+      return DataType::kInt32;
+    case at::kShort:
+      return DataType::kInt16;
+    case at::kChar:
+      return DataType::kInt8;
+    case at::kByte:
+      return DataType::kUInt8;
+    case at::kUInt16:
+      return DataType::kUInt16;
+    case at::kUInt32:
+      return DataType::kUInt32;
+    case at::kUInt64:
+      return DataType::kUInt64;
+    case at::kBool:
+      return DataType::kBool;
+    case at::kComplexFloat:
+      return DataType::kComplex64;
+    case at::kComplexDouble:
+      return DataType::kComplex128;
+    case at::kFloat8_e4m3fn:
+      return DataType::kFloat8E4M3;
+    case at::kFloat8_e5m2:
+      return DataType::kFloat8E5M2;
+    default:  // torch's enumeration: it grows.
+      return std::nullopt;
+  }
 }
 
-Result<ReduceOp> ToReduceOp(const c10d::ReduceOp& op) {
-  switch (static_cast<c10d::ReduceOp::RedOpType>(op.op_)) {
+namespace {
+
+std::optional<ReduceOp> ToReduceOp(const c10d::ReduceOp& op) {
+  switch (op.op_) {
     case c10d::ReduceOp::SUM:
       return ReduceOp::kSum;
     case c10d::ReduceOp::AVG:
       return ReduceOp::kAvg;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceOp::kProduct;
     case c10d::ReduceOp::MIN:
       return ReduceOp::kMin;
     case c10d::ReduceOp::MAX:
       return ReduceOp::kMax;
-    default:  // torch's enumeration: it grows.
-      return Status(StatusCode::kUnimplemented,
-                    "this reduce operation is not supported; supported are SUM, AVG, MIN and MAX");
+    case c10d::ReduceOp::BAND:
+      return ReduceOp::kBitAnd;
+    case c10d::ReduceOp::BOR:
+      return ReduceOp::kBitOr;
+    case c10d::ReduceOp::BXOR:
+      return ReduceOp::kBitXor;
+    case c10d::ReduceOp::PREMUL_SUM:
+      return ReduceOp::kPremulSum;
+    default:
+      return std::nullopt;
   }
+}
+
+// Why elements of `type` cannot be combined so; empty when they can.
+std::string WhyNot(ReduceOp op, at::ScalarType type) {
+  const bool bits = op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
+  if (bits && !c10::isIntegralType(type, /*includeBool=*/true)) {
+    return "bits are combined in integers and bool only";
+  }
+  if (c10::isComplexType(type) && (op == ReduceOp::kMin || op == ReduceOp::kMax)) {
+    return "complex numbers have no order";
+  }
+  if (type == at::kBool && (op == ReduceOp::kAvg || op == ReduceOp::kPremulSum)) {
+    return "it has no meaning for bool: convert the tensor with .to() first";
+  }
+  return {};
+}
+
+Result<double> FactorOf(const c10d::ReduceOp& op, const char* what) {
+  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  if (supplement == nullptr) {
+    return Status(StatusCode::kInvalidArgument,
+                  c10::str(what,
+                           ": PREMUL_SUM needs a factor: make it with "
+                           "torch.distributed._make_nccl_premul_sum(factor)"));
+  }
+  if (!supplement->tensor_factor.defined()) return supplement->double_factor;
+  const at::Tensor& factor = supplement->tensor_factor;
+  if (factor.numel() != 1 || c10::isComplexType(factor.scalar_type())) {
+    return Status(StatusCode::kInvalidArgument,
+                  c10::str(what, ": the factor of PREMUL_SUM is one real number, not ",
+                           factor.numel(), " of ", factor.scalar_type()));
+  }
+  return factor.item<double>();
+}
+
+}  // namespace
+
+Result<Reduction> ToReduction(const c10d::ReduceOp& op, at::ScalarType type, const char* what) {
+  const std::optional<ReduceOp> reduce = ToReduceOp(op);
+  if (!reduce) {
+    return Status(StatusCode::kUnimplemented,
+                  c10::str(what, ": this reduce operation is not known"));
+  }
+  if (!ToDataType(type)) {
+    return Status(StatusCode::kUnimplemented,
+                  c10::str(what, ": elements of ", type,
+                           " can be moved but not reduced: convert the tensor with .to() first"));
+  }
+  if (const std::string why = WhyNot(*reduce, type); !why.empty()) {
+    return Status(StatusCode::kInvalidArgument,
+                  c10::str(what, ": ", ReduceOpName(*reduce), " of ", type, ": ", why));
+  }
+  Reduction reduction{.op = *reduce, .factor = 1.0};
+  if (*reduce == ReduceOp::kPremulSum) {
+    auto factor = FactorOf(op, what);
+    if (!factor.ok()) return factor.status();
+    reduction.factor = *factor;
+  }
+  return reduction;
 }
 
 Status CheckTensor(const at::Tensor& tensor, const char* what) {
@@ -113,9 +210,9 @@ Status CheckTensor(const at::Tensor& tensor, const char* what) {
   }
   if (tensor.layout() != at::kStrided) {
     return Status(StatusCode::kUnimplemented,
-                  c10::str(what, ": sparse tensors are not supported: use .to_dense()"));
+                  c10::str(what, ": sparse tensors can be all-reduced only: use .to_dense()"));
   }
-  return ToDataType(tensor.scalar_type()).status();
+  return Status::Ok();
 }
 
 }  // namespace resilient::plugin

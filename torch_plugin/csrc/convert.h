@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -31,11 +32,19 @@ T ValueOrThrow(Host& host, Result<T> result) {
   return std::move(result).value();
 }
 
-// kUnimplemented, naming what is supported, for anything else.
-Result<DataType> ToDataType(at::ScalarType type);
-Result<ReduceOp> ToReduceOp(const c10d::ReduceOp& op);
+// Null for a dtype whose elements are only moved, as bytes: quantised ones, rare kinds of float8.
+std::optional<DataType> ToDataType(at::ScalarType type);
 
-// OK for a dense CPU tensor of a supported dtype; `what` names the operation in the text.
+// How elements are combined. Thread: value type.
+struct Reduction {
+  ReduceOp op = ReduceOp::kNone;
+  double factor = 1.0;  // Of kPremulSum.
+};
+// kInvalidArgument or kUnimplemented when `op` is not defined for elements of `type`; `what` names
+// the operation in the text.
+Result<Reduction> ToReduction(const c10d::ReduceOp& op, at::ScalarType type, const char* what);
+
+// OK for a dense CPU tensor.
 Status CheckTensor(const at::Tensor& tensor, const char* what);
 
 }  // namespace resilient::plugin

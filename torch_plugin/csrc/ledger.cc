@@ -13,6 +13,15 @@ Result<std::uint64_t> Ledger::Add(WorkPtr work) {
                       " operations are in flight in this process: wait for some of them (the Work "
                       "that async_op=True returned has wait()) before more are started");
   }
+  return AddLocked(std::move(work));
+}
+
+std::uint64_t Ledger::AddRunning(WorkPtr work) {
+  const std::lock_guard lock(mutex_);
+  return AddLocked(std::move(work));
+}
+
+std::uint64_t Ledger::AddLocked(WorkPtr work) {
   // Room in retired_ is made here, so that Retire never allocates.
   retired_.reserve(retired_.size() + in_flight_.size() + 1);
   const std::uint64_t id = next_id_++;

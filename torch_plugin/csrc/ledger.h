@@ -29,6 +29,10 @@ class Ledger {
   // The id for Retire; kResourceExhausted at kMaxWorks.
   Result<std::uint64_t> Add(c10::intrusive_ptr<c10d::Work> work);
 
+  // As Add for a Work whose operations run already, so that it must be kept. At most one a thread
+  // that waits passes the limit by this.
+  std::uint64_t AddRunning(c10::intrusive_ptr<c10d::Work> work);
+
   // Nothing will touch the memory of that Work any more. Releases nothing. Any thread.
   void Retire(std::uint64_t id);
 
@@ -42,6 +46,8 @@ class Ledger {
 
  private:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  std::uint64_t AddLocked(WorkPtr work);
 
   std::atomic<bool> any_retired_{false};
   mutable std::mutex mutex_;

@@ -15,33 +15,67 @@ namespace resilient::plugin {
 Progress::Progress(SessionContext& context, std::size_t parts)
     : ledger_(context.ledger()), finisher_(context.finisher()), pending_(parts) {}
 
-void Progress::Attach(WorkImpl* work, std::uint64_t id) {
+Status Progress::Enlist(const c10::intrusive_ptr<WorkImpl>& work) {
+  const auto id = ledger_->Add(work);
+  if (!id.ok()) return id.status();
   const std::lock_guard lock(mutex_);
-  work_ = work;
-  id_ = id;
+  work_ = work.get();
+  id_ = *id;
+  requires_finisher_ = requires_finisher_ || work->NeedsFinisher();
+  return Status::Ok();
 }
 
-bool Progress::RequireFinisher() {
+void Progress::EnlistRunning(const c10::intrusive_ptr<WorkImpl>& work) {
   const std::lock_guard lock(mutex_);
-  if (ended_) return false;
-  requires_finisher_ = true;
-  return true;
+  if (ended_) return;
+  work_ = work.get();
+  id_ = ledger_->AddRunning(work);
+}
+
+void Progress::Discard(const Status& why) {
+  std::shared_ptr<Progress> whole;
+  {
+    const std::lock_guard lock(mutex_);
+    status_ = why;
+    ended_ = true;
+    ended_at_ = clock_.Now();
+    done_ = true;
+    whole = std::move(whole_);
+    ledger_->Retire(id_);
+  }
+  if (whole) whole->Complete(Status::Ok());  // The caller is told at once.
+}
+
+void Progress::JoinTo(const std::shared_ptr<Progress>& whole) {
+  {
+    const std::lock_guard lock(whole->mutex_);
+    ++whole->pending_;
+  }
+  const std::lock_guard lock(mutex_);
+  whole_ = whole;
 }
 
 void Progress::Complete(const Status& status) {
+  std::shared_ptr<Progress> whole;
+  Status outcome;
+  bool finish = false;
   {
     const std::lock_guard lock(mutex_);
     if (!status.ok() && status_.ok()) status_ = status;
     if (--pending_ > 0) return;
     ended_ = true;
-    if (!requires_finisher_) {
+    ended_at_ = clock_.Now();
+    finish = requires_finisher_;
+    if (!finish) {
       ledger_->Retire(id_);  // First, so that the waiter's Drain finds it.
       done_ = true;
+      whole = std::move(whole_);
+      outcome = status_;
       changed_.notify_all();
-      return;
     }
   }
-  finisher_->Post([self = shared_from_this()] { self->FinishOnCallbackThread(); });
+  if (finish) finisher_->Post([self = shared_from_this()] { self->FinishOnCallbackThread(); });
+  if (whole) whole->Complete(outcome);
 }
 
 void Progress::FinishOnCallbackThread() {
@@ -50,16 +84,22 @@ void Progress::FinishOnCallbackThread() {
     const std::lock_guard lock(mutex_);
     failed = !status_.ok();
   }
-  Status copied;
-  if (!failed) copied = work_->CopyBack();
+  Status finished;
+  if (!failed) finished = work_->Finish();
+  work_->EndProfiling();
   c10::intrusive_ptr<c10::ivalue::Future> future;  // Never the last reference: the Work has one.
+  std::shared_ptr<Progress> whole;
+  Status outcome;
   {
     const std::lock_guard lock(mutex_);
-    if (!copied.ok()) status_ = copied;
+    if (!finished.ok()) status_ = finished;
     future = work_->future_;
+    whole = std::move(whole_);
+    outcome = status_;
     done_ = true;
     changed_.notify_all();
   }
+  if (whole) whole->Complete(outcome);
   if (future) work_->CompleteFuture(*future);
   future.reset();
   ledger_->Retire(id_);
@@ -80,12 +120,29 @@ Status Progress::status() const {
   return done_ ? status_ : Status();
 }
 
+Duration Progress::duration() const {
+  const std::lock_guard lock(mutex_);
+  return (ended_ ? ended_at_ : clock_.Now()) - started_;
+}
+
+Operation OutlineOf(const Operation& operation) {
+  Operation outline;
+  outline.kind = operation.kind;
+  outline.dtype = operation.dtype;
+  outline.reduce = operation.reduce;
+  outline.root = operation.root;
+  outline.peer = operation.peer;
+  outline.tag = operation.tag;
+  outline.count = operation.count;
+  return outline;
+}
+
 WorkImpl::WorkImpl(const std::shared_ptr<SessionContext>& context, int rank, WorkSpec spec,
-                   std::size_t parts)
-    : Work(rank, spec.type),
+                   std::shared_ptr<Progress> progress)
+    : Work(rank, spec.type, spec.title, spec.held),
       context_(context),
       host_(context->host()),
-      progress_(std::make_shared<Progress>(*context, parts)),
+      progress_(std::move(progress)),
       spec_(std::move(spec)) {}
 
 WorkImpl::~WorkImpl() = default;
@@ -114,18 +171,23 @@ Status WorkImpl::Outcome() const {
   return status.WithOperation(spec_.group, sequence_.load(), Describe(spec_.operation));
 }
 
-Status WorkImpl::WaitUntilDone(std::chrono::milliseconds timeout) {
+bool WorkImpl::NeedsFinisher() const {
+  // A profiler that watches runs code of its own at the end of an operation.
+  return !spec_.copies.empty() || spec_.finish || recordFunctionEndCallback_;
+}
+
+Status WorkImpl::WaitUntil(Deadline deadline) {
   constexpr Duration kSlice = std::chrono::milliseconds(kInterruptPollMs);
   const SystemClock clock;
-  const bool bounded = timeout > std::chrono::milliseconds::zero();
-  const Deadline deadline = bounded ? Deadline::After(clock.Now(), timeout) : Deadline::Never();
-  while (!progress_->WaitFor(bounded ? std::min(kSlice, deadline.LeftAt(clock.Now())) : kSlice)) {
+  const auto slice = [&] {
+    return deadline.IsNever() ? kSlice : std::min(kSlice, deadline.LeftAt(clock.Now()));
+  };
+  while (!progress_->WaitFor(slice())) {
     RESILIENT_RETURN_IF_ERROR(host_->Interrupted());
-    if (deadline.ExpiredAt(clock.Now())) {
+    if (!deadline.IsNever() && deadline.ExpiredAt(clock.Now())) {
       return Status(
           StatusCode::kTimeout,
-          c10::str("wait timeout after ", timeout.count(), " ms: ", Describe(spec_.operation), " #",
-                   sequence_.load(), " of group '", spec_.group,
+          c10::str(Describe(spec_.operation), " #", sequence_.load(), " of group '", spec_.group,
                    "' is still running; it goes on, and can be waited for again"));
     }
   }
@@ -133,9 +195,16 @@ Status WorkImpl::WaitUntilDone(std::chrono::milliseconds timeout) {
 }
 
 bool WorkImpl::wait(std::chrono::milliseconds timeout) {
+  const bool bounded = timeout > std::chrono::milliseconds::zero();
+  const Deadline deadline =
+      bounded ? Deadline::After(SystemClock().Now(), timeout) : Deadline::Never();
   Status status;
-  host_->WithoutLock([&] { status = WaitUntilDone(timeout); });
+  host_->WithoutLock([&] { status = WaitUntil(deadline); });
   if (const auto context = context_.lock()) context->ledger()->Drain();
+  if (status.code() == StatusCode::kTimeout && bounded && !progress_->done()) {
+    status = Status(status.code(),
+                    c10::str("wait timeout after ", timeout.count(), " ms: ", status.message()));
+  }
   Check(*host_, status);
   return true;
 }
@@ -159,13 +228,35 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkImpl::getFuture() {
   return fresh;
 }
 
-Status WorkImpl::CopyBack() {
+c10::intrusive_ptr<c10::ivalue::Future> WorkImpl::getFutureResult() {
+  auto result = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+  getFuture()->addCallback([result, host = host_](c10::ivalue::Future& future) {
+    if (host->Ending()) return;
+    const auto outcome =
+        future.hasError() ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
+    result->markCompleted(c10::IValue(static_cast<std::int64_t>(outcome)));
+  });
+  return result;
+}
+
+float WorkImpl::getDuration() const {
+  return std::chrono::duration<float, std::milli>(progress_->duration()).count();
+}
+
+void WorkImpl::EndProfiling() {
+  if (!recordFunctionEndCallback_ || host_->Ending()) return;
+  recordFunctionEndCallback_();
+  recordFunctionEndCallback_ = nullptr;
+}
+
+Status WorkImpl::Finish() {
   try {
     const at::NoGradGuard no_grad;
     for (const auto& [to, from] : spec_.copies) to.copy_(from);
+    if (spec_.finish) spec_.finish();
   } catch (const std::exception& error) {
     return Status(StatusCode::kInternal, c10::str("the result of ", Describe(spec_.operation),
-                                                  " could not be copied back: ", error.what()));
+                                                  " could not be put in place: ", error.what()));
   }
   return Status::Ok();
 }

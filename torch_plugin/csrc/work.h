@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -11,7 +12,8 @@
 #include <vector>
 
 #include <ATen/core/ivalue.h>
-#include <resilient/communicator.h>
+#include <resilient/clock.h>
+#include <resilient/operation.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "torch_plugin/csrc/context.h"
@@ -28,11 +30,18 @@ class Progress : public std::enable_shared_from_this<Progress> {
  public:
   Progress(SessionContext& context, std::size_t parts);
 
-  // Before the first Submit. `work` is kept alive by the ledger under `id`.
-  void Attach(WorkImpl* work, std::uint64_t id);
+  // Puts `work` into the ledger until the operations have ended, and has the Finisher called if it
+  // needs it. Before the first Submit; kResourceExhausted when too many are in flight.
+  Status Enlist(const c10::intrusive_ptr<WorkImpl>& work);
 
-  // From now on the end goes through the Finisher. False when it has come already.
-  bool RequireFinisher();
+  // The same when they run already: always, unless they have ended.
+  void EnlistRunning(const c10::intrusive_ptr<WorkImpl>& work);
+
+  // Nothing was submitted after all, because of `why`.
+  void Discard(const Status& why);
+
+  // `whole` has one part more, which ends when this does. Before the first Submit.
+  void JoinTo(const std::shared_ptr<Progress>& whole);
 
   // One operation ended; the first failure is the outcome of all. Any thread.
   void Complete(const Status& status);
@@ -41,34 +50,44 @@ class Progress : public std::enable_shared_from_this<Progress> {
   bool WaitFor(std::chrono::nanoseconds slice) const;
 
   bool done() const;
-  Status status() const;  // OK until done.
+  Status status() const;      // OK until done.
+  Duration duration() const;  // From the making to the end, or to now.
 
  private:
   friend class WorkImpl;
   void FinishOnCallbackThread();
 
+  const SystemClock clock_;
+  const Instant started_ = clock_.Now();
   const std::shared_ptr<Ledger> ledger_;
   const std::shared_ptr<Finisher> finisher_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  std::size_t pending_;             // Guarded by mutex_.
-  WorkImpl* work_ = nullptr;        // Guarded by mutex_; valid until Retire(id_).
-  std::uint64_t id_ = 0;            // Guarded by mutex_.
-  bool requires_finisher_ = false;  // Guarded by mutex_.
-  bool ended_ = false;              // Guarded by mutex_. pending_ reached 0.
-  bool done_ = false;               // Guarded by mutex_. Results are in place, waiters may go.
-  Status status_;                   // Guarded by mutex_.
+  std::size_t pending_;              // Guarded by mutex_.
+  WorkImpl* work_ = nullptr;         // Guarded by mutex_; valid until Retire(id_).
+  std::uint64_t id_ = 0;             // Guarded by mutex_.
+  std::shared_ptr<Progress> whole_;  // Guarded by mutex_. What this is a part of.
+  Instant ended_at_{};               // Guarded by mutex_. Of pending_ == 0.
+  bool requires_finisher_ = false;   // Guarded by mutex_.
+  bool ended_ = false;               // Guarded by mutex_. pending_ reached 0.
+  bool done_ = false;                // Guarded by mutex_. Results are in place, waiters may go.
+  Status status_;                    // Guarded by mutex_.
 };
 
 // What one c10d call started.
 struct WorkSpec {
   c10d::OpType type = c10d::OpType::UNKNOWN;
+  const char* title = "";  // For torch's profiler.
   std::string group;
-  Operation operation;              // The first one, for messages; its pointers are not used.
-  std::vector<at::Tensor> held;     // Memory that the operations use.
-  std::vector<at::Tensor> outputs;  // Value of the future.
+  Operation operation;                                    // Outline of the first one, for messages.
+  std::vector<at::Tensor> held;                           // Memory that the operations use.
+  std::vector<at::Tensor> outputs;                        // Value of the future.
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // At the end: (to, from).
+  std::function<void()> finish;                           // After the copies; may be empty.
 };
+
+// `operation` without its memory.
+Operation OutlineOf(const Operation& operation);
 
 // The Work of ResilientBackend. wait() blocks the calling thread only, without the interpreter's
 // lock, and is interruptible; its future is made at the first getFuture and carries the same error.
@@ -78,27 +97,37 @@ struct WorkSpec {
 class WorkImpl final : public c10d::Work {
  public:
   WorkImpl(const std::shared_ptr<SessionContext>& context, int rank, WorkSpec spec,
-           std::size_t parts);
+           std::shared_ptr<Progress> progress);
   ~WorkImpl() override;
 
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
+  int sourceRank() const override { return source_; }
   std::vector<at::Tensor> result() override;
   // kNoTimeout: as long as the peers live. Otherwise TIMEOUT on this rank only; the operation goes
   // on.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  float getDuration() const override;  // Milliseconds.
   std::uint64_t getSequencenumber() const override;
+
+  // As wait, for callers that go on after a failure. kTimeout at the deadline.
+  Status WaitUntil(Deadline deadline);
+
+  // Whether something remains to do when the operations have ended.
+  bool NeedsFinisher() const;
 
   const std::shared_ptr<Progress>& progress() const { return progress_; }
   void set_sequence(std::uint64_t sequence) { sequence_.store(sequence); }
+  int* source() { return &source_; }  // Written by a recv from any rank before it completes.
 
  private:
   friend class Progress;
-  Status WaitUntilDone(std::chrono::milliseconds timeout);
   Status Outcome() const;  // With group, sequence number and operation.
-  Status CopyBack();
+  Status Finish();         // What remains to do after the operations: on the callback thread.
+  void EndProfiling();
   void CompleteFuture(c10::ivalue::Future& future);
 
   const std::weak_ptr<SessionContext> context_;
@@ -106,6 +135,7 @@ class WorkImpl final : public c10d::Work {
   const std::shared_ptr<Progress> progress_;
   const WorkSpec spec_;
   std::atomic<std::uint64_t> sequence_{0};
+  int source_ = -1;                                 // Constant once done.
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // Guarded by progress_->mutex_.
 };
 

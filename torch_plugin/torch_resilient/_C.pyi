@@ -84,3 +84,7 @@ def create_backend(
 ) -> Backend:
     """`store` is the (prefixed) store that the group was given; its innermost store must be a `Store` of a Session.
     global_ranks empty: the world."""
+
+def op_log(backend: Backend) -> list[dict[str, Any]]:
+    """The latest 2,000 operations of a group of ours, oldest first: id seq name dtype count state ("running",
+    "completed", "failed") call_site started ended (unix s; 0: not yet) failure. seq 0: it was refused."""

@@ -2,7 +2,7 @@
 
 `torch.distributed.init_process_group("resilient")` needs no import of this package. What is here
 is for programs that heal (`State`, `elastic`, `rebuild`), for those that look (`failure`,
-`membership`, `status`), and the exceptions.
+`membership`, `status`, `op_log`), and the exceptions.
 
 Everything is loaded when it is first used: `python -m torch_resilient.run` does not import torch.
 """
@@ -19,6 +19,7 @@ _HOMES = {
     "failure": "_api",
     "last_incident": "_api",
     "membership": "_api",
+    "op_log": "_api",
     "rebuild": "_api",
     "status": "_api",
     "ResilientError": "_errors",

@@ -3,6 +3,9 @@
 import os
 from datetime import timedelta
 
+import torch
+import torch.distributed as dist
+
 from torch_resilient import _address, _errors, _native, _server, _worlds
 
 _STORE_TIMEOUT = timedelta(minutes=5)
@@ -34,6 +37,24 @@ def last_incident():
     aborted, joined, rebuilt, running; None before the first."""
     world = _worlds.registry.current()
     return None if world is None else world.session.last_incident()
+
+
+def op_log(group=None):
+    """What this rank did in a group last: a dictionary for each of the latest 2,000 operations, the
+    oldest first.
+
+    id (counts from 1), seq (in the order of the group; point-to-point counts apart; 0: refused),
+    name, dtype, count, state ("running", "completed", "failed"), call_site ("train.py:301 step"),
+    started, ended (unix time; 0 while it runs) and failure. `group`: default the world.
+    """
+    if group is None:
+        group = dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup):
+        raise _errors.ConfigError("there is no such group on this rank")
+    backend = group._get_backend(torch.device("cpu"))
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around each backend.
+    backend = getattr(backend, "wrapped_pg", backend)
+    return _native.load().op_log(backend)
 
 
 def rebuild(mode="replace", timeout=None, min_world=None):

@@ -14,7 +14,45 @@
 
 namespace resilient::plugin {
 
+namespace {
+
 namespace py = pybind11;
+
+py::dict ToDict(const LoggedOperation& entry) {
+  py::dict fields;
+  fields["id"] = entry.id;
+  fields["seq"] = entry.seq;
+  fields["name"] = entry.name;
+  fields["dtype"] = std::string(DataTypeName(entry.dtype));
+  fields["count"] = entry.count;
+  fields["state"] = std::string(LoggedStateName(entry.state));
+  fields["call_site"] = py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(entry.call_site.data(),
+                           static_cast<Py_ssize_t>(entry.call_site.size()), "replace"));
+  fields["started"] = entry.started_unix_s;
+  fields["ended"] = entry.ended_unix_s;
+  fields["failure"] = py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
+      entry.failure.data(), static_cast<Py_ssize_t>(entry.failure.size()), "replace"));
+  return fields;
+}
+
+py::list LoggedOperations(PythonHost& host, const c10::intrusive_ptr<c10d::Backend>& backend) {
+  auto* ours = dynamic_cast<ResilientBackend*>(backend.get());
+  std::vector<LoggedOperation> entries;
+  {
+    const py::gil_scoped_release unlocked;
+    if (ours == nullptr) {
+      host.Throw(Status(StatusCode::kInvalidArgument,
+                        "the group has no operation log: it is of another backend"));
+    }
+    entries = ours->logged_operations();
+  }
+  py::list dicts;
+  for (const LoggedOperation& entry : entries) dicts.append(ToDict(entry));
+  return dicts;
+}
+
+}  // namespace
 
 void RegisterBackend(py::module_& m, const std::shared_ptr<PythonHost>& host) {
   m.def(
@@ -30,6 +68,12 @@ void RegisterBackend(py::module_& m, const std::shared_ptr<PythonHost>& host) {
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("group_name"),
       py::arg("global_ranks"));
+  m.def(
+      "op_log",
+      [host](const c10::intrusive_ptr<c10d::Backend>& backend) {
+        return LoggedOperations(*host, backend);
+      },
+      py::arg("backend"));
 }
 
 }  // namespace resilient::plugin

@@ -1,0 +1,100 @@
+#include "torch_plugin/csrc/plan.h"
+
+#include <ATen/Functions.h>
+#include <c10/util/StringUtil.h>
+
+#include "torch_plugin/csrc/convert.h"
+
+namespace resilient::plugin {
+namespace {
+
+// Whether its bytes in memory are its values in order.
+bool IsPlain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+std::size_t UnitsOf(at::ScalarType type, std::int64_t elements) {
+  const std::size_t count = static_cast<std::size_t>(elements);
+  return ToDataType(type) ? count : count * c10::elementSize(type);
+}
+
+}  // namespace
+
+at::Tensor Plan::Input(const at::Tensor& tensor) {
+  Check(host_, CheckTensor(tensor, name()));
+  at::Tensor memory = tensor.requires_grad() ? tensor.detach() : tensor;
+  if (!IsPlain(memory)) memory = memory.detach().resolve_conj().resolve_neg().contiguous();
+  held_.push_back(memory);
+  return memory;
+}
+
+at::Tensor Plan::Output(const at::Tensor& tensor) {
+  if (tensor.defined() && IsPlain(tensor)) return InOut(tensor);
+  Check(host_, CheckTensor(tensor, name()));
+  const at::Tensor memory = at::empty_like(tensor, at::MemoryFormat::Contiguous);
+  held_.push_back(memory);
+  copies_.emplace_back(tensor, memory);
+  outputs_.push_back(tensor);
+  return memory;
+}
+
+at::Tensor Plan::InOut(const at::Tensor& tensor) {
+  at::Tensor memory = Input(tensor);
+  if (!IsPlain(tensor)) copies_.emplace_back(tensor, memory);
+  outputs_.push_back(tensor);
+  return memory;
+}
+
+Operation& Plan::Add(OpKind kind, const at::Tensor& memory) {
+  Operation& operation = AddBare(kind, memory.scalar_type());
+  const Part part = PartOf(memory);
+  operation.data = part.data;
+  operation.count = part.count;
+  return operation;
+}
+
+Operation& Plan::AddBare(OpKind kind, at::ScalarType type) {
+  Operation& operation = operations_.emplace_back();
+  operation.kind = kind;
+  operation.dtype = ToDataType(type).value_or(DataType::kUInt8);
+  return operation;
+}
+
+Operation& Plan::AddReduction(OpKind kind, const at::Tensor& memory, const c10d::ReduceOp& reduce) {
+  const Reduction reduction =
+      ValueOrThrow(host_, ToReduction(reduce, memory.scalar_type(), name()));
+  Operation& operation = Add(kind, memory);
+  operation.reduce = reduction.op;
+  operation.factor = reduction.factor;
+  return operation;
+}
+
+void Plan::RequireSameType(const at::Tensor& one, const at::Tensor& other) {
+  if (one.scalar_type() == other.scalar_type()) return;
+  Refuse(c10::str("the tensors of a call have one dtype, not ", one.scalar_type(), " and ",
+                  other.scalar_type()));
+}
+
+void Plan::RequireRoot(std::int64_t root, int size) {
+  if (root >= 0 && root < size) return;
+  Refuse(c10::str("root ", root, " is not a rank of a group of ", size));
+}
+
+void Plan::Refuse(StatusCode code, const std::string& why) {
+  host_.Throw(Status(code, c10::str(name(), ": ", why)));
+}
+
+Part PartOf(const at::Tensor& memory, std::int64_t offset, std::int64_t elements) {
+  Part part;
+  part.count = UnitsOf(memory.scalar_type(), elements);
+  if (part.count == 0) return part;
+  part.data = static_cast<std::byte*>(memory.mutable_data_ptr()) +
+              static_cast<std::size_t>(offset) * memory.element_size();
+  return part;
+}
+
+std::string Describe(const at::Tensor& tensor) {
+  return c10::str(tensor.numel(), " elements of ", tensor.scalar_type());
+}
+
+}  // namespace resilient::plugin
