@@ -13,6 +13,7 @@
 #include "runtime/comm/fabric_loop.h"
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/wire.h"
+#include "runtime/net/interfaces.h"
 
 namespace resilient {
 namespace {
@@ -125,6 +126,13 @@ class CpuFabric final : public CommunicatorFactory {
 Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions options,
                                                            const Clock& clock,
                                                            CommunicatorEvents& events) {
+  if (!options.interfaces.empty()) {
+    const Result<std::vector<InterfaceAddress>> present = ListInterfaceAddresses();
+    if (!present.ok()) return present.status();
+    Result<std::string> chosen = ChooseInterfaceAddress(options.interfaces, *present);
+    if (!chosen.ok()) return chosen.status();
+    options.bind_address = std::move(*chosen);
+  }
   Result<FileDescriptor> listener =
       ListenTcp({.host = options.bind_address, .port = 0}, kListenBacklog);
   if (!listener) {

@@ -82,6 +82,35 @@ TEST(OpTimeouts, HugeBounds_AreNever) {
   EXPECT_EQ(timeouts.At(kNever - kSecond), Verdict::kInTime);
 }
 
+TEST(CpuFabric, Interfaces_SayWhereItListens) {
+  const SystemClock clock;
+  EventLog events;
+  CpuFabricOptions options;
+  options.bind_address = "192.0.2.1";  // Of nobody.
+  options.interfaces = "none0,lo";
+  const auto fabric = MakeCpuFabric(options, clock, events);
+  ASSERT_TRUE(fabric.ok()) << fabric.status().ToString();
+  EXPECT_THAT((*fabric)->endpoint(), HasSubstr("127.0.0.1:"));
+  options.interfaces = "none0";
+  const Status status = MakeCpuFabric(options, clock, events).status();
+  EXPECT_EQ(status.code(), StatusCode::kSetting);
+  EXPECT_THAT(status.message(), HasSubstr("lo (127.0.0.1)"));
+}
+
+// Ranks whose limits differ, so that it is too little for shared memory on some.
+TEST(CpuFabric, ShmLimitsThatDiffer_GiveTcp) {
+  for (const int small : {0, 1}) {
+    int rank = 0;
+    const Transport transport{.name = "mixed", .make = [&](const Clock& clock, auto& events) {
+                                CpuFabricOptions options;
+                                if (rank++ == small) options.shm_limit = 5000;
+                                return MakeCpuFabric(std::move(options), clock, events);
+                              }};
+    World world(transport, 2);
+    ExpectAllOk(world.RunAll([](int) { return BarrierOp(); }));
+  }
+}
+
 class Deadlines : public ::testing::TestWithParam<Transport> {
  protected:
   std::unique_ptr<World> MakeWorld(int size) {
