@@ -140,7 +140,8 @@ struct CpuFabricOptions {
 
 // The CPU transport: one listener and one comm thread per session, TCP links per group and pair,
 // shared memory for the collectives of groups inside one host.
-// kUnreachable when the address cannot be bound, kSetting when no interface exists. `events` outlives the factory.
+// kUnreachable when the address cannot be bound, kSetting when no interface exists. `events`
+// outlives the factory.
 Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions options,
                                                            const Clock& clock,
                                                            CommunicatorEvents& events);
