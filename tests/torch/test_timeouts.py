@@ -1,4 +1,4 @@
-"""What bounds an operation: the policy, the deadline of a standstill, and the timeout of one call."""
+"""What bounds an operation: the policy, the deadline of a standstill, the timeout of one call."""
 
 import signal
 import time
