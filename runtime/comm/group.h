@@ -130,8 +130,6 @@ class CommGroup final : private LinkListener,
   void NoteMoves();
   Instant NextDeadline() const;
   void CheckDeadlines();
-  // The collective whose time runs: the others wait for it. Null: none, or it is the lane's.
-  const SubmittedOp* FirstCollective() const;
   Status LateCollective(const SubmittedOp& op, OpTimeouts::Verdict verdict) const;
 
   // Shared memory: group_shm.cc.

@@ -34,30 +34,31 @@ void CommGroup::NoteMoves() {
   });
 }
 
-const SubmittedOp* CommGroup::FirstCollective() const {
-  if (current_ != nullptr) return &current_op_;
-  return pending_.empty() ? nullptr : &pending_.front();
-}
-
 Instant CommGroup::NextDeadline() const {
   if (state_ != State::kLive) return kNever;
-  const SubmittedOp* first = FirstCollective();
-  const Instant collective = first != nullptr ? first->timeouts.NextCheck(context_.now) : kNever;
-  return std::min(collective, point_to_point_.NextCheck());
+  Instant next = point_to_point_.NextCheck();
+  if (current_ != nullptr) {
+    next = std::min(next, current_op_.timeouts.NextCheck(context_.now));
+  } else if (!pending_.empty()) {
+    next = std::min(next, pending_.front().timeouts.NextCheck(context_.now));
+  }
+  return next;
 }
 
 void CommGroup::CheckDeadlines() {
   using Verdict = OpTimeouts::Verdict;
   if (state_ != State::kLive) return;
   NoteMoves();
-  const SubmittedOp* first = FirstCollective();
-  if (first != nullptr && (current_ == nullptr || !current_->Done())) {
-    const Verdict verdict = first->timeouts.At(context_.now);
+  // The others wait for the first one.
+  SubmittedOp* first = pending_.empty() ? nullptr : &pending_.front();
+  if (current_ != nullptr) first = current_->Done() ? nullptr : &current_op_;
+  if (first != nullptr) {
+    const Verdict verdict = first->timeouts.Check(context_.now);
     if (verdict != Verdict::kInTime) return FailCommunicator(LateCollective(*first, verdict));
   }
-  const SubmittedOp* late = point_to_point_.FindLate();
+  SubmittedOp* late = point_to_point_.FindLate();
   if (late == nullptr) return;
-  const Verdict verdict = late->timeouts.At(context_.now);
+  const Verdict verdict = late->timeouts.Check(context_.now);
   LateOp what{.op = late->op, .seq = late->seq, .missing = {}, .awaited = {}};
   what.since_unix_s =
       context_.clock.WallSeconds() - ToSeconds(context_.now - late->timeouts.Since(verdict));

@@ -3,6 +3,12 @@
 #include <algorithm>
 
 namespace resilient {
+namespace {
+
+// Checks come within milliseconds of their time.
+constexpr Duration kUnwatched = Millis(1000);
+
+}  // namespace
 
 OpTimeouts::OpTimeouts(const Operation& op, Instant submitted)
     : submitted_(submitted), stall_(std::max(op.stall, Duration::zero())) {
@@ -17,11 +23,14 @@ void OpTimeouts::OnMoved(Instant now) {
   if (still_since_ != kNever) still_since_ = now;
 }
 
-OpTimeouts::Verdict OpTimeouts::At(Instant now) const {
+OpTimeouts::Verdict OpTimeouts::Check(Instant now) {
   if (timeout_.ExpiredAt(now)) return Verdict::kTimedOut;
   if (stall_ == Duration::zero() || still_since_ == kNever) return Verdict::kInTime;
-  return Deadline::After(still_since_, stall_).ExpiredAt(now) ? Verdict::kStalled
-                                                              : Verdict::kInTime;
+  const Deadline deadline = Deadline::After(still_since_, stall_);
+  if (!deadline.ExpiredAt(now)) return Verdict::kInTime;
+  if (now - deadline.when() < kUnwatched) return Verdict::kStalled;
+  still_since_ = now;
+  return Verdict::kInTime;
 }
 
 Instant OpTimeouts::NextCheck(Instant now) const {

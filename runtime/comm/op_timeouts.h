@@ -24,8 +24,10 @@ class OpTimeouts {
     kTimedOut,  // The time since its submission is up.
     kStalled    // All have entered it, and nothing moves.
   };
-  Verdict At(Instant now) const;
-  // The verdict stays kInTime until then, whatever happens. Later than `now` unless it has changed.
+  // A process that was itself stopped or suspended in the meantime, which shows in a check that
+  // comes far too late, cannot tell who stood still: it counts anew.
+  Verdict Check(Instant now);
+  // The verdict stays kInTime until then, whatever happens: check then, or earlier.
   Instant NextCheck(Instant now) const;
   // When began what `verdict` is about.
   Instant Since(Verdict verdict) const;

@@ -252,17 +252,17 @@ void PointToPoint::OnMoved(int peer) {
 
 // A standstill is judged by who receives. A send cannot tell it from a rank that is late with its
 // recv, which may take as long as that rank lives.
-const SubmittedOp* PointToPoint::FindLate() {
+SubmittedOp* PointToPoint::FindLate() {
   const Instant now = host_.Now();
   if (now < next_check_) return nullptr;
   next_check_ = kNever;
-  const SubmittedOp* late = nullptr;
-  const auto check = [&](const SubmittedOp& op) {
-    if (op.timeouts.At(now) != OpTimeouts::Verdict::kInTime) late = &op;
+  SubmittedOp* late = nullptr;
+  const auto check = [&](SubmittedOp& op) {
+    if (op.timeouts.Check(now) != OpTimeouts::Verdict::kInTime) late = &op;
     next_check_ = std::min(next_check_, op.timeouts.NextCheck(now));
   };
-  for (const Peer& peer : peers_) {
-    for (const Queue* queue : {&peer.unsent, &peer.sending, &peer.recvs})
+  for (Peer& peer : peers_) {
+    for (Queue* queue : {&peer.unsent, &peer.sending, &peer.recvs})
       std::for_each(queue->begin(), queue->end(), check);
     if (peer.receiving) check(*peer.receiving);
   }

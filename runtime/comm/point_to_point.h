@@ -56,7 +56,7 @@ class PointToPoint {
   // No operation takes too long before.
   Instant NextCheck() const { return next_check_; }
   // One that takes too long; null: none.
-  const SubmittedOp* FindLate();
+  SubmittedOp* FindLate();
 
   // Completes everything with `status` and forgets all user memory. Only at the end of the group.
   void FailAll(const Status& status);

@@ -158,7 +158,7 @@ std::optional<Status> ShmLane::Wait(Running& running, const Communicator::KeepWa
 Status ShmLane::CheckTime(Running& running, Instant now) const {
   SubmittedOp& op = running.op;
   if (running.collective->all_entered()) op.timeouts.OnAllEntered(now);
-  const OpTimeouts::Verdict verdict = op.timeouts.At(now);
+  const OpTimeouts::Verdict verdict = op.timeouts.Check(now);
   if (verdict == OpTimeouts::Verdict::kInTime) return Status::Ok();
   LateOp late{.op = op.op, .seq = op.seq, .missing = {}, .awaited = {}};
   late.since_unix_s = clock_.WallSeconds() - ToSeconds(now - op.timeouts.Since(verdict));

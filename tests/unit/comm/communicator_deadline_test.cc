@@ -39,7 +39,7 @@ Operation Bounded(Operation op, Duration timeout, Duration stall) {
 TEST(OpTimeouts, WithoutBounds_IsAlwaysInTime) {
   OpTimeouts timeouts(Operation{}, At(1));
   timeouts.OnAllEntered(At(2));
-  EXPECT_EQ(timeouts.At(kNever - kSecond), Verdict::kInTime);
+  EXPECT_EQ(timeouts.Check(At(1 << 30)), Verdict::kInTime);
   EXPECT_EQ(timeouts.NextCheck(At(3)), kNever);
 }
 
@@ -48,23 +48,31 @@ TEST(OpTimeouts, Timeout_CountsFromSubmissionWhateverMoves) {
   EXPECT_EQ(timeouts.NextCheck(At(10)), At(15));
   timeouts.OnAllEntered(At(14));
   timeouts.OnMoved(At(14));
-  EXPECT_EQ(timeouts.At(At(15) - Duration(1)), Verdict::kInTime);
-  EXPECT_EQ(timeouts.At(At(15)), Verdict::kTimedOut);
+  EXPECT_EQ(timeouts.Check(At(15) - Duration(1)), Verdict::kInTime);
+  EXPECT_EQ(timeouts.Check(At(15)), Verdict::kTimedOut);
   EXPECT_EQ(timeouts.Since(Verdict::kTimedOut), At(10));
 }
 
 TEST(OpTimeouts, Stall_CountsFromWhenAllHaveEnteredAndAnewWhenSomethingMoves) {
   OpTimeouts timeouts(Bounded({}, {}, 5 * kSecond), At(10));
   timeouts.OnMoved(At(11));
-  EXPECT_EQ(timeouts.At(At(1000)), Verdict::kInTime) << "a rank is late";
+  EXPECT_EQ(timeouts.Check(At(1000)), Verdict::kInTime) << "a rank is late";
   EXPECT_EQ(timeouts.NextCheck(At(1000)), At(1005));
   timeouts.OnAllEntered(At(1000));
   timeouts.OnAllEntered(At(1004));
   EXPECT_EQ(timeouts.NextCheck(At(1001)), At(1005));
   timeouts.OnMoved(At(1003));
-  EXPECT_EQ(timeouts.At(At(1008) - Duration(1)), Verdict::kInTime);
-  EXPECT_EQ(timeouts.At(At(1008)), Verdict::kStalled);
+  EXPECT_EQ(timeouts.Check(At(1008) - Duration(1)), Verdict::kInTime);
+  EXPECT_EQ(timeouts.Check(At(1008)), Verdict::kStalled);
   EXPECT_EQ(timeouts.Since(Verdict::kStalled), At(1003));
+}
+
+TEST(OpTimeouts, Stall_AfterAStopOfThisProcess_CountsAnew) {
+  OpTimeouts timeouts(Bounded({}, {}, 5 * kSecond), At(10));
+  timeouts.OnAllEntered(At(10));
+  EXPECT_EQ(timeouts.Check(At(100)), Verdict::kInTime);
+  EXPECT_EQ(timeouts.NextCheck(At(100)), At(105));
+  EXPECT_EQ(timeouts.Check(At(105)), Verdict::kStalled);
 }
 
 TEST(OpTimeouts, BothBounds_TheEarlierOneCounts) {
@@ -73,13 +81,13 @@ TEST(OpTimeouts, BothBounds_TheEarlierOneCounts) {
   EXPECT_EQ(timeouts.NextCheck(At(3)), At(8));
   timeouts.OnMoved(At(7));
   EXPECT_EQ(timeouts.NextCheck(At(7)), At(10));
-  EXPECT_EQ(timeouts.At(At(12)), Verdict::kTimedOut);
+  EXPECT_EQ(timeouts.Check(At(12)), Verdict::kTimedOut);
 }
 
 TEST(OpTimeouts, HugeBounds_AreNever) {
   OpTimeouts timeouts(Bounded({}, Duration::max(), Duration::max()), At(10));
   timeouts.OnAllEntered(At(10));
-  EXPECT_EQ(timeouts.At(kNever - kSecond), Verdict::kInTime);
+  EXPECT_EQ(timeouts.Check(At(1 << 30)), Verdict::kInTime);
 }
 
 TEST(CpuFabric, Interfaces_SayWhereItListens) {
