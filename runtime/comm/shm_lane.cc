@@ -145,6 +145,7 @@ std::optional<Status> ShmLane::Wait(Running& running, const Communicator::KeepWa
     } else {
       board_.Sleep(missing, kSleepSlice,
                    [&] { return Stopping() || ended_.load(std::memory_order_acquire) != ended; });
+      if (board_.FirstMissing() < 0) return std::nullopt;
       const Instant now = clock_.Now();
       if (missing != std::exchange(awaited, missing)) running.op.timeouts.OnMoved(now);
       if (const Status late = CheckTime(running, now); !late.ok()) return Fail(late);
