@@ -69,9 +69,11 @@ soak: build
 sim: build
 	@build/bin/store_sim --seeds=$(SEEDS)
 
-bench: build
+bench: packages-bench build
 	@$(PYTHON) benchmarks/detect_bench.py --out benchmarks/results/detect.json
 	@$(PYTHON) benchmarks/store_bench.py $(BENCH) --out benchmarks/results/store.json
+	@$(PYTHON) benchmarks/collective_bench.py $(BENCH) --out benchmarks/results/collectives.json
+	@/usr/bin/python3 benchmarks/collective_plot.py benchmarks/results/collectives.{json,svg}
 
 lint: packages-build packages-lint $(VENV)/.ready build
 	@RUFF=$(VENV)/bin/ruff tests/lint.sh build

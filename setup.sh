@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a target of the Makefile needs: Debian packages, then a Python environment.
-#   setup.sh packages [build|lint|fuzz|model ...]   Debian packages of these sets; root or sudo, otherwise exit 2
-#   setup.sh venv DIR TORCH_VERSION           Python environment with that torch from PyPI
+#   setup.sh packages [build|lint|fuzz|model|bench ...]   Debian packages of these sets; root or sudo, otherwise exit 2
+#   setup.sh venv DIR TORCH_VERSION                       Python environment with that torch from PyPI
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -11,6 +11,7 @@ build_packages="g++ make cmake ninja-build pkg-config ccache libuv1-dev libsqlit
 lint_packages="clang-14 clang-tidy-14 clang-format-14"
 model_packages="spin"
 fuzz_packages="clang-14 libclang-rt-14-dev llvm-14"
+bench_packages="mpich libmpich-dev openmpi-bin libopenmpi-dev python3-matplotlib"
 
 packages() {
   local wanted="" missing="" name
@@ -41,7 +42,8 @@ packages() {
 
 venv() {
   local dir="$1" torch="$2"
-  local requirements="torch==$torch numpy scikit-learn pytest ruff==0.17.* scikit-build-core>=0.10 protobuf"
+  # expecttest and hypothesis: torch.testing imports them.
+  local requirements="torch==$torch numpy scikit-learn pytest ruff==0.17.* scikit-build-core>=0.10 protobuf expecttest hypothesis"
   local stamp="$dir/.installed"
   [ "$(cat "$stamp" 2>/dev/null)" != "$requirements" ] || return 0
   echo "setup: making $dir with torch $torch from PyPI (about 2.5 GB to download, 6 GB on disk)"

@@ -70,7 +70,9 @@ CONFINED = (
     (re.compile(r"^pybind11/"), ("torch_plugin/csrc/",)),
     (re.compile(r"^(torch|ATen|c10|c10d)/"), ("torch_plugin/csrc/", "torch_plugin/include/")),
     (re.compile(r"^Python\.h$"), ("torch_plugin/csrc/",)),
-    (re.compile(r"^(nccl\.h|cuda)"), ("runtime/comm/nccl_",)),
+    # Declared by ourselves, as neither is there where the library is built; only a test sees both.
+    (re.compile(r"^(nccl\.h|cuda)"), ()),
+    (re.compile(r"^runtime/comm/nccl_(?!communicator\.h)"), ("runtime/comm/nccl_",)),
 )
 CONFINED_EXEMPT = ("tests/", "benchmarks/", "docs/")
 
@@ -233,7 +235,7 @@ def check_confinement(source: Source) -> Iterator[Finding]:
             continue
         for pattern, places in CONFINED:
             if pattern.search(name) and not source.path.startswith(places):
-                where = ", ".join(places)
+                where = ", ".join(places) or "tests"
                 yield Finding(source.path, line, "confined", f"{name} belongs in {where} only")
 
 

@@ -12,6 +12,7 @@
 #include "runtime/comm/endpoint.h"
 #include "runtime/comm/fabric_loop.h"
 #include "runtime/comm/group_port.h"
+#include "runtime/comm/step_observer.h"
 #include "runtime/comm/wire.h"
 #include "runtime/net/interfaces.h"
 
@@ -66,9 +67,11 @@ class CpuCommunicator final : public Communicator {
 class CpuFabric final : public CommunicatorFactory {
  public:
   CpuFabric(FileDescriptor listener, std::string endpoint, std::string thread_name,
-            std::size_t shm_limit, const Clock& clock, CommunicatorEvents& events)
+            std::size_t shm_limit, const Clock& clock, CommunicatorEvents& events,
+            StepObserver observer)
       : endpoint_(std::move(endpoint)),
         clock_(clock),
+        observer_(std::move(observer)),
         doorbell_(std::make_shared<Doorbell>()),
         loop_(std::make_unique<FabricLoop>(std::move(listener), doorbell_, clock, events,
                                            RandomSeed(), shm_limit)),
@@ -89,7 +92,7 @@ class CpuFabric final : public CommunicatorFactory {
   std::shared_ptr<Communicator> Create(GroupSpec spec, std::shared_ptr<AbortCell> abort) override {
     RESILIENT_CHECK(spec.rank >= 0 && spec.rank < static_cast<int>(spec.members.size()));
     const bool fits = spec.name.size() <= kMaxGroupName && spec.secret.size() <= kMaxSecret;
-    auto port = std::make_shared<GroupPort>(std::move(spec), abort, doorbell_, clock_);
+    auto port = std::make_shared<GroupPort>(std::move(spec), abort, doorbell_, clock_, observer_);
     auto communicator = std::make_shared<CpuCommunicator>(port);
     if (doorbell_->InChild()) return communicator;  // Its operations are refused.
     if (!fits) {
@@ -116,6 +119,7 @@ class CpuFabric final : public CommunicatorFactory {
  private:
   const std::string endpoint_;
   const Clock& clock_;
+  const StepObserver observer_;
   std::shared_ptr<Doorbell> doorbell_;
   std::unique_ptr<FabricLoop> loop_;
   Thread thread_;
@@ -126,6 +130,13 @@ class CpuFabric final : public CommunicatorFactory {
 Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions options,
                                                            const Clock& clock,
                                                            CommunicatorEvents& events) {
+  return MakeObservedCpuFabric(std::move(options), clock, events, nullptr);
+}
+
+Result<std::unique_ptr<CommunicatorFactory>> MakeObservedCpuFabric(CpuFabricOptions options,
+                                                                   const Clock& clock,
+                                                                   CommunicatorEvents& events,
+                                                                   StepObserver observer) {
   if (!options.interfaces.empty()) {
     const Result<std::vector<InterfaceAddress>> present = ListInterfaceAddresses();
     if (!present.ok()) return present.status();
@@ -147,7 +158,7 @@ Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions opti
       std::move(*listener),
       EncodeEndpoint({.address = FormatHostPort(*address),
                       .host_id = options.shm_limit > 0 ? ShmHostId() : std::string()}),
-      std::move(options.name), options.shm_limit, clock, events));
+      std::move(options.name), options.shm_limit, clock, events, std::move(observer)));
 }
 
 }  // namespace resilient

@@ -175,14 +175,17 @@ void CommGroup::OnTime() {
   ForEachLink([&](MessageLink& link) {
     if (!link.finished_sending() || !link.ended()) settled = false;
   });
-  for (const Peer& peer : peers_) {
+  for (int rank = 0; rank < port_->size(); ++rank) {
+    const Peer& peer = PeerAt(rank);
     if (peer.connector != nullptr && !peer.connector->done()) settled = false;
+    // One that is about to connect shall hear what failed, not that this rank has left.
+    if (failed_ && rank != spec_.rank && peer.link == nullptr && peer.end.ok()) settled = false;
   }
   if (!settled && context_.now < linger_until_) return;
   // A peer that has not made this group yet finds the goodbye when it does.
   TakeSocketsEarly();
   ForEachLink([&](MessageLink& link) {
-    if (!link.finishing()) SayGoodbye(link, nullptr);
+    if (!link.finishing()) SayGoodbye(link);
     if (link.wants_flush()) link.Flush();
   });
   CloseEverything();
@@ -190,17 +193,20 @@ void CommGroup::OnTime() {
 
 Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
   if (hello.to != spec_.rank || hello.from >= port_->size()) return Routing::kRefuse;
-  if (state_ != State::kLive) {
+  Peer& peer = PeerAt(hello.from);
+  const bool collective = hello.lane == Lane::kCollective;
+  const bool tell_failure = state_ == State::kLingering && failed_ && collective;
+  if (state_ != State::kLive && !tell_failure) {
     SendReply(socket, HelloVerdict::kLeft);
     return Routing::kRefuse;
   }
-  Peer& peer = PeerAt(hello.from);
-  const bool collective = hello.lane == Lane::kCollective;
   if (collective && hello.from < spec_.rank) return Routing::kRefuse;  // That one we connect.
   std::unique_ptr<MessageLink>& slot = collective ? peer.link : peer.inbound;
   if (slot != nullptr || !SendReply(socket, HelloVerdict::kAccepted)) return Routing::kRefuse;
   MessageLink* link = AddLink(hello.from, hello.lane, slot, std::move(socket));
-  if (collective) {
+  if (tell_failure) {
+    SayGoodbye(*link);
+  } else if (collective) {
     UpdateConnected();
   } else {
     point_to_point_.SetInbound(hello.from, link);
@@ -218,7 +224,7 @@ void CommGroup::OnConnected(Connector& connector, FileDescriptor socket) {
   }
   MessageLink* link = AddLink(rank, Lane::kCollective, peer.link, std::move(socket));
   if (state_ == State::kLive) return UpdateConnected();
-  SayGoodbye(*link, nullptr);
+  SayGoodbye(*link);
 }
 
 void CommGroup::OnPeerLeft(Connector& connector) {
@@ -320,7 +326,8 @@ void CommGroup::OnSendRecvMismatch(const Status& mismatch) { FailCommunicator(mi
 
 void CommGroup::FailCommunicator(const Status& status) {
   if (state_ != State::kLive) return;
-  BeginLinger(status, &status);
+  failed_ = true;
+  BeginLinger(status);
   if (status.code() == StatusCode::kMismatch)
     context_.events.OnMismatch(spec_.name, spec_.generation, status);
   if (status.code() == StatusCode::kCommStalled || status.code() == StatusCode::kCommFailed)
@@ -328,10 +335,10 @@ void CommGroup::FailCommunicator(const Status& status) {
 }
 
 void CommGroup::Leave(const Status& status) {
-  if (state_ == State::kLive) BeginLinger(status, nullptr);
+  if (state_ == State::kLive) BeginLinger(status);
 }
 
-void CommGroup::BeginLinger(const Status& status, const Status* fault) {
+void CommGroup::BeginLinger(const Status& status) {
   state_ = State::kLingering;
   end_status_ = status;
   for (SubmittedOp& op : port_->Close(status)) pending_.push_back(std::move(op));
@@ -341,7 +348,7 @@ void CommGroup::BeginLinger(const Status& status, const Status* fault) {
     if (peer.outbound_connector != nullptr) peer.outbound_connector->Cancel();
   }
   TakeSocketsEarly();
-  ForEachLink([&](MessageLink& link) { SayGoodbye(link, fault); });
+  ForEachLink([&](MessageLink& link) { SayGoodbye(link); });
   // Not from the beginning of this turn: copying what was half sent may have taken long.
   linger_until_ = context_.clock.Now() + kLinger;
 }
@@ -355,11 +362,11 @@ void CommGroup::TakeSocketsEarly() {
   }
 }
 
-void CommGroup::SayGoodbye(MessageLink& link, const Status* fault) {
-  if (fault != nullptr && link.lane() == Lane::kCollective) {
+void CommGroup::SayGoodbye(MessageLink& link) {
+  if (failed_ && link.lane() == Lane::kCollective) {
     MessageHeader header;
     header.type = MessageType::kFault;
-    std::string text = EncodeFault(*fault);
+    std::string text = EncodeFault(end_status_);
     header.payload_bytes = text.size();
     link.SendOwned(header, std::move(text));
   }

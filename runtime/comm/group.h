@@ -149,10 +149,10 @@ class CommGroup final : private LinkListener,
   void ReportLost(int peer, const Status& why);
   // The whole communicator is over because of `status`; the peers are told.
   void FailCommunicator(const Status& status);
-  void BeginLinger(const Status& status, const Status* fault);
+  void BeginLinger(const Status& status);
   // Connectors that have said hello give their sockets up for a goodbye.
   void TakeSocketsEarly();
-  void SayGoodbye(MessageLink& link, const Status* fault);
+  void SayGoodbye(MessageLink& link);
   void CloseEverything();
 
   const std::shared_ptr<GroupPort> port_;
@@ -160,7 +160,8 @@ class CommGroup final : private LinkListener,
   LoopContext& context_;
   const std::uint64_t seed_;
   State state_ = State::kLive;
-  Status end_status_;  // Not OK unless kLive.
+  Status end_status_;    // Not OK unless kLive.
+  bool failed_ = false;  // end_status_ is a failure that the peers must hear.
   Instant linger_until_ = kNever;
   std::vector<Peer> peers_;
   bool connected_ = false;  // OnConnected was told.

@@ -93,6 +93,7 @@ void CommGroup::CompleteCollectives(const Status& status) {
 }
 
 void CommGroup::SendPart(int peer, std::uint8_t phase, std::span<const std::byte> payload) {
+  port_->OnStep();
   MessageLink* link = PeerAt(peer).link.get();
   if (link == nullptr) return;  // It has left; CheckEnds fails the operation.
   MessageHeader header = current_header_;
@@ -122,6 +123,7 @@ HeaderVerdict CommGroup::OnHeader(MessageLink& link, const MessageHeader& header
       return {};
     case MessageType::kFault:
     case MessageType::kShm: {
+      if (link.lane() != Lane::kCollective) return {.action = Action::kInvalid};
       Peer& peer = PeerAt(link.peer());
       peer.text.resize(header.payload_bytes);
       peer.text_sink = FlatSink(std::as_writable_bytes(std::span<char>(peer.text)));
@@ -187,9 +189,10 @@ void CommGroup::OnMessage(MessageLink& link, const MessageHeader& header) {
     case MessageType::kPointToPoint:
       return point_to_point_.OnMessage(link);
     case MessageType::kCollective:
-      if (current_ != nullptr && header.seq == started_ && header.phase != Collective::kNotePhase)
-        current_->OnMessage(link.peer());
-      return;
+      if (current_ == nullptr || header.seq != started_ || header.phase == Collective::kNotePhase)
+        return;
+      port_->OnStep();
+      return current_->OnMessage(link.peer());
   }
 }
 

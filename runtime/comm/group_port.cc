@@ -127,11 +127,12 @@ Status ValidateOperation(Operation& op, int rank, int size) {
 }
 
 GroupPort::GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort,
-                     std::shared_ptr<Doorbell> doorbell, const Clock& clock)
+                     std::shared_ptr<Doorbell> doorbell, const Clock& clock, StepObserver observer)
     : spec_(std::move(spec)),
       abort_(std::move(abort)),
       doorbell_(std::move(doorbell)),
-      clock_(clock) {}
+      clock_(clock),
+      observer_(std::move(observer)) {}
 
 SubmittedOp GroupPort::Stamp(Operation op, Completion done) const {
   SubmittedOp submitted{.op = std::move(op), .done = std::move(done), .timeouts = {}};
@@ -213,6 +214,7 @@ ShmLane& GroupPort::OpenLane(std::unique_ptr<ShmSegment> segment, std::deque<Sub
 }
 
 void GroupPort::OnAbort() {
+  if (doorbell_->InChild()) return;  // The lane's memory is not there.
   {
     std::lock_guard lock(mutex_);
     if (lane_ != nullptr) lane_->Wake();

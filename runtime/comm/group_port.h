@@ -14,6 +14,7 @@
 #include "runtime/base/fork_guard.h"
 #include "runtime/comm/op_timeouts.h"
 #include "runtime/comm/shm_lane.h"
+#include "runtime/comm/step_observer.h"
 #include "runtime/net/socket.h"
 
 namespace resilient {
@@ -49,7 +50,7 @@ class GroupPort {
   static constexpr std::size_t kMaxOperations = 1u << 16;
 
   GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort, std::shared_ptr<Doorbell> doorbell,
-            const Clock& clock);
+            const Clock& clock, StepObserver observer = nullptr);
 
   const GroupSpec& spec() const { return spec_; }
   const Doorbell& doorbell() const { return *doorbell_; }
@@ -80,6 +81,10 @@ class GroupPort {
   // From now on collectives go to a lane on `segment`, beginning with `waiting`. At most once.
   ShmLane& OpenLane(std::unique_ptr<ShmSegment> segment, std::deque<SubmittedOp> waiting);
   void OnCompleted() { outstanding_.fetch_sub(1, std::memory_order_acq_rel); }
+  // Whoever runs a collective is at its next step.
+  void OnStep() {
+    if (observer_) observer_(spec_, steps_.fetch_add(1, std::memory_order_relaxed) + 1);
+  }
 
  private:
   SubmittedOp Stamp(Operation op, Completion done) const;
@@ -94,8 +99,10 @@ class GroupPort {
   const std::shared_ptr<AbortCell> abort_;  // May be null.
   const std::shared_ptr<Doorbell> doorbell_;
   const Clock& clock_;
+  const StepObserver observer_;
   // Self-synchronised.
   std::atomic<std::size_t> outstanding_{0};
+  std::atomic<std::uint64_t> steps_{0};
   // Guarded by mutex_.
   mutable std::mutex mutex_;
   std::vector<SubmittedOp> ops_;

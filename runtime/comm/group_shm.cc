@@ -10,9 +10,8 @@
 
 namespace resilient {
 
+// Looks only at what is equal on all ranks: where one waits for a verdict, rank 0 gives it.
 bool CommGroup::MaySharedMemory() const {
-  if (context_.shm_limit == 0) return false;
-  if (port_->size() == 1) return true;
   const std::string host = DecodeEndpoint(spec_.members.front().endpoint).host_id;
   if (host.empty()) return false;
   for (const GroupMember& member : spec_.members) {
@@ -24,7 +23,7 @@ bool CommGroup::MaySharedMemory() const {
 void CommGroup::OfferSegment() {
   const std::optional<ShmGeometry> geometry =
       ShmGeometry::Within(context_.shm_limit, port_->size());
-  if (!geometry) return Decide(false);  // Too little for so many ranks.
+  if (!geometry) return Decide(false);
   Result<std::unique_ptr<ShmSegment>> segment = ShmSegment::Create(*geometry);
   if (!segment.ok()) {
     RESILIENT_LOG(kWarn, "group ", spec_.name,
@@ -70,7 +69,10 @@ void CommGroup::Answer(const std::string& text) {
       ShmGeometry::Within(context_.shm_limit, port_->size());
   const std::optional<ShmSegment::Offer> offer = ShmSegment::DecodeOffer(text);
   Status why(StatusCode::kProtocol, "the offer cannot be read");
-  if (geometry && offer) {
+  if (!geometry) {
+    why = Status(StatusCode::kResourceExhausted,
+                 StrCat("RESILIENT_SHM_LIMIT is too little for ", port_->size(), " ranks"));
+  } else if (offer) {
     Result<std::unique_ptr<ShmSegment>> segment = ShmSegment::Attach(*offer, *geometry);
     if (segment.ok()) segment_ = std::move(*segment);
     why = segment.status();
@@ -82,10 +84,14 @@ void CommGroup::Answer(const std::string& text) {
 }
 
 void CommGroup::DecideWhenAnswered() {
+  bool all_answered = true;
   for (int peer = 1; peer < port_->size(); ++peer) {
-    if (!PeerAt(peer).answered) return;
+    if (PeerAt(peer).answered) continue;
+    // It may have left before the last link was up.
+    if (!PeerAt(peer).end.ok()) return Decide(false);
+    all_answered = false;
   }
-  Decide(all_attached_);
+  if (all_answered) Decide(all_attached_);
 }
 
 void CommGroup::Decide(bool shared) {

@@ -203,7 +203,7 @@ class NcclFabric final : public CommunicatorFactory {
     } else if (abort != nullptr) {
       // Weak: the cell may outlive the group, and must not keep it.
       abort->Listen([weak = std::weak_ptr<GroupPort>(port)] {
-        if (const auto alive = weak.lock()) alive->doorbell().Ring();
+        if (const auto alive = weak.lock()) alive->OnAbort();
       });
     }
     return communicator;

@@ -252,10 +252,17 @@ void NcclGroup::Mark(Launched& launched) {
 
 void NcclGroup::CompleteLaunched() {
   bool any = false;
+  busy_streams_.clear();
   for (Launched& one : launched_) {
-    if (!one.mark.recorded) continue;
-    const CudaResult result = cuda_.EventQuery(one.mark.event);
-    if (result == CudaResult::kNotReady) continue;
+    // Not asked behind one that is not done: it may have got done since, and would be overtaken.
+    const auto busy = std::find(busy_streams_.begin(), busy_streams_.end(), one.mark.stream);
+    if (busy != busy_streams_.end()) continue;
+    const CudaResult result =
+        one.mark.recorded ? cuda_.EventQuery(one.mark.event) : CudaResult::kNotReady;
+    if (result == CudaResult::kNotReady) {
+      busy_streams_.push_back(one.mark.stream);
+      continue;
+    }
     if (Failed(result, "work on the device")) return;
     one.left_device = true;
     any = true;

@@ -134,6 +134,7 @@ class NcclGroup final {
   std::deque<Launched> launched_;
   std::vector<Finished> finished_;
   std::vector<CudaEventHandle> free_events_;
+  std::vector<CudaStreamHandle> busy_streams_;  // Of one pass over launched_.
   Status end_status_;  // Not OK: everything completes with it.
   std::unique_ptr<NcclRelease> release_;
 };

@@ -14,7 +14,7 @@ void EndCommunicator(const NcclApi& nccl, const NcclRelease::Work& work) {
   const bool abort = work.kind == NcclRelease::Kind::kAbort;
   // The handle is dead after either, whatever it returns.
   const NcclResult result = abort ? nccl.CommAbort(work.comm) : nccl.CommDestroy(work.comm);
-  if (result == NcclResult::kSuccess) return;
+  if (result == NcclResult::kSuccess || result == NcclResult::kInProgress) return;
   RESILIENT_LOG(kWarn, abort ? "ncclCommAbort" : "ncclCommDestroy", " of group ", work.name,
                 " says: ", nccl.GetErrorString(result));
 }
@@ -28,7 +28,7 @@ void AwaitMark(const CudaApi& cuda, const NcclMark& mark) {
 }
 
 void Run(const NcclApi& nccl, const CudaApi& cuda, const NcclRelease::Work& work) {
-  (void)cuda.SetDevice(work.device);  // Of this thread; what fails for it is told below.
+  (void)cuda.SetDevice(work.device);  // If that fails the device is lost, and so is what follows.
   EndCommunicator(nccl, work);
   for (const NcclMark& mark : work.marks) AwaitMark(cuda, mark);
   for (const CudaEventHandle event : work.events) (void)cuda.EventDestroy(event);

@@ -48,8 +48,8 @@ ReduceKernel FindKernel(VectorLevel level, DataType type, ReduceOp op) {
 bool CanReduce(DataType type, ReduceOp op) { return portable::FindKernel(type, op) != nullptr; }
 
 VectorLevel BestVectorLevel() {
-  static const VectorLevel kLevel = AskProcessor();
-  return kLevel;
+  static const VectorLevel level = AskProcessor();
+  return level;
 }
 
 void ReduceInRankOrder(DataType type, ReduceOp op, double factor,

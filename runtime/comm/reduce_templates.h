@@ -62,7 +62,8 @@ struct Product<ComplexNumber<T>> : Operator<ComplexNumber<T>> {
   using Acc = ComplexNumber<T>;
   using Operator<Acc>::Operator;
   Acc Combine(Acc a, Acc b) const {
-    return {a.real * b.real - a.imaginary * b.imaginary,
+    // The same as a difference, to the bit. GCC 12 would fuse that in spite of -ffp-contract=off.
+    return {a.real * b.real + a.imaginary * -b.imaginary,
             a.real * b.imaginary + a.imaginary * b.real};
   }
 };

@@ -86,23 +86,22 @@ ShmCollective::ShmCollective(const Operation& op, std::uint64_t seq, const Group
 }
 
 ShmCollective::Progress ShmCollective::Advance() {
-  for (;;) {
-    if (!published_) {
-      std::byte* slot = board_.NextSlot();
-      if (round_ == 0) WriteHead(slot);
-      Write(round_, slot + data_offset_);
-      board_.Publish();
-      published_ = true;
-    }
-    if (board_.FirstMissing() >= 0) return Progress::kWaiting;
-    if (round_ == 0) {
-      if (!CompareHeads() || (!HasOneCount(op_.kind) && !ComparePairs())) return Progress::kFailed;
-      rounds_ = std::max<std::uint64_t>(1, RoundsFor(LongestPart()));
-    }
-    Read(round_);
-    published_ = false;
-    if (++round_ == rounds_) return Progress::kDone;
+  if (!published_) {
+    std::byte* slot = board_.NextSlot();
+    if (round_ == 0) WriteHead(slot);
+    Write(round_, slot + data_offset_);
+    board_.Publish();
+    published_ = true;
+    return Progress::kMoved;
   }
+  if (board_.FirstMissing() >= 0) return Progress::kWaiting;
+  if (round_ == 0) {
+    if (!CompareHeads() || (!HasOneCount(op_.kind) && !ComparePairs())) return Progress::kFailed;
+    rounds_ = std::max<std::uint64_t>(1, RoundsFor(LongestPart()));
+  }
+  Read(round_);
+  published_ = false;
+  return ++round_ == rounds_ ? Progress::kDone : Progress::kMoved;
 }
 
 void ShmCollective::WriteHead(std::byte* slot) const {

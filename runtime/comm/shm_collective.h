@@ -17,8 +17,8 @@ namespace resilient {
 // need to the own slot, publish, wait for all, take what is wanted from their slots. The first
 // round carries what each rank has entered; all compare it before anybody reads a byte of data.
 //
-// Owner: the lane that runs it. Thread: one at a time. Nothing in it waits: Advance goes as far as
-// it can, so another thread may take over between two calls.
+// Owner: the lane that runs it. Thread: one at a time. Nothing in it waits, and Advance does no
+// more than half a round, so another thread may take over, or nobody, between two calls.
 class ShmCollective {
  public:
   // What MakeShmCollective takes.
@@ -27,6 +27,7 @@ class ShmCollective {
 
   enum class Progress {
     kDone,
+    kMoved,    // Call again.
     kWaiting,  // Until all have published the present step.
     kFailed    // failure() says why; all ranks find the same.
   };

@@ -44,6 +44,7 @@ struct ShmLane::Running {
   explicit Running(SubmittedOp submitted) : op(std::move(submitted)) {}
   SubmittedOp op;
   std::unique_ptr<ShmCollective> collective;  // Null until begun.
+  Instant asked = Instant::min();             // When the caller was last asked whether it waits.
 };
 
 ShmLane::ShmLane(GroupPort& port, const AbortCell* abort, std::unique_ptr<ShmSegment> segment,
@@ -98,8 +99,13 @@ std::optional<Status> ShmLane::Run(SubmittedOp op, const Communicator::KeepWaiti
   std::optional<Status> outcome = Drive(*running, &keep_waiting);
   if (!outcome) {
     std::lock_guard lock(mutex_);
-    handed_over_ = std::move(running);
-    static_cast<void>(StartThread());
+    if (stopped_.load(std::memory_order_relaxed)) {
+      outcome = cause_;  // The thread may have been joined.
+    } else {
+      handed_over_ = std::move(running);
+      if (const Status started = StartThread(); !started.ok())
+        RESILIENT_LOG(kWarn, "group ", port_.spec().name, ": ", started.message());
+    }
   }
   Leave();
   return outcome;
@@ -111,24 +117,37 @@ std::optional<Status> ShmLane::Drive(Running& running,
   if (running.collective == nullptr) {
     running.collective = MakeShmCollective(running.op.op, running.op.seq, port_.spec(), board_);
   }
-  for (;;) {
-    switch (running.collective->Advance()) {
-      case ShmCollective::Progress::kDone:
-        return Status::Ok();
-      case ShmCollective::Progress::kFailed:
-        return Fail(running.collective->failure());
-      case ShmCollective::Progress::kWaiting:
-        break;
+  // A rank that is never waited for must look up from its work as well.
+  constexpr unsigned kMovesBetweenLooks = 8;
+  bool moved = true;
+  for (unsigned moves = 1;; ++moves) {
+    if (moved) port_.OnStep();
+    if (Stopping()) return Cause();
+    const ShmCollective::Progress progress = running.collective->Advance();
+    if (progress == ShmCollective::Progress::kDone) return Status::Ok();
+    if (progress == ShmCollective::Progress::kFailed) return Fail(running.collective->failure());
+    moved = progress == ShmCollective::Progress::kMoved;
+    bool given_up = false;
+    if (!moved) {
+      if (std::optional<Status> end = Wait(running, keep_waiting, &given_up)) return end;
+    } else if (moves % kMovesBetweenLooks == 0) {
+      given_up = IsGivenUp(running, keep_waiting);
     }
-    bool interrupted = false;
-    if (std::optional<Status> end = Wait(running, keep_waiting, &interrupted)) return end;
-    if (interrupted) return std::nullopt;
+    if (given_up) return std::nullopt;
   }
 }
 
+bool ShmLane::IsGivenUp(Running& running, const Communicator::KeepWaiting* keep_waiting) const {
+  if (keep_waiting == nullptr) return false;
+  const Instant now = clock_.Now();
+  const bool first = running.asked == Instant::min();
+  if (!first && now - running.asked < kSleepSlice) return false;
+  running.asked = now;
+  return !first && !(*keep_waiting)();
+}
+
 std::optional<Status> ShmLane::Wait(Running& running, const Communicator::KeepWaiting* keep_waiting,
-                                    bool* interrupted) {
-  Instant asked{};
+                                    bool* given_up) {
   int awaited = -1;
   for (unsigned turn = 0;; ++turn) {
     const int missing = board_.FirstMissing();
@@ -143,15 +162,13 @@ std::optional<Status> ShmLane::Wait(Running& running, const Communicator::KeepWa
     } else if (turn < spins_ + kYields) {
       std::this_thread::yield();
     } else {
+      if ((*given_up = IsGivenUp(running, keep_waiting))) return std::nullopt;
       board_.Sleep(missing, kSleepSlice,
                    [&] { return Stopping() || ended_.load(std::memory_order_acquire) != ended; });
       if (board_.FirstMissing() < 0) return std::nullopt;
       const Instant now = clock_.Now();
       if (missing != std::exchange(awaited, missing)) running.op.timeouts.OnMoved(now);
       if (const Status late = CheckTime(running, now); !late.ok()) return Fail(late);
-      if (keep_waiting == nullptr || now - asked < kSleepSlice) continue;
-      asked = now;
-      if ((*interrupted = !(*keep_waiting)())) return std::nullopt;
     }
   }
 }
@@ -235,7 +252,8 @@ void ShmLane::ThreadBody() {
   for (;;) {
     changed_.wait(lock, [this] {
       const bool work = handed_over_ != nullptr || !queue_.empty();
-      return !entered_ && (work || joining_);
+      // Once stopped nothing touches the board any more: a caller's Run need not be waited for.
+      return work ? !entered_ || stopped_.load(std::memory_order_relaxed) : joining_;
     });
     if (handed_over_ == nullptr && queue_.empty()) return;
     std::unique_ptr<Running> running = std::move(handed_over_);
@@ -243,15 +261,20 @@ void ShmLane::ThreadBody() {
       running = std::make_unique<Running>(std::move(queue_.front()));
       queue_.pop_front();
     }
+    const bool enters = !entered_;
     entered_ = true;
     lock.unlock();
-    const Status outcome = Drive(*running, nullptr).value();
-    if (running->op.done) running->op.done(outcome);
-    running.reset();  // What it holds goes before the communicator says it is quiet.
-    port_.OnCompleted();
+    const Status outcome = enters ? *Drive(*running, nullptr) : Cause();
+    Complete(std::move(running->op), outcome);
     lock.lock();
-    entered_ = false;
+    if (enters) entered_ = false;
   }
+}
+
+void ShmLane::Complete(SubmittedOp op, const Status& outcome) {
+  if (op.done) op.done(outcome);
+  op = {};  // What it holds goes before the communicator says it is quiet.
+  port_.OnCompleted();
 }
 
 void ShmLane::Join() {
@@ -263,10 +286,9 @@ void ShmLane::Join() {
   }
   thread_.Join();
   // What no thread could be made for.
-  for (SubmittedOp& op : std::exchange(queue_, {})) {
-    if (op.done) op.done(cause_);
-    port_.OnCompleted();
-  }
+  if (handed_over_ != nullptr) Complete(std::move(handed_over_->op), cause_);
+  handed_over_ = nullptr;
+  for (SubmittedOp& op : std::exchange(queue_, {})) Complete(std::move(op), cause_);
 }
 
 }  // namespace resilient

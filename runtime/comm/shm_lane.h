@@ -61,9 +61,13 @@ class ShmLane {
  private:
   struct Running;
 
+  // nullopt: given up.
   std::optional<Status> Drive(Running& running, const Communicator::KeepWaiting* keep_waiting);
+  // nullopt: all have published the present step, or the caller has given up.
   std::optional<Status> Wait(Running& running, const Communicator::KeepWaiting* keep_waiting,
-                             bool* interrupted);
+                             bool* given_up);
+  // Asks the caller, but not too often.
+  bool IsGivenUp(Running& running, const Communicator::KeepWaiting* keep_waiting) const;
   // Not OK: it takes too long.
   Status CheckTime(Running& running, Instant now) const;
   bool Stopping() const;
@@ -73,6 +77,7 @@ class ShmLane {
   Status Fail(const Status& why);
   Status StartThread();  // REQUIRES: mutex_.
   void ThreadBody();
+  void Complete(SubmittedOp op, const Status& outcome);
   void Leave();
 
   // Constant.

@@ -88,7 +88,12 @@ Result<std::unique_ptr<ShmSegment>> ShmSegment::Create(const ShmGeometry& geomet
   }
   const auto bytes = static_cast<off_t>(geometry.TotalBytes());
   // Reserved now: memory that is missing later would be a SIGBUS in the middle of an operation.
-  if (ftruncate(file.get(), bytes) != 0 || fallocate(file.get(), 0, 0, bytes) != 0) {
+  int reserved = ftruncate(file.get(), bytes);
+  if (reserved == 0) {
+    do reserved = fallocate(file.get(), 0, 0, bytes);
+    while (reserved != 0 && errno == EINTR);
+  }
+  if (reserved != 0) {
     return Status(StatusCode::kResourceExhausted,
                   StrCat("cannot reserve ", bytes, " bytes of shared memory: ",
                          std::strerror(errno), "; RESILIENT_SHM_LIMIT bounds what a group takes"));
@@ -107,7 +112,10 @@ Result<std::unique_ptr<ShmSegment>> ShmSegment::Attach(const Offer& offer,
                                                    offer.pid, ": ", std::strerror(errno)));
   }
   struct stat found {};
-  const bool same = fstat(file.get(), &found) == 0 && found.st_ino == offer.inode &&
+  // Sealed: what could be made shorter would be a SIGBUS to come.
+  const int seals = fcntl(file.get(), F_GET_SEALS);
+  const bool same = seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && fstat(file.get(), &found) == 0 &&
+                    found.st_ino == offer.inode &&
                     static_cast<std::uint64_t>(found.st_size) == offer.bytes &&
                     offer.bytes == geometry.TotalBytes();
   if (!same) {

@@ -57,6 +57,9 @@ def test_layer_breach_is_found(path: str, include: str) -> None:
         ("store/server/a.cc", "<uv.h>"),
         ("store/client/a.cc", '"store/tls/functions.h"'),
         ("store/core/codec.cc", '"store.pb.h"'),
+        ("runtime/comm/nccl_group.cc", '"runtime/comm/nccl_api.h"'),
+        ("runtime/recovery/session.cc", '"runtime/comm/nccl_communicator.h"'),
+        ("tests/unit/comm/nccl_headers_test.cc", "<nccl.h>"),
     ],
 )
 def test_allowed_include_is_silent(path: str, include: str) -> None:
@@ -73,6 +76,10 @@ def test_allowed_include_is_silent(path: str, include: str) -> None:
         ("runtime/comm/a.cc", "<torch/torch.h>"),
         ("torch_plugin/include/resilient/a.h", "<pybind11/pybind11.h>"),
         ("runtime/comm/cpu.cc", "<nccl.h>"),
+        ("runtime/comm/nccl_group.cc", "<nccl.h>"),
+        ("runtime/comm/nccl_group.cc", "<cuda_runtime_api.h>"),
+        ("runtime/comm/cpu.cc", '"runtime/comm/nccl_api.h"'),
+        ("runtime/recovery/session.cc", '"runtime/comm/nccl_types.h"'),
     ],
 )
 def test_third_parties_are_confined(path: str, include: str) -> None:

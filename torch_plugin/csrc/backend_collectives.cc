@@ -233,8 +233,9 @@ WorkPtr ResilientBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
   const at::Tensor from = plan.Input(input);
   const at::Tensor into = plan.Output(output);
   plan.RequireSameType(into, from);
-  PlanExchange(plan, from.scalar_type(), SplitRows(plan, from, input_splits, getSize(), "input"),
-               SplitRows(plan, into, output_splits, getSize(), "output"));
+  std::vector<Part> sent = SplitRows(plan, from, input_splits, getSize(), "input");
+  std::vector<Part> received = SplitRows(plan, into, output_splits, getSize(), "output");
+  PlanExchange(plan, from.scalar_type(), std::move(sent), std::move(received));
   return Launch(std::move(plan), Waits(options));
 }
 

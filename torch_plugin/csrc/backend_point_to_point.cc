@@ -115,12 +115,18 @@ void ResilientBackend::AwaitOthers(std::uint32_t tag, std::chrono::milliseconds 
       Check(*host_, status);
     }
   }
-  // To those as well who have not come: for them it is there when they do.
   at::Tensor verdict = Bytes(getSize());
   for (const int peer : missing) verdict[peer] = 1;
+  std::vector<c10::intrusive_ptr<WorkImpl>> answers;
   for (int peer = 1; peer < getSize(); ++peer) {
-    StartMonitored(OpKind::kSend, verdict, peer, tag);
+    auto answer = StartMonitored(OpKind::kSend, verdict, peer, tag);
+    // For those who have not come it is there when they do. The others wait for it: it must be on
+    // its way before this rank says goodbye.
+    if (std::find(missing.begin(), missing.end(), peer) == missing.end()) {
+      answers.push_back(std::move(answer));
+    }
   }
+  for (const auto& answer : answers) answer->wait();
   if (missing.empty()) return;
   host_->Throw(
       Status(StatusCode::kTimeout, c10::str("Rank 0 timed out in monitoredBarrier: ",

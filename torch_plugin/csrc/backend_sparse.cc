@@ -84,9 +84,9 @@ WorkPtr ResilientBackend::allreduce_sparse(Tensors& tensors,
   PlanGatherToList(plan, OpKind::kAllGather, values, own.values());
   plan.outputs_ = {tensor};
   plan.AtEnd([tensor, indices, values, sizes = own.sizes().vec(), average] {
-    at::Tensor sum = at::sparse_coo_tensor(indices[0], values[0], sizes);
+    at::Tensor sum = at::_sparse_coo_tensor_unsafe(indices[0], values[0], sizes);
     for (std::size_t rank = 1; rank < indices.size(); ++rank) {
-      sum = sum + at::sparse_coo_tensor(indices[rank], values[rank], sizes);
+      sum = sum + at::_sparse_coo_tensor_unsafe(indices[rank], values[rank], sizes);
     }
     if (average) sum = sum / static_cast<std::int64_t>(indices.size());
     at::Tensor(tensor).copy_(sum.coalesce());

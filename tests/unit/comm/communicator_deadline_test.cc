@@ -105,20 +105,6 @@ TEST(CpuFabric, Interfaces_SayWhereItListens) {
   EXPECT_THAT(status.message(), HasSubstr("lo (127.0.0.1)"));
 }
 
-// Ranks whose limits differ, so that it is too little for shared memory on some.
-TEST(CpuFabric, ShmLimitsThatDiffer_GiveTcp) {
-  for (const int small : {0, 1}) {
-    int rank = 0;
-    const Transport transport{.name = "mixed", .make = [&](const Clock& clock, auto& events) {
-                                CpuFabricOptions options;
-                                if (rank++ == small) options.shm_limit = 5000;
-                                return MakeCpuFabric(std::move(options), clock, events);
-                              }};
-    World world(transport, 2);
-    ExpectAllOk(world.RunAll([](int) { return BarrierOp(); }));
-  }
-}
-
 class Deadlines : public ::testing::TestWithParam<Transport> {
  protected:
   std::unique_ptr<World> MakeWorld(int size) {

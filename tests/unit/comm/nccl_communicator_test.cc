@@ -117,6 +117,7 @@ TEST_F(NcclTest, Unsupported_IsRefusedInWordsAndTakesNoNumber) {
   const std::vector<std::pair<Operation, std::string>> refused = {
       {BarrierOp(), "no barrier"},
       {SendOp(data, 1, 0), "no tags"},
+      {AllReduceOp(data, ReduceOp::kPremulSum), "NCCL does not have this reduction"},
       {bools, "all_reduce(bool[1], max) does not run over NCCL: NCCL does not reduce this type"},
   };
   for (const auto& [op, text] : refused) {

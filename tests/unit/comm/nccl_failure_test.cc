@@ -131,6 +131,18 @@ TEST_F(NcclFailure, Launch_Fails_EndsTheGroup) {
   EXPECT_THAT(status.message(), HasSubstr("launching all_reduce(float32[2], sum) #1 failed"));
 }
 
+TEST_F(NcclFailure, Launch_FailsInAGroupOfCalls_TheNextOneIsNotInIt) {
+  Change(0, [](NcclScript& script) { script.launch_result = NcclResult::kInvalidArgument; });
+  World& world = Start(1);
+  std::vector<std::vector<float>> outputs = {{0, 0}};
+  const Status status = Pending::Try(world.at(0), AllGatherOp(data_, outputs)).Wait();
+  EXPECT_EQ(status.code(), StatusCode::kCommFailed);
+  Change(0, [](NcclScript& script) { script.launch_result = NcclResult::kInProgress; });
+  const auto next = world.CreateAll("world", 2);
+  EXPECT_TRUE(Pending::Of(*next[0], AllGatherOp(data_, outputs)).Wait().ok());
+  EXPECT_THAT(outputs[0], ElementsAre(1, 2));
+}
+
 // The two moments: the failure is told at once, memory is let go when NCCL has.
 TEST_F(NcclFailure, Abort_Hangs_TheCauseIsToldAtOnceAndMemoryKeptUntilItReturns) {
   Change(0, [](NcclScript& script) { script.hang_abort = true; });
@@ -206,6 +218,19 @@ TEST_F(NcclFailure, AsyncError_EndsWhatIsInFlightAndWhatComes) {
   EXPECT_TRUE(Eventually([&] { return world.at(0).IsQuiet(); }));
 }
 
+// As when NCCL stops its kernels by itself: their events fire, with nothing done.
+TEST_F(NcclFailure, AsyncError_BeforeTheEventFires_IsNoSuccess) {
+  Change(0, [](NcclScript& script) { script.hold_kernels = true; });
+  World& world = Start(1);
+  const Pending held = LaunchAlone(data_);
+  Change(0, [](NcclScript& script) {
+    script.async_error = NcclResult::kSystemError;
+    script.hold_kernels = false;
+  });
+  EXPECT_EQ(held.Wait().code(), StatusCode::kCommFailed);
+  EXPECT_TRUE(Eventually([&] { return world.at(0).IsQuiet(); }));
+}
+
 TEST_F(NcclFailure, AsyncError_WhileNothingMoves_IsNoticed) {
   World& world = Start(2);
   ASSERT_TRUE(world.log(0).WaitFor([](EventLog& log) { return log.connected[{"world", 1}] == 1; }));
@@ -214,7 +239,7 @@ TEST_F(NcclFailure, AsyncError_WhileNothingMoves_IsNoticed) {
   EXPECT_EQ(Pending::Try(world.at(0), AllReduceOp(data_)).Wait().code(), StatusCode::kCommFailed);
 }
 
-TEST_F(NcclFailure, RanksInDifferentOperations_NeverGetAWrongResult) {
+TEST_F(NcclFailure, RanksInOperationsOfDifferentSizes_WaitForTheAbort) {
   World& world = Start(2);
   std::vector<float> longer = {1, 2, 3};
   const Pending one = LaunchAlone(data_);

@@ -34,20 +34,17 @@ void SetRandomCounts(Call& call, int size, std::size_t limit, Random& random) {
   const bool even = random.Below(3) == 0;
   const std::size_t everywhere = RandomCount(limit, random);
   const auto n = static_cast<std::size_t>(size);
+  const bool by_sender = call.kind == OpKind::kAllGather || call.kind == OpKind::kGather;
+  const bool by_receiver = call.kind == OpKind::kScatter || call.kind == OpKind::kReduceScatter;
   for (std::size_t a = 0; a < n; ++a) {
     const std::size_t of_rank = even ? everywhere : RandomCount(limit, random);
     for (std::size_t b = 0; b < n; ++b) {
-      switch (call.kind) {
-        case OpKind::kAllGather:
-        case OpKind::kGather:
-          call.counts[a][b] = of_rank;
-          break;
-        case OpKind::kScatter:
-        case OpKind::kReduceScatter:
-          call.counts[b][a] = of_rank;
-          break;
-        default:
-          call.counts[a][b] = even ? everywhere : RandomCount(limit, random);
+      if (by_sender) {
+        call.counts[a][b] = of_rank;
+      } else if (by_receiver) {
+        call.counts[b][a] = of_rank;
+      } else {
+        call.counts[a][b] = even ? everywhere : RandomCount(limit, random);
       }
     }
   }

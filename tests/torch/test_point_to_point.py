@@ -1,0 +1,219 @@
+"""Sends and receives, operations that are coalesced, the barrier that names who is missing."""
+
+import time
+from datetime import timedelta
+
+import pytest
+import rank_server
+import torch
+import torch.distributed as dist
+from tensors import joined, same, values
+
+SOON = timedelta(milliseconds=300)
+LATER = timedelta(seconds=30)
+
+
+def from_any():
+    rank, size = joined()
+    if rank == 0:
+        seen = []
+        for _ in range(size - 1):
+            tensor = torch.empty(10, 2)[:, 0]  # Not contiguous: put in place before wait returns.
+            source = dist.recv(tensor, tag=7)
+            same(tensor, values(source, 10), source)
+            seen.append(source)
+        assert sorted(seen) == list(range(1, size))
+    else:
+        dist.send(values(rank, 10), 0, tag=7)
+    # In a group whose ranks are others than those of the world.
+    pair = dist.new_group([1, 2])
+    if rank == 1:
+        tensor = torch.empty(3)
+        assert dist.recv(tensor, group=pair) == 2
+        same(tensor, values(2, 3))
+    elif rank == 2:
+        dist.send(values(2, 3), 1, group=pair)
+    dist.destroy_process_group()
+
+
+def test_recv_from_any_rank(world):
+    world.run(from_any, 4)
+
+
+def batches():
+    rank, size = joined()
+    before, after = (rank - 1) % size, (rank + 1) % size
+    for count in (0, 5, 70_000):
+        received = [torch.empty(count), torch.empty(count, dtype=torch.int64)]
+        operations = [
+            dist.P2POp(dist.irecv, received[0], before, tag=1),
+            dist.P2POp(dist.isend, values(rank, count), after, tag=1),
+            dist.P2POp(dist.irecv, received[1], before, tag=2),
+            dist.P2POp(dist.isend, values(rank, count, torch.int64), after, tag=2),
+        ]
+        works = dist.batch_isend_irecv(operations)
+        assert len(works) == 1
+        works[0].wait()
+        assert works[0].is_success()
+        same(received[0], values(before, count), count)
+        same(received[1], values(before, count, torch.int64), count)
+    dist.destroy_process_group()
+
+
+def test_a_batch_is_one_work(world):
+    world.run(batches, 3)
+
+
+def coalesced():
+    rank, size = joined()
+    manager = dist.distributed_c10d._coalescing_manager
+    cpu = torch.device("cpu")
+    sums = [values(rank, 100 * (number + 1)) for number in range(3)]
+    with manager():
+        for tensor in sums:
+            dist.all_reduce(tensor)
+    for tensor in sums:
+        same(tensor, sum(values(other, tensor.numel()) for other in range(size)), "all_reduce")
+    inputs = [values(rank, 10), values(rank, 20, torch.int64)]
+    outputs = [torch.empty(size * 10), torch.empty(size * 20, dtype=torch.int64)]
+    with manager(async_ops=True) as batch:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            dist.all_gather_into_tensor(output, tensor)
+    batch.wait()
+    same(outputs[0], torch.cat([values(other, 10) for other in range(size)]), "all_gather")
+    scattered = [torch.empty(10), torch.empty(20)]
+    with manager():
+        for output in scattered:
+            dist.reduce_scatter_tensor(output, torch.ones(size * output.numel()))
+    assert all(torch.equal(output, torch.full_like(output, size)) for output in scattered)
+    # Of different kinds, one of them waited for within, one copied back at the end.
+    matrix = torch.full((2, 3), float(rank))
+    gathered = [torch.empty(4) for _ in range(size)]
+    with manager(device=cpu, async_ops=True) as batch:
+        dist.broadcast(matrix.t(), src=1, async_op=True)
+        dist.all_gather(gathered, values(rank, 4))
+        dist.barrier(async_op=True)
+    batch.wait()
+    same(matrix, torch.ones(2, 3), "broadcast")
+    same(gathered[1], values(1, 4), "all_gather")
+    with manager(device=cpu, async_ops=True) as batch:
+        pass
+    batch.wait()
+    dist.destroy_process_group()
+
+
+def test_operations_are_coalesced(world):
+    world.run(coalesced, 2)
+
+
+def failed_batch():
+    """What raises inside ends the batch for that thread; the group goes on."""
+    _rank, size = joined()
+    with pytest.raises(RuntimeError, match="is not a rank of a group of 2"):
+        with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu")):
+            dist.group.WORLD.broadcast(torch.ones(1), 9)
+    dist.distributed_c10d._world.pg_coalesce_state.clear()
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
+    dist.destroy_process_group()
+
+
+def test_a_batch_that_raises_does_no_harm(world):
+    world.run(failed_batch, 2)
+
+
+def all_come():
+    _rank, _size = joined()
+    for wait_all in (False, True):
+        dist.monitored_barrier(timeout=LATER, wait_all_ranks=wait_all)
+    group = dist.new_group([0, 2])
+    dist.monitored_barrier(group, timeout=LATER)
+    dist.destroy_process_group()
+
+
+def test_a_monitored_barrier_that_all_reach(world):
+    world.run(all_come, 3)
+
+
+def test_a_monitored_barrier_of_one_rank(world):
+    world.run(alone, 1)
+
+
+def alone():
+    joined()
+    dist.monitored_barrier(timeout=SOON)
+    dist.destroy_process_group()
+
+
+def some_are_missing(wait_all):
+    """Ranks 1 and 3 of 4 come late; nobody is fenced, and the late ones are told."""
+    rank, size = joined()
+    dist.barrier()
+    late = rank in (1, 3)
+    if late:
+        rank_server.hear()
+    started = time.monotonic()
+    with pytest.raises(RuntimeError) as caught:
+        dist.monitored_barrier(timeout=SOON, wait_all_ranks=wait_all)
+    rank_server.tell((str(caught.value), time.monotonic() - started))
+    dist.monitored_barrier(timeout=LATER)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wait_all", [False, True])
+def test_a_monitored_barrier_names_who_is_missing(world, wait_all):
+    ranks = world.start(some_are_missing, 4, wait_all)
+    text, seconds = ranks[0].told()
+    named = "Ranks 1, 3 failed" if wait_all else "Rank 1 failed"
+    assert text.startswith("[resilient:TIMEOUT]") and f"{named} to pass monitoredBarrier" in text
+    assert "1, 3" in text
+    assert 0.3 <= seconds < 5
+    text, _ = ranks[2].told()
+    assert "Rank 2 successfully reached monitoredBarrier" in text and "1, 3" in text
+    for late in (1, 3):
+        ranks[late].say("go")
+    for late in (1, 3):
+        text, seconds = ranks[late].told()
+        assert f"Rank {late} successfully reached monitoredBarrier" in text and "1, 3" in text
+        assert seconds < 0.3  # The verdict was there already.
+    for rank in ranks:
+        rank.value()
+
+
+def rank_0_is_missing():
+    rank, _ = joined()
+    dist.barrier()
+    if rank == 0:
+        assert rank_server.hear() == "go"
+    else:
+        with pytest.raises(RuntimeError, match=r"no verdict within 300 ms"):
+            dist.monitored_barrier(timeout=SOON)
+        rank_server.tell("alone")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_a_monitored_barrier_without_rank_0(world):
+    ranks = world.start(rank_0_is_missing, 2)
+    assert ranks[1].told() == "alone"
+    ranks[0].say("go")
+    for rank in ranks:
+        rank.value()
+
+
+def subgroup_is_told_in_ranks_of_the_world():
+    rank, _ = joined()
+    group = dist.new_group([2, 1])
+    if rank == 1:  # Rank 0 of the group.
+        with pytest.raises(RuntimeError, match=r"Rank 1 failed .*; in the world: 2; group"):
+            dist.monitored_barrier(group, timeout=SOON)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_a_monitored_barrier_of_a_group(world):
+    world.run(subgroup_is_told_in_ranks_of_the_world, 3)

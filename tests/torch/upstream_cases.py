@@ -1,0 +1,178 @@
+"""Runs torch's own tests of collectives and DDP, which its wheel carries, with our backend.
+
+    python upstream_cases.py [--list] [--out FILE] [CASE ...]
+
+runs the cases (default: all), each in WORLD_SIZE processes, and writes {case: [outcome, why,
+seconds]} as JSON; "passed", "failed" or "skipped". test_upstream.py says what is to be expected.
+
+Many cases are decorated with the names of the backends that torch has them for ("Only MPI
+supports all_to_all"), and no other name passes. So the module is loaded once under the name "gloo"
+and once under "mpi", and only then told the real name: each case comes from the first of the two
+that would run it. What asks for GPUs is skipped as it is for them.
+
+torch starts new interpreters for each case; here the processes are forked from a server that has
+imported torch once, which takes a tenth of the time.
+"""
+
+import argparse
+import importlib.util
+import itertools
+import json
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+import unittest
+
+os.environ.setdefault("WORLD_SIZE", "4")
+os.environ.setdefault("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "60")
+BACKEND = os.environ.get("BACKEND", "resilient")
+
+from torch.testing._internal import common_distributed  # noqa: E402
+
+for _feature in ("gpu", "cuda", "ddp", "subgroup", "plugin"):
+    common_distributed.DistTestCases.backend_feature[_feature].add(BACKEND)
+# It asks for a world of eight; what it decorates uses the ranks 1 and 2.
+common_distributed.skip_if_small_worldsize = lambda case: case
+
+_numbers = itertools.count(1)
+
+
+def _load(name):
+    """torch's module, as it is imported where the backend is called `name`."""
+    module_name = f"distributed_test_as_{name}"
+    if module_name in sys.modules:  # In a process of a case this file is imported twice.
+        return sys.modules[module_name]
+    os.environ.update(BACKEND=name, INIT_METHOD="file://")
+    origin = importlib.util.find_spec("torch.testing._internal.distributed.distributed_test").origin
+    spec = importlib.util.spec_from_file_location(module_name, origin)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    spec.loader.exec_module(module)
+    os.environ["BACKEND"] = module.BACKEND = BACKEND
+    return module
+
+
+class _ForkedRanks:
+    """What differs from torch's own runs: how the processes of a case start, and that all of them
+    have to end well, not only the first."""
+
+    def setUp(self):
+        super().setUp()
+        # Our server's environment is the one in which it was started.
+        environment = {
+            "TEMP_DIR": os.environ["TEMP_DIR"],
+            "INIT_METHOD": os.environ["INIT_METHOD"],
+            "RESILIENT_JOB": f"upstream-{os.getpid()}-{next(_numbers)}",
+        }
+        forked = multiprocessing.get_context("forkserver").Process
+
+        def start(kwargs, **more):
+            return forked(kwargs=kwargs | {"environment": environment}, **more)
+
+        self._start_processes(start)
+
+    def tearDown(self):
+        started = self.processes
+        super().tearDown()
+        for process in started:
+            process.join()
+        if os.path.exists(self.file_name):
+            os.unlink(self.file_name)
+
+    def _check_return_codes(self, fn, elapsed_time):
+        super()._check_return_codes(fn, elapsed_time)
+        self.assertEqual({process.exitcode for process in self.processes}, {0})
+
+    @classmethod
+    def _run(cls, rank, test_name, file_name, pipe, environment, **kwargs):
+        os.environ.update(environment)
+        for module in (_as_gloo, _as_mpi):
+            module.INIT_METHOD = environment["INIT_METHOD"]
+        super()._run(rank, test_name, file_name, pipe, **kwargs)
+
+    def run_test(self, test_name, pipe):
+        # These choose between CPU and GPU by the name; the process group is made already.
+        if test_name.startswith("test_accumulate_gradients_no_sync"):
+            _as_gloo.BACKEND = "gloo"
+        super().run_test(test_name, pipe)
+
+
+_as_gloo = _load("gloo")
+_as_mpi = _load("mpi")
+
+
+class AsGloo(_ForkedRanks, _as_gloo.TestDistBackend, _as_gloo.DistributedTest._DistTestBase):
+    pass
+
+
+class AsMpi(_ForkedRanks, _as_mpi.TestDistBackend, _as_mpi.DistributedTest._DistTestBase):
+    pass
+
+
+def _is_skipped(cases, name):
+    return getattr(getattr(cases, name), "__unittest_skip__", False)
+
+
+def all_cases():
+    """{name: class}"""
+    names = unittest.defaultTestLoader.getTestCaseNames(AsGloo)
+    return {
+        name: AsMpi if _is_skipped(AsGloo, name) and not _is_skipped(AsMpi, name) else AsGloo
+        for name in names
+    }
+
+
+class _Outcomes(unittest.TestResult):
+    def __init__(self):
+        super().__init__()
+        self.found = {}
+
+    def startTest(self, test):
+        super().startTest(test)
+        self._began = time.monotonic()
+
+    def addSuccess(self, test):
+        self._add(test, "passed", "")
+
+    def addSkip(self, test, reason):
+        self._add(test, "skipped", reason)
+
+    def addError(self, test, error):
+        self._add(test, "failed", "".join(traceback.format_exception(*error)))
+
+    addFailure = addError
+
+    def _add(self, test, outcome, why):
+        seconds = round(time.monotonic() - self._began, 2)
+        self.found[test._testMethodName] = [outcome, why, seconds]
+        print(f"{outcome:8} {seconds:6.2f} s {test._testMethodName}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--list", action="store_true", help="only print the names")
+    parser.add_argument("--out", help="file for the outcomes")
+    parser.add_argument("cases", nargs="*")
+    args = parser.parse_args()
+    known = all_cases()
+    if args.list:
+        print("\n".join(known))
+        return
+    multiprocessing.set_forkserver_preload(["upstream_cases"])
+    outcomes = _Outcomes()
+    # By this name the processes find the classes in the module that was preloaded.
+    import upstream_cases
+
+    for name in args.cases or known:
+        getattr(upstream_cases, known[name].__name__)(name).run(outcomes)
+    if args.out:
+        with open(args.out, "w") as file:
+            json.dump(outcomes.found, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/shm_segment.h"
+#include "tests/unit/comm/trial.h"
+
+namespace resilient::testing {
+
+// One collective whose every step is to go wrong in turn. The sizes make several rounds of the
+// least slots, and both plans of an all_reduce.
+struct FaultCase {
+  std::string name;
+  Call call;
+  std::size_t shm_limit = 0;  // 0: TCP.
+  friend void PrintTo(const FaultCase& one, std::ostream* out) { *out << one.name; }
+};
+
+inline constexpr int kFaultRanks = 3;
+
+// The least shared memory that a group of `ranks` takes.
+inline std::size_t LeastShmLimit(int ranks) {
+  std::size_t limit = 1;
+  while (!ShmGeometry::Within(limit, ranks)) limit += 4096;
+  return limit;
+}
+
+inline std::vector<FaultCase> AllFaultCases() {
+  const auto sized = [](const char* name, OpKind kind, std::size_t count) {
+    Call call{.kind = kind, .dtype = DataType::kFloat32};
+    if (IsReduction(kind)) call.reduce = ReduceOp::kSum;
+    if (IsRooted(kind)) call.root = 1;
+    SetCounts(call, kFaultRanks, count);
+    return FaultCase{.name = name, .call = call};
+  };
+  std::vector<FaultCase> cases;
+  for (const bool shm : {false, true}) {
+    for (FaultCase one :
+         {sized("AllReduceSmall", OpKind::kAllReduce, 100),
+          sized("AllReduceLarge", OpKind::kAllReduce, shm ? 10'000 : 100'000),
+          sized("Broadcast", OpKind::kBroadcast, 10'000),
+          sized("AllGather", OpKind::kAllGather, 10'000), sized("Barrier", OpKind::kBarrier, 0),
+          sized("Reduce", OpKind::kReduce, 10'000), sized("Gather", OpKind::kGather, 10'000),
+          sized("Scatter", OpKind::kScatter, 3'000),
+          sized("ReduceScatter", OpKind::kReduceScatter, 3'000),
+          sized("AllToAll", OpKind::kAllToAll, 3'000)}) {
+      one.name += shm ? "Shm" : "Tcp";
+      one.shm_limit = shm ? LeastShmLimit(kFaultRanks) : 0;
+      cases.push_back(one);
+    }
+  }
+  return cases;
+}
+
+}  // namespace resilient::testing
