@@ -31,6 +31,7 @@ class Events final : public CommunicatorEvents {
   void OnMismatch(const std::string&, std::uint64_t, const Status& mismatch) override {
     End(mismatch);
   }
+  void OnStalled(const std::string&, std::uint64_t, const Status& why) override { End(why); }
 
  private:
   static void End(const Status& why) {

@@ -6,6 +6,7 @@
 #include <array>
 #include <charconv>
 #include <cstddef>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <string_view>
@@ -25,6 +26,7 @@ constexpr std::string_view kDurationForms =
 enum class Form {
   kText,
   kDuration,
+  kBytes,
   kSwitch,
   kHeal,
   kPolicy,
@@ -61,14 +63,14 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_BUDGET", Form::kDuration, Effect::kYes, 1},
     Known{"RESILIENT_SEAT_WAIT", Form::kDuration},
     Known{"RESILIENT_HEAL", Form::kHeal, Effect::kNone},
-    Known{"RESILIENT_TIMEOUT_POLICY", Form::kPolicy, Effect::kNone},
-    Known{"RESILIENT_OP_DEADLINE", Form::kDuration, Effect::kNone, 1},
+    Known{"RESILIENT_TIMEOUT_POLICY", Form::kPolicy},
+    Known{"RESILIENT_OP_DEADLINE", Form::kDuration, Effect::kYes, 1},
     Known{"RESILIENT_STALL", Form::kDuration, Effect::kNone, 1},
     Known{"RESILIENT_WAIT_LOG", Form::kDuration, Effect::kNone, 1},
     Known{"RESILIENT_REPLAY", Form::kSwitch, Effect::kNone},
     Known{"RESILIENT_ALLOW_SHARED_GPU", Form::kSwitch, Effect::kNone},
-    Known{"RESILIENT_SOCKET_IFNAME", Form::kText, Effect::kNone},
-    Known{"RESILIENT_SHM_LIMIT", Form::kText, Effect::kNone},
+    Known{"RESILIENT_SOCKET_IFNAME", Form::kText},
+    Known{"RESILIENT_SHM_LIMIT", Form::kBytes},
     Known{"RESILIENT_LOG", Form::kLog},
     Known{"RESILIENT_OWNER", Form::kOwner},
     Known{"RESILIENT_SUPERVISED", Form::kSwitch},
@@ -150,6 +152,9 @@ Status Check(const Known& known, std::string_view value) {
       return {};
     case Form::kDuration:
       return CheckDuration(known, value);
+    case Form::kBytes:
+      return require(ParseBytes(value).has_value(),
+                     "a number of bytes: \"65536\", \"64KiB\", \"256MiB\", \"1GiB\"");
     case Form::kSwitch:
       return require(value == "0" || value == "1", "\"0\" or \"1\"");
     case Form::kHeal:
@@ -223,7 +228,7 @@ Status CheckBind(const Values& values) {
 // Tells of something asked for that this version does not do.
 void NoteEffect(const Known& known, std::string_view value, std::vector<std::string>* warnings) {
   if (known.effect == Effect::kYes) return;
-  if (value == "0" || value == "explicit" || value == "liveness") return;  // What it does.
+  if (value == "0" || value == "explicit") return;  // What it does.
   warnings->push_back(StrCat(known.name, "=\"", value,
                              "\" has no effect in this version: the job runs as without it"));
 }
@@ -250,6 +255,12 @@ void Assign(const Values& values, Settings* settings) {
   duration("RESILIENT_LEASE_TTL", &settings->lease_ttl);
   duration("RESILIENT_BUDGET", &settings->budget);
   duration("RESILIENT_SEAT_WAIT", &settings->seat_wait);
+  if (const auto found = values.find("RESILIENT_TIMEOUT_POLICY"); found != values.end())
+    settings->strict_timeouts = found->second == "strict";
+  duration("RESILIENT_OP_DEADLINE", &settings->op_deadline);
+  if (const auto found = values.find("RESILIENT_SHM_LIMIT"); found != values.end())
+    settings->shm_limit = ParseBytes(found->second).value_or(settings->shm_limit);
+  text("RESILIENT_SOCKET_IFNAME", &settings->socket_ifname);
   text("RESILIENT_LOG", &settings->log);
   text("RESILIENT_OWNER", &settings->owner);
   std::string supervised;
@@ -280,6 +291,19 @@ std::optional<Duration> ParseDuration(std::string_view text) {
   const auto number = ParseNumber<std::int64_t>(text);
   if (!number || *number > Duration::max().count() / nanos) return std::nullopt;
   return Duration(*number * nanos);
+}
+
+std::optional<std::size_t> ParseBytes(std::string_view text) {
+  constexpr std::array<std::string_view, 4> kSuffixes = {"", "KiB", "MiB", "GiB"};
+  unsigned power = 0;
+  for (unsigned i = 1; i < kSuffixes.size(); ++i) {
+    if (!text.ends_with(kSuffixes[i])) continue;
+    power = i;
+    text.remove_suffix(kSuffixes[i].size());
+  }
+  const auto number = ParseNumber<std::size_t>(text);
+  if (!number || *number > (std::numeric_limits<std::size_t>::max() >> (10 * power))) return {};
+  return *number << (10 * power);
 }
 
 Result<Settings> ParseSettings(

@@ -14,6 +14,7 @@
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/step_observer.h"
 #include "runtime/comm/wire.h"
+#include "runtime/net/interfaces.h"
 
 namespace resilient {
 namespace {
@@ -91,7 +92,7 @@ class CpuFabric final : public CommunicatorFactory {
   std::shared_ptr<Communicator> Create(GroupSpec spec, std::shared_ptr<AbortCell> abort) override {
     RESILIENT_CHECK(spec.rank >= 0 && spec.rank < static_cast<int>(spec.members.size()));
     const bool fits = spec.name.size() <= kMaxGroupName && spec.secret.size() <= kMaxSecret;
-    auto port = std::make_shared<GroupPort>(std::move(spec), abort, doorbell_, observer_);
+    auto port = std::make_shared<GroupPort>(std::move(spec), abort, doorbell_, clock_, observer_);
     auto communicator = std::make_shared<CpuCommunicator>(port);
     if (doorbell_->InChild()) return communicator;  // Its operations are refused.
     if (!fits) {
@@ -136,6 +137,13 @@ Result<std::unique_ptr<CommunicatorFactory>> MakeObservedCpuFabric(CpuFabricOpti
                                                                    const Clock& clock,
                                                                    CommunicatorEvents& events,
                                                                    StepObserver observer) {
+  if (!options.interfaces.empty()) {
+    const Result<std::vector<InterfaceAddress>> present = ListInterfaceAddresses();
+    if (!present.ok()) return present.status();
+    Result<std::string> chosen = ChooseInterfaceAddress(options.interfaces, *present);
+    if (!chosen.ok()) return chosen.status();
+    options.bind_address = std::move(*chosen);
+  }
   Result<FileDescriptor> listener =
       ListenTcp({.host = options.bind_address, .port = 0}, kListenBacklog);
   if (!listener) {

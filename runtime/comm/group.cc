@@ -143,6 +143,7 @@ void CommGroup::AddInterest(std::vector<PollEntry>& entries, std::vector<Watch>&
       watches.push_back({.connector = connector->get()});
     }
   }
+  NoteMoves();
   ForEachLink([&](MessageLink& link) {
     if (link.Interest() == 0) return;
     entries.push_back({.fd = link.fd(), .events = link.Interest()});
@@ -152,7 +153,7 @@ void CommGroup::AddInterest(std::vector<PollEntry>& entries, std::vector<Watch>&
 
 Instant CommGroup::NextTime() const {
   if (state_ == State::kDone) return kNever;
-  Instant next = linger_until_;
+  Instant next = std::min(linger_until_, NextDeadline());
   for (const Peer& peer : peers_) {
     for (const auto* connector : {&peer.connector, &peer.outbound_connector}) {
       if (*connector != nullptr) next = std::min(next, (*connector)->NextTime());
@@ -168,6 +169,7 @@ void CommGroup::OnTime() {
       if (*connector != nullptr) (*connector)->OnTime(context_.now);
     }
   }
+  CheckDeadlines();
   if (state_ != State::kLingering) return;
   bool settled = true;
   ForEachLink([&](MessageLink& link) {
@@ -328,6 +330,8 @@ void CommGroup::FailCommunicator(const Status& status) {
   BeginLinger(status);
   if (status.code() == StatusCode::kMismatch)
     context_.events.OnMismatch(spec_.name, spec_.generation, status);
+  if (status.code() == StatusCode::kCommStalled || status.code() == StatusCode::kCommFailed)
+    context_.events.OnStalled(spec_.name, spec_.generation, status);
 }
 
 void CommGroup::Leave(const Status& status) {

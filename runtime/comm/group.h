@@ -78,6 +78,7 @@ class CommGroup final : private LinkListener,
     std::unique_ptr<MessageLink> outbound;  // Point-to-point, from here.
     std::unique_ptr<MessageLink> inbound;   // Point-to-point, to here.
     Status end;                             // Not OK: it takes part in no more collectives.
+    std::uint64_t entered = 0;  // The latest collective that it is known to have entered.
     bool lost_told = false;
     Instant next_attempt_report = Instant::min();
     bool answered = false;  // What rank 0 has offered.
@@ -99,6 +100,7 @@ class CommGroup final : private LinkListener,
   void OpenOutbound(int peer) override;
   void Finish(SubmittedOp op, const Status& status) override;
   void OnSendRecvMismatch(const Status& mismatch) override;
+  Instant Now() const override { return context_.now; }
 
   Peer& PeerAt(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   template <typename Do>
@@ -121,6 +123,14 @@ class CommGroup final : private LinkListener,
   // This rank's collectives are over, its point-to-point operations are not.
   void FailCollectives(const Status& status);
   void CompleteCollectives(const Status& status);
+
+  // Operations that take too long: group_deadlines.cc.
+  void NoteEntered(int peer, std::uint64_t seq);
+  void CountEntered();
+  void NoteMoves();
+  Instant NextDeadline() const;
+  void CheckDeadlines();
+  Status LateCollective(const SubmittedOp& op, OpTimeouts::Verdict verdict) const;
 
   // Shared memory: group_shm.cc.
   bool MaySharedMemory() const;
@@ -168,6 +178,7 @@ class CommGroup final : private LinkListener,
   MessageHeader current_header_;
   std::unique_ptr<Collective> current_;
   std::uint64_t started_ = 0;          // Highest sequence number that has started.
+  int entered_ = 0;                    // Peers that have entered it, or a later one.
   std::deque<MessageHeader> history_;  // The latest collectives that have completed.
   Status collective_failure_;
   PointToPoint point_to_point_;

@@ -35,6 +35,7 @@ bool CommGroup::StartNext() {
   started_ = current_op_.seq;
   current_ = MakeCollective(current_op_.op, spec_.rank, port_->size(), *this, scratch_);
   current_->Start();
+  CountEntered();
   ForEachLink([](MessageLink& link) {
     if (link.lane() == Lane::kCollective) link.Resume();
   });
@@ -140,6 +141,7 @@ HeaderVerdict CommGroup::OnHeader(MessageLink& link, const MessageHeader& header
 HeaderVerdict CommGroup::OnCollectiveHeader(int peer, const MessageHeader& header) {
   using Action = HeaderVerdict::Action;
   if (!collective_failure_.ok()) return {};
+  NoteEntered(peer, header.seq);
   if (header.seq > started_) {
     // Its parts come in order: what the current operation still expects from it will never come.
     if (current_ != nullptr && current_->NextFrom(peer)) {

@@ -127,11 +127,20 @@ Status ValidateOperation(Operation& op, int rank, int size) {
 }
 
 GroupPort::GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort,
-                     std::shared_ptr<Doorbell> doorbell, StepObserver observer)
+                     std::shared_ptr<Doorbell> doorbell, const Clock& clock, StepObserver observer)
     : spec_(std::move(spec)),
       abort_(std::move(abort)),
       doorbell_(std::move(doorbell)),
+      clock_(clock),
       observer_(std::move(observer)) {}
+
+SubmittedOp GroupPort::Stamp(Operation op, Completion done) const {
+  SubmittedOp submitted{.op = std::move(op), .done = std::move(done), .timeouts = {}};
+  // Only a bound that counts from here needs to know the time.
+  const bool timed = submitted.op.timeout > Duration::zero();
+  submitted.timeouts = OpTimeouts(submitted.op, timed ? clock_.Now() : Instant{});
+  return submitted;
+}
 
 Status GroupPort::AbortCause() const {
   if (!aborted_.ok()) return aborted_;
@@ -162,10 +171,12 @@ bool GroupPort::Queue(SubmittedOp op) {
 Result<std::uint64_t> GroupPort::Submit(Operation op, Completion done) {
   if (doorbell_->InChild()) return Forked();
   RESILIENT_RETURN_IF_ERROR(ValidateOperation(op, spec_.rank, size()));
+  SubmittedOp submitted = Stamp(std::move(op), std::move(done));
   std::unique_lock lock(mutex_);
-  const Result<std::uint64_t> seq = Admit(op);
+  const Result<std::uint64_t> seq = Admit(submitted.op);
   if (!seq.ok()) return seq;
-  const bool wake = Queue({.op = std::move(op), .done = std::move(done), .seq = *seq});
+  submitted.seq = *seq;
+  const bool wake = Queue(std::move(submitted));
   lock.unlock();
   if (wake) doorbell_->Ring();
   return seq;
@@ -175,10 +186,11 @@ Result<Communicator::Ran> GroupPort::Run(Operation op, Completion done,
                                          const Communicator::KeepWaiting& keep_waiting) {
   if (doorbell_->InChild()) return Forked();
   RESILIENT_RETURN_IF_ERROR(ValidateOperation(op, spec_.rank, size()));
+  SubmittedOp submitted = Stamp(std::move(op), std::move(done));
   std::unique_lock lock(mutex_);
-  const Result<std::uint64_t> seq = Admit(op);
+  const Result<std::uint64_t> seq = Admit(submitted.op);
   if (!seq.ok()) return seq.status();
-  SubmittedOp submitted{.op = std::move(op), .done = std::move(done), .seq = *seq};
+  submitted.seq = *seq;
   if (lane_ == nullptr || IsPointToPoint(submitted.op.kind) || !lane_->TryEnter()) {
     const bool wake = Queue(std::move(submitted));
     lock.unlock();
@@ -191,11 +203,10 @@ Result<Communicator::Ran> GroupPort::Run(Operation op, Completion done,
   return ran;
 }
 
-ShmLane& GroupPort::OpenLane(std::unique_ptr<ShmSegment> segment, const Clock& clock,
-                             std::deque<SubmittedOp> waiting) {
+ShmLane& GroupPort::OpenLane(std::unique_ptr<ShmSegment> segment, std::deque<SubmittedOp> waiting) {
   std::lock_guard lock(mutex_);
   RESILIENT_CHECK(lane_ == nullptr);
-  lane_ = std::make_unique<ShmLane>(*this, abort_.get(), std::move(segment), clock);
+  lane_ = std::make_unique<ShmLane>(*this, abort_.get(), std::move(segment), clock_);
   // In the order in which they were submitted.
   for (SubmittedOp& op : waiting) lane_->Submit(std::move(op));
   for (SubmittedOp& op : std::exchange(ops_, {})) Queue(std::move(op));

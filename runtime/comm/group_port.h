@@ -12,6 +12,7 @@
 #include <resilient/communicator.h>
 
 #include "runtime/base/fork_guard.h"
+#include "runtime/comm/op_timeouts.h"
 #include "runtime/comm/shm_lane.h"
 #include "runtime/comm/step_observer.h"
 #include "runtime/net/socket.h"
@@ -37,6 +38,7 @@ struct SubmittedOp {
   Operation op;
   Completion done;
   std::uint64_t seq = 0;
+  OpTimeouts timeouts;
 };
 
 // What lies between the callers of one communicator and who runs its operations: the comm thread,
@@ -48,7 +50,7 @@ class GroupPort {
   static constexpr std::size_t kMaxOperations = 1u << 16;
 
   GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort, std::shared_ptr<Doorbell> doorbell,
-            StepObserver observer);
+            const Clock& clock, StepObserver observer = nullptr);
 
   const GroupSpec& spec() const { return spec_; }
   const Doorbell& doorbell() const { return *doorbell_; }
@@ -77,8 +79,7 @@ class GroupPort {
   // not yet taken.
   std::vector<SubmittedOp> Close(const Status& cause);
   // From now on collectives go to a lane on `segment`, beginning with `waiting`. At most once.
-  ShmLane& OpenLane(std::unique_ptr<ShmSegment> segment, const Clock& clock,
-                    std::deque<SubmittedOp> waiting);
+  ShmLane& OpenLane(std::unique_ptr<ShmSegment> segment, std::deque<SubmittedOp> waiting);
   void OnCompleted() { outstanding_.fetch_sub(1, std::memory_order_acq_rel); }
   // Whoever runs a collective is at its next step.
   void OnStep() {
@@ -86,6 +87,7 @@ class GroupPort {
   }
 
  private:
+  SubmittedOp Stamp(Operation op, Completion done) const;
   // All REQUIRE: mutex_.
   Status AbortCause() const;
   Result<std::uint64_t> Admit(const Operation& op);
@@ -96,6 +98,7 @@ class GroupPort {
   const GroupSpec spec_;
   const std::shared_ptr<AbortCell> abort_;  // May be null.
   const std::shared_ptr<Doorbell> doorbell_;
+  const Clock& clock_;
   const StepObserver observer_;
   // Self-synchronised.
   std::atomic<std::size_t> outstanding_{0};

@@ -120,6 +120,7 @@ void MessageLink::Flush() {
 }
 
 void MessageLink::AfterWrite(std::size_t bytes) {
+  moved_ = true;
   while (bytes > 0 && !dead()) {
     Output& out = outbox_.front();
     const std::size_t total = out.head.size() + out.payload.size();
@@ -175,6 +176,7 @@ void MessageLink::Read() {
     }
     if (result.state == IoResult::State::kBroken)
       return EndReading(Status(StatusCode::kCommFailed, std::strerror(result.error)));
+    moved_ = true;
     const std::size_t direct = std::min(result.bytes, space.size());
     staged_end_ += result.bytes - direct;
     if (direct > 0) {

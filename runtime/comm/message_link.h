@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <resilient/status.h>
@@ -110,6 +111,9 @@ class MessageLink {
   void Flush();
   void Read();
 
+  // Whether bytes have gone either way since the last call.
+  bool TakeMoved() { return std::exchange(moved_, false); }
+
   // What to poll for; 0 when there is nothing to wait for.
   short Interest() const;
   int fd() const { return stream_->fd(); }
@@ -164,6 +168,7 @@ class MessageLink {
   bool resumed_ = false;
   bool looked_ahead_ = false;
   bool read_ended_ = false;
+  bool moved_ = false;
 };
 
 }  // namespace resilient

@@ -1,5 +1,6 @@
 #include "runtime/comm/mismatch.h"
 
+#include <algorithm>
 #include <bit>
 #include <utility>
 
@@ -44,6 +45,55 @@ FailureDetail DetailOf(const GroupSpec& spec, int peer, std::uint64_t seq) {
 
 std::string Where(const GroupSpec& spec, std::uint64_t seq) {
   return StrCat(" (group ", spec.name, ", operation ", seq, ")");
+}
+
+// "rank 1 (a, pid 7), rank 2 (b, pid 8) and 3 more"
+std::string NamesOf(const GroupSpec& spec, const std::vector<int>& ranks) {
+  constexpr std::size_t kNamed = 8;
+  std::string names;
+  for (std::size_t i = 0; i < std::min(kNamed, ranks.size()); ++i) {
+    if (i > 0) names += ", ";
+    names += NameOf(MemberOf(spec, ranks[i]));
+  }
+  if (ranks.size() > kNamed) names += StrCat(" and ", ranks.size() - kNamed, " more");
+  return names;
+}
+
+// What it still lacks, as a clause.
+std::string Lacks(const GroupSpec& spec, const LateOp& late) {
+  const bool one = late.missing.size() == 1;
+  if (late.op.kind == OpKind::kRecv && late.op.peer == kAnyPeer) return "no rank has sent for it";
+  if (!late.missing.empty()) {
+    const std::string names = NamesOf(spec, late.missing);
+    if (late.op.kind == OpKind::kSend) return names + " has not received it";
+    if (late.op.kind == OpKind::kRecv) return names + " has not sent for it";
+    return StrCat(names, one ? " has" : " have", " not entered it");
+  }
+  if (late.awaited.empty()) return "it has not begun";
+  return StrCat("the part of ", NamesOf(spec, late.awaited), " is not complete");
+}
+
+Status TimedOut(const GroupSpec& spec, const LateOp& late, FailureDetail detail) {
+  return Status(
+      StatusCode::kCommFailed,
+      StrCat(Describe(late.op), At(late.op.call_site), " has not ended within its timeout of ",
+             ToSeconds(late.op.timeout), " s: ", Lacks(spec, late), Where(spec, late.seq),
+             "; find out what keeps that rank, or give the group a longer timeout=; with "
+             "RESILIENT_TIMEOUT_POLICY=liveness ranks that live are waited for"),
+      std::move(detail));
+}
+
+Status Stalled(const GroupSpec& spec, const LateOp& late, FailureDetail detail) {
+  return Status(
+      StatusCode::kCommStalled,
+      StrCat(late.awaited.empty() ? "the other ranks" : NamesOf(spec, late.awaited), " and ",
+             NameOf(MemberOf(spec, spec.rank)), " have entered ", Describe(late.op),
+             At(late.op.call_site), " but nothing has moved between them for ",
+             ToSeconds(late.op.stall), " s", Where(spec, late.seq),
+             "; that is the deadline of what stands still (RESILIENT_OP_DEADLINE, or the timeout= "
+             "of the group): look at the network between these hosts and at those processes, or "
+             "raise it"),
+      std::move(detail));
 }
 
 }  // namespace
@@ -143,6 +193,18 @@ Status AllLeft(const GroupSpec& spec, const std::string& waiting, std::uint64_t 
                        " needs one of them; they ended or called "
                        "destroy_process_group before this rank: check that every recv has a send"),
                 std::move(detail));
+}
+
+Status LateStatus(const GroupSpec& spec, const LateOp& late, OpTimeouts::Verdict verdict) {
+  const std::vector<int>& culprits = late.missing.empty() ? late.awaited : late.missing;
+  FailureDetail detail;
+  if (!culprits.empty()) detail = DetailOf(spec, culprits.front(), late.seq);
+  detail.generation = spec.generation;
+  detail.group = spec.name;
+  detail.seq = late.seq;
+  detail.since_unix_s = late.since_unix_s;
+  return verdict == OpTimeouts::Verdict::kTimedOut ? TimedOut(spec, late, std::move(detail))
+                                                   : Stalled(spec, late, std::move(detail));
 }
 
 }  // namespace resilient

@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <resilient/communicator.h>
 #include <resilient/status.h>
 
+#include "runtime/comm/op_timeouts.h"
 #include "runtime/comm/wire.h"
 
 namespace resilient {
@@ -38,5 +40,16 @@ Status SendRecvMismatch(const GroupSpec& spec, int peer, const MessageHeader& th
 Status PeerLeft(const GroupSpec& spec, int peer, const std::string& waiting, std::uint64_t seq);
 // kLeft: all other ranks have left and `waiting`, which any of them could have served, still waits.
 Status AllLeft(const GroupSpec& spec, const std::string& waiting, std::uint64_t seq);
+
+// An operation that takes too long, and the ranks (of the group) that it waits for.
+struct LateOp {
+  const Operation& op;
+  std::uint64_t seq = 0;
+  double since_unix_s = 0;
+  std::vector<int> missing;  // Not known to have entered it.
+  std::vector<int> awaited;  // Have entered it; their part is not complete.
+};
+// kCommFailed when it has timed out, kCommStalled when nothing moves. REQUIRES: not kInTime.
+Status LateStatus(const GroupSpec& spec, const LateOp& late, OpTimeouts::Verdict verdict);
 
 }  // namespace resilient

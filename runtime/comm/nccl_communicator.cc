@@ -195,7 +195,7 @@ class NcclFabric final : public CommunicatorFactory {
 
   std::shared_ptr<Communicator> Create(GroupSpec spec, std::shared_ptr<AbortCell> abort) override {
     RESILIENT_CHECK(spec.rank >= 0 && spec.rank < static_cast<int>(spec.members.size()));
-    auto port = std::make_shared<GroupPort>(std::move(spec), abort, doorbell_, nullptr);
+    auto port = std::make_shared<GroupPort>(std::move(spec), abort, doorbell_, clock_);
     auto communicator = std::make_shared<NcclCommunicator>(port);
     if (doorbell_->InChild()) return communicator;  // Its operations are refused.
     if (!loop_->Create(port)) {

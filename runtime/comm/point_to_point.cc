@@ -13,6 +13,7 @@ PointToPoint::PointToPoint(const GroupSpec& spec, PointToPointHost& host)
     : spec_(spec), host_(host), peers_(spec.members.size()) {}
 
 void PointToPoint::Submit(SubmittedOp op) {
+  next_check_ = std::min(next_check_, op.timeouts.NextCheck(host_.Now()));
   if (op.op.kind == OpKind::kSend) return SubmitSend(std::move(op));
   if (op.op.peer == kAnyPeer) return SubmitRecvFromAny(std::move(op));
   SubmitRecv(std::move(op));
@@ -81,6 +82,7 @@ void PointToPoint::SubmitRecv(SubmittedOp op) {
   if (message != peer.unexpected.end() && message->complete)
     return Deliver(rank, message, std::move(op));
   if (peer.held && peer.held->tag == op.op.tag) peer.held.reset();
+  if (message != peer.unexpected.end()) op.timeouts.OnAllEntered(host_.Now());
   peer.recvs.push_back(std::move(op));
   if (peer.in != nullptr) peer.in->Resume();
   FailRecvsOfLeaver(rank);
@@ -153,6 +155,7 @@ HeaderVerdict PointToPoint::OnHeader(MessageLink& link, const MessageHeader& hea
     if (!Agree(link.peer(), header, *match.recv)) return {};
     peer.held.reset();
     peer.receiving = Take(match);
+    peer.receiving->timeouts.OnAllEntered(host_.Now());
     peer.sink = FlatSink({static_cast<std::byte*>(peer.receiving->op.data), header.payload_bytes});
     return {.action = Action::kTake, .sink = &peer.sink};
   }
@@ -235,6 +238,37 @@ void PointToPoint::FailRecvsFromAnyIfAllLeft() {
 void PointToPoint::FailWithLeft(int peer, SubmittedOp op) {
   const Status left = PeerLeft(spec_, peer, Describe(op.op), op.seq);
   host_.Finish(std::move(op), left);
+}
+
+SubmittedOp* PointToPoint::Receiver(Peer& peer) {
+  if (peer.receiving) return &*peer.receiving;
+  if (peer.unexpected.empty() || peer.unexpected.back().complete) return nullptr;
+  const Match match = FindRecv(peer, peer.unexpected.back().header.tag);
+  return match.queue != nullptr ? &*match.recv : nullptr;
+}
+
+void PointToPoint::OnMoved(int peer) {
+  if (SubmittedOp* recv = Receiver(PeerAt(peer))) recv->timeouts.OnMoved(host_.Now());
+}
+
+// A standstill is judged by who receives. A send cannot tell it from a rank that is late with its
+// recv, which may take as long as that rank lives.
+SubmittedOp* PointToPoint::FindLate() {
+  const Instant now = host_.Now();
+  if (now < next_check_) return nullptr;
+  next_check_ = kNever;
+  SubmittedOp* late = nullptr;
+  const auto check = [&](SubmittedOp& op) {
+    if (op.timeouts.Check(now) != OpTimeouts::Verdict::kInTime) late = &op;
+    next_check_ = std::min(next_check_, op.timeouts.NextCheck(now));
+  };
+  for (Peer& peer : peers_) {
+    for (Queue* queue : {&peer.unsent, &peer.sending, &peer.recvs})
+      std::for_each(queue->begin(), queue->end(), check);
+    if (peer.receiving) check(*peer.receiving);
+  }
+  std::for_each(recvs_from_any_.begin(), recvs_from_any_.end(), check);
+  return late;
 }
 
 void PointToPoint::FailAll(const Status& status) {

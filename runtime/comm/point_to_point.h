@@ -20,6 +20,7 @@ class PointToPointHost {
   virtual void Finish(SubmittedOp op, const Status& status) = 0;
   // A send and its recv do not agree: the whole communicator fails.
   virtual void OnSendRecvMismatch(const Status& mismatch) = 0;
+  virtual Instant Now() const = 0;  // Of this turn.
 };
 
 // The sends and recvs of one rank: matching by (peer, tag) in order of submission. A message goes
@@ -49,6 +50,13 @@ class PointToPoint {
   bool HasLeft(int peer) const { return PeerAt(peer).left; }
   // Nothing more comes over the inbound link.
   void OnInboundEnd(int peer);
+
+  // Bytes have come from `peer`.
+  void OnMoved(int peer);
+  // No operation takes too long before.
+  Instant NextCheck() const { return next_check_; }
+  // One that takes too long; null: none.
+  SubmittedOp* FindLate();
 
   // Completes everything with `status` and forgets all user memory. Only at the end of the group.
   void FailAll(const Status& status);
@@ -110,12 +118,15 @@ class PointToPoint {
   void FailRecvsOfLeaver(int peer);
   void FailRecvsFromAnyIfAllLeft();
   void FailWithLeft(int peer, SubmittedOp op);
+  // The recv that what comes from `peer` right now is for; null: none.
+  SubmittedOp* Receiver(Peer& peer);
 
   const GroupSpec& spec_;
   PointToPointHost& host_;
   std::vector<Peer> peers_;
   Queue recvs_from_any_;  // Not matched yet: no message that is here fits them.
   std::uint64_t arrivals_ = 0;
+  Instant next_check_ = kNever;
 };
 
 }  // namespace resilient

@@ -33,6 +33,7 @@ class ShmCollective {
   };
   Progress Advance();
   const Status& failure() const { return failure_; }
+  bool all_entered() const { return round_ > 0; }
 
  protected:
   // Rounds after which all data has moved, for the longest part that any rank sends another.

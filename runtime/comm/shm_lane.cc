@@ -148,6 +148,7 @@ bool ShmLane::IsGivenUp(Running& running, const Communicator::KeepWaiting* keep_
 
 std::optional<Status> ShmLane::Wait(Running& running, const Communicator::KeepWaiting* keep_waiting,
                                     bool* given_up) {
+  int awaited = -1;
   for (unsigned turn = 0;; ++turn) {
     const int missing = board_.FirstMissing();
     if (missing < 0) return std::nullopt;
@@ -164,8 +165,26 @@ std::optional<Status> ShmLane::Wait(Running& running, const Communicator::KeepWa
       if ((*given_up = IsGivenUp(running, keep_waiting))) return std::nullopt;
       board_.Sleep(missing, kSleepSlice,
                    [&] { return Stopping() || ended_.load(std::memory_order_acquire) != ended; });
+      if (board_.FirstMissing() < 0) return std::nullopt;
+      const Instant now = clock_.Now();
+      if (missing != std::exchange(awaited, missing)) running.op.timeouts.OnMoved(now);
+      if (const Status late = CheckTime(running, now); !late.ok()) return Fail(late);
     }
   }
+}
+
+Status ShmLane::CheckTime(Running& running, Instant now) const {
+  SubmittedOp& op = running.op;
+  if (running.collective->all_entered()) op.timeouts.OnAllEntered(now);
+  const OpTimeouts::Verdict verdict = op.timeouts.Check(now);
+  if (verdict == OpTimeouts::Verdict::kInTime) return Status::Ok();
+  LateOp late{.op = op.op, .seq = op.seq, .missing = {}, .awaited = {}};
+  late.since_unix_s = clock_.WallSeconds() - ToSeconds(now - op.timeouts.Since(verdict));
+  for (int peer = 0; peer < port_.size(); ++peer) {
+    if (board_.HasPublished(peer, board_.step())) continue;
+    (running.collective->all_entered() ? late.awaited : late.missing).push_back(peer);
+  }
+  return LateStatus(port_.spec(), late, verdict);
 }
 
 bool ShmLane::Stopping() const {

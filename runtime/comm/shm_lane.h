@@ -68,6 +68,8 @@ class ShmLane {
                              bool* given_up);
   // Asks the caller, but not too often.
   bool IsGivenUp(Running& running, const Communicator::KeepWaiting* keep_waiting) const;
+  // Not OK: it takes too long.
+  Status CheckTime(Running& running, Instant now) const;
   bool Stopping() const;
   Status Cause() const;
   // Not OK: a rank that has not come to the present step never will.

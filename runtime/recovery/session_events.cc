@@ -214,6 +214,13 @@ void SessionImpl::OnMismatch(const std::string&, std::uint64_t generation, const
   });
 }
 
+void SessionImpl::OnStalled(const std::string&, std::uint64_t generation, const Status& why) {
+  (void)rendezvous_->Post([this, generation, why] {
+    if (!IsPresent(generation)) return;
+    rendezvous_->Send({ReportKind::kCommFailed, generation, why.detail().rank, why});
+  });
+}
+
 // Each group has a link to the rank and each may report it again; the service needs to hear it
 // once, and again when its first ping was answered and the link still is down.
 void SessionImpl::ReportLinkLost(std::uint64_t generation, int rank, const Status& why) {

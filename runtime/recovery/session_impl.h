@@ -87,6 +87,7 @@ class SessionImpl final : public Session,
                   const Status& why) override;
   void OnMismatch(const std::string& group, std::uint64_t generation,
                   const Status& mismatch) override;
+  void OnStalled(const std::string& group, std::uint64_t generation, const Status& why) override;
 
   // For GroupImpl.
   Result<std::uint64_t> Submit(GroupSlot& slot, Operation operation, Completion done);

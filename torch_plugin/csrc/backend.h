@@ -49,7 +49,7 @@ class ResilientBackend final : public c10d::Backend {
 
   const std::string getBackendName() const override { return "resilient"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
-  // Kept for getBackendOptions; live peers are waited for whatever it says.
+  // Bounds what is started from now on; see TimePolicy.
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return last_sequence_.load(); }
@@ -129,6 +129,8 @@ class ResilientBackend final : public c10d::Backend {
   // Of every rank, in rank order. Blocks.
   at::Tensor SparseShapes(const at::Tensor& tensor);
 
+  // Gives it the bounds that the policy of the world has for this group.
+  void BoundInTime(Operation& operation) const;
   // `waits`: the caller waits for the end at once.
   WorkPtr Launch(Plan plan, bool waits);
   WorkPtr RunHere(Plan plan);

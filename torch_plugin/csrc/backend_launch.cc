@@ -23,8 +23,13 @@ WorkSpec ResilientBackend::SpecOf(Plan plan) {
   return spec;
 }
 
+void ResilientBackend::BoundInTime(Operation& operation) const {
+  context_->time().Bound(operation, options_->timeout);
+}
+
 WorkPtr ResilientBackend::Launch(Plan plan, bool waits) {
   context_->ledger()->Drain();
+  for (Operation& operation : plan.operations_) BoundInTime(operation);
   if (has_batch_.load(std::memory_order_relaxed)) {
     std::unique_lock lock(mutex_);
     if (batch_ && batch_->thread == std::this_thread::get_id()) {

@@ -22,6 +22,8 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
   const FactoryMaker make_fabric = [&](CommunicatorEvents& events) {
     CpuFabricOptions fabric;
     fabric.bind_address = context->options_.bind_address;
+    fabric.interfaces = context->options_.socket_ifname;
+    fabric.shm_limit = context->options_.shm_limit;
     return MakeCpuFabric(std::move(fabric), clock, events);
   };
   auto session = OpenSession(context->options_.session,

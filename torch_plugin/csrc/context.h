@@ -1,10 +1,12 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <string>
 
 #include <resilient/clock.h>
+#include <resilient/communicator.h>
 #include <resilient/session.h>
 #include <resilient/status.h>
 #include <resilient/store/client.h>
@@ -12,6 +14,7 @@
 #include "torch_plugin/csrc/finisher.h"
 #include "torch_plugin/csrc/host.h"
 #include "torch_plugin/csrc/ledger.h"
+#include "torch_plugin/csrc/time_policy.h"
 
 namespace resilient::plugin {
 
@@ -20,6 +23,9 @@ struct ContextOptions {
   store::ConnectOptions connect;  // Its session id is set by Open.
   SessionOptions session;         // Its interrupt is set by Open.
   std::string bind_address = "127.0.0.1";
+  std::string socket_ifname;
+  std::size_t shm_limit = CpuFabricOptions().shm_limit;
+  TimePolicy time;
 };
 
 // One world in one process: the session, its line to the store's keys, and what its Works need.
@@ -43,6 +49,7 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   const std::shared_ptr<Host>& host() const { return host_; }
   const Clock& clock() const { return clock_; }
   Duration budget() const { return options_.session.budget; }
+  const TimePolicy& time() const { return options_.time; }
   std::uint64_t round() const { return session_->membership().round; }
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
   const std::shared_ptr<Finisher>& finisher() const { return finisher_; }

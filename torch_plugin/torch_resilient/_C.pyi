@@ -52,6 +52,11 @@ class Session:
         bind_address: str = "127.0.0.1",
         token_file: str = "",
         tls: TlsFiles = ("", "", ""),
+        socket_ifname: str = "",
+        shm_limit: int = ...,  # Bytes a group; 0: none.
+        strict_timeouts: bool = False,
+        op_deadline: float = 120.0,
+        timeout: timedelta = ...,  # What init_process_group was given.
     ) -> None: ...
     def init(self) -> None: ...
     def store(self, timeout: timedelta) -> Store: ...  # Round-scoped keys; its waits end on a fence.

@@ -205,6 +205,11 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         bind_address=_bind_address(endpoint.addresses[0]),
         token_file=settings["token_file"],
         tls=settings["tls"],
+        socket_ifname=settings["socket_ifname"],
+        shm_limit=settings["shm_limit"],
+        strict_timeouts=settings["strict_timeouts"],
+        op_deadline=settings["op_deadline"],
+        timeout=timeout,
     )
     return _worlds.World(
         session, rank, world_size, job, endpoint.addresses, settings, endpoint.given

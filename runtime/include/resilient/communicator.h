@@ -81,6 +81,9 @@ class CommunicatorEvents {
   // with `mismatch`.
   virtual void OnMismatch(const std::string& group, std::uint64_t generation,
                           const Status& mismatch) = 0;
+  // The communicator has failed for a reason of its own: an operation has exceeded a bound of its
+  // Operation, here or on a peer, or a link carries what no rank sends.
+  virtual void OnStalled(const std::string& group, std::uint64_t generation, const Status& why) = 0;
 };
 
 // One member of a group as a communicator must know it. Thread: value type.
@@ -127,6 +130,8 @@ class CommunicatorFactory {
 struct CpuFabricOptions {
   std::string bind_address =
       "127.0.0.1";                // Address that the mesh listens on, numeric; told to the peers.
+  // "eth1,eth0": listens at an address of the first one that exists instead.
+  std::string interfaces;
   std::string name = "res-comm";  // Thread name.
   // Bytes of shared memory that a group may take where all its ranks are on one host; the same on
   // all ranks. 0, or too little for the group: TCP inside the host as well.
@@ -135,7 +140,8 @@ struct CpuFabricOptions {
 
 // The CPU transport: one listener and one comm thread per session, TCP links per group and pair,
 // shared memory for the collectives of groups inside one host.
-// kUnreachable when the address cannot be bound. `events` outlives the factory.
+// kUnreachable when the address cannot be bound, kSetting when no interface exists. `events`
+// outlives the factory.
 Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions options,
                                                            const Clock& clock,
                                                            CommunicatorEvents& events);

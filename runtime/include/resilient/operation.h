@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include <resilient/clock.h>
+
 namespace resilient {
 
 enum class OpKind : std::uint8_t {
@@ -102,6 +104,11 @@ struct Operation {
   std::vector<Part> outputs;
   int* sender = nullptr;  // recv: where the sender's group rank is written. May be null.
   ExecutionStream stream = nullptr;
+  // How long it may take; zero: as long as its peers live. What takes longer fails with the whole
+  // communicator, here and on all other ranks. They may differ from rank to rank.
+  Duration timeout = Duration::zero();  // From Submit to its end: kCommFailed.
+  Duration stall = Duration::zero();    // While nothing moves though all have entered it:
+                                        // kCommStalled.
   std::string call_site;  // "train.py:301 step", shown on both sides of a mismatch; may be empty.
 };
 

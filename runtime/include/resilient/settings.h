@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <optional>
 #include <string>
@@ -19,13 +20,17 @@ struct Settings {
   std::string bind;        // RESILIENT_BIND
   std::string token_file;  // RESILIENT_TOKEN_FILE: what the store asks for, and clients present
   TlsFiles tls;            // RESILIENT_TLS_CERT, RESILIENT_TLS_KEY, RESILIENT_TLS_CA
-  Duration linger = std::chrono::seconds(60);    // RESILIENT_LINGER
-  Duration lease_ttl = std::chrono::seconds(5);  // RESILIENT_LEASE_TTL, floor 1 s; beat = TTL/5
-  Duration budget = std::chrono::seconds(20);    // RESILIENT_BUDGET
-  Duration seat_wait = Duration::zero();         // RESILIENT_SEAT_WAIT
-  std::string log = "warn";  // RESILIENT_LOG: level, "json:" prefix for structured lines
-  std::string owner;         // RESILIENT_OWNER: internal, "pid:start" of the rank process
-  bool supervised = false;   // RESILIENT_SUPERVISED: internal, how this process ends is reported
+  Duration linger = std::chrono::seconds(60);        // RESILIENT_LINGER
+  Duration lease_ttl = std::chrono::seconds(5);      // RESILIENT_LEASE_TTL, floor 1 s; beat = TTL/5
+  Duration budget = std::chrono::seconds(20);        // RESILIENT_BUDGET
+  Duration seat_wait = Duration::zero();             // RESILIENT_SEAT_WAIT
+  bool strict_timeouts = false;                      // RESILIENT_TIMEOUT_POLICY=strict
+  Duration op_deadline = std::chrono::seconds(120);  // RESILIENT_OP_DEADLINE, floor 1 s
+  std::size_t shm_limit = std::size_t{256} << 20;    // RESILIENT_SHM_LIMIT, bytes; 0: none
+  std::string socket_ifname;  // RESILIENT_SOCKET_IFNAME: "eth0,eth1"; empty: the way to the store
+  std::string log = "warn";   // RESILIENT_LOG: level, "json:" prefix for structured lines
+  std::string owner;          // RESILIENT_OWNER: internal, "pid:start" of the rank process
+  bool supervised = false;    // RESILIENT_SUPERVISED: internal, how this process ends is reported
   std::vector<std::string> warnings;  // Names that are unknown or have no effect.
 };
 
@@ -44,5 +49,8 @@ Status ConfigureLog(const std::string& level, const std::string& tag);
 
 // "5", "5s", "500ms", "10min", "1h" -> duration; nullopt when malformed or negative.
 std::optional<Duration> ParseDuration(std::string_view text);
+
+// "0", "65536", "64KiB", "256MiB", "1GiB" -> bytes; nullopt when malformed or too large.
+std::optional<std::size_t> ParseBytes(std::string_view text);
 
 }  // namespace resilient

@@ -63,6 +63,28 @@ TEST(ParseDuration, Refused_Table) {
   }
 }
 
+TEST(ParseBytes, Table) {
+  const std::pair<const char*, std::optional<std::size_t>> kTable[] = {
+      {"0", 0},
+      {"65536", 65536},
+      {"64KiB", 65536},
+      {"256MiB", 268435456},
+      {"3GiB", 3221225472},
+      {"17179869183GiB", 18446744072635809792u},
+      {"17179869184GiB", std::nullopt},
+      {"18446744073709551616", std::nullopt},
+      {"", std::nullopt},
+      {"MiB", std::nullopt},
+      {"-1", std::nullopt},
+      {"1 MiB", std::nullopt},
+      {"1MB", std::nullopt},
+      {"1M", std::nullopt},
+      {"1.5MiB", std::nullopt},
+      {"1KiBMiB", std::nullopt},
+  };
+  for (const auto& [text, expected] : kTable) EXPECT_EQ(ParseBytes(text), expected) << text;
+}
+
 TEST(ParseSettings, Nothing_GivesTheDefaults) {
   const Result<Settings> settings = ParseSettings({{"PATH", "/bin"}, {"RESILIENT", "x"}});
   ASSERT_TRUE(settings.ok());
@@ -71,6 +93,10 @@ TEST(ParseSettings, Nothing_GivesTheDefaults) {
   EXPECT_EQ(settings->lease_ttl, seconds(5));
   EXPECT_EQ(settings->budget, seconds(20));
   EXPECT_EQ(settings->seat_wait, Duration::zero());
+  EXPECT_FALSE(settings->strict_timeouts);
+  EXPECT_EQ(settings->op_deadline, seconds(120));
+  EXPECT_EQ(settings->shm_limit, 256u << 20);
+  EXPECT_EQ(settings->socket_ifname, "");
   EXPECT_EQ(settings->log, "warn");
   EXPECT_TRUE(settings->warnings.empty());
 }
@@ -83,6 +109,10 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_LEASE_TTL", "2500ms"},
                                                    {"RESILIENT_BUDGET", "30"},
                                                    {"RESILIENT_SEAT_WAIT", "10min"},
+                                                   {"RESILIENT_TIMEOUT_POLICY", "strict"},
+                                                   {"RESILIENT_OP_DEADLINE", "90s"},
+                                                   {"RESILIENT_SHM_LIMIT", "64MiB"},
+                                                   {"RESILIENT_SOCKET_IFNAME", "eth0,lo"},
                                                    {"RESILIENT_LOG", "json:debug"},
                                                    {"RESILIENT_OWNER", "12:345"},
                                                    {"RESILIENT_SUPERVISED", "1"}});
@@ -94,6 +124,10 @@ TEST(ParseSettings, EveryField_IsRead) {
   EXPECT_EQ(settings->lease_ttl, Millis(2500));
   EXPECT_EQ(settings->budget, seconds(30));
   EXPECT_EQ(settings->seat_wait, minutes(10));
+  EXPECT_TRUE(settings->strict_timeouts);
+  EXPECT_EQ(settings->op_deadline, seconds(90));
+  EXPECT_EQ(settings->shm_limit, 64u << 20);
+  EXPECT_EQ(settings->socket_ifname, "eth0,lo");
   EXPECT_EQ(settings->log, "json:debug");
   EXPECT_EQ(settings->owner, "12:345");
   EXPECT_TRUE(settings->supervised);
@@ -101,21 +135,26 @@ TEST(ParseSettings, EveryField_IsRead) {
 }
 
 // The normative list; a valid value for each.
-const Environment kWithEffect = {{"RESILIENT_STORE", "host:1"},   {"RESILIENT_JOB", "j"},
-                                 {"RESILIENT_BIND", "127.0.0.1"}, {"RESILIENT_LINGER", "0"},
-                                 {"RESILIENT_LEASE_TTL", "1"},    {"RESILIENT_BUDGET", "20s"},
-                                 {"RESILIENT_SEAT_WAIT", "0"},    {"RESILIENT_LOG", "off"},
-                                 {"RESILIENT_OWNER", "1:0"},      {"RESILIENT_SUPERVISED", "0"}};
+const Environment kWithEffect = {{"RESILIENT_STORE", "host:1"},
+                                 {"RESILIENT_JOB", "j"},
+                                 {"RESILIENT_BIND", "127.0.0.1"},
+                                 {"RESILIENT_LINGER", "0"},
+                                 {"RESILIENT_LEASE_TTL", "1"},
+                                 {"RESILIENT_BUDGET", "20s"},
+                                 {"RESILIENT_SEAT_WAIT", "0"},
+                                 {"RESILIENT_LOG", "off"},
+                                 {"RESILIENT_OWNER", "1:0"},
+                                 {"RESILIENT_SUPERVISED", "0"},
+                                 {"RESILIENT_TIMEOUT_POLICY", "strict"},
+                                 {"RESILIENT_OP_DEADLINE", "120s"},
+                                 {"RESILIENT_SOCKET_IFNAME", "eth0"},
+                                 {"RESILIENT_SHM_LIMIT", "256MiB"}};
 const Environment kWithoutEffect = {{"RESILIENT_TAKE_OVER", "nccl,gloo"},
                                     {"RESILIENT_HEAL", "auto"},
-                                    {"RESILIENT_TIMEOUT_POLICY", "strict"},
-                                    {"RESILIENT_OP_DEADLINE", "120s"},
                                     {"RESILIENT_STALL", "1h"},
                                     {"RESILIENT_WAIT_LOG", "30s"},
                                     {"RESILIENT_REPLAY", "1"},
                                     {"RESILIENT_ALLOW_SHARED_GPU", "1"},
-                                    {"RESILIENT_SOCKET_IFNAME", "eth0"},
-                                    {"RESILIENT_SHM_LIMIT", "256MiB"},
                                     {"RESILIENT_FAKE_DEVICES", "a,b"}};
 
 TEST(ParseSettings, NamesWithEffect_AreAccepted) {
@@ -136,7 +175,6 @@ TEST(ParseSettings, NamesWithoutEffect_AreAcceptedWithAWarningEach) {
 
 TEST(ParseSettings, AskingForWhatIsDoneAnyway_IsNoWarning) {
   const Result<Settings> settings = ParseSettings({{"RESILIENT_HEAL", "explicit"},
-                                                   {"RESILIENT_TIMEOUT_POLICY", "liveness"},
                                                    {"RESILIENT_REPLAY", "0"},
                                                    {"RESILIENT_ALLOW_SHARED_GPU", "0"}});
   ASSERT_TRUE(settings.ok()) << settings.status().message();
@@ -190,6 +228,9 @@ TEST(ParseSettings, BadValue_NamesVariableValueAndForms) {
       {"RESILIENT_STALL", "1d", "a duration"},
       {"RESILIENT_HEAL", "yes", "\"explicit\" or \"auto\""},
       {"RESILIENT_TIMEOUT_POLICY", "lax", "\"liveness\" or \"strict\""},
+      {"RESILIENT_OP_DEADLINE", "0", "at least 1 s"},
+      {"RESILIENT_SHM_LIMIT", "256MB", "\"256MiB\""},
+      {"RESILIENT_SHM_LIMIT", "-1", "a number of bytes"},
       {"RESILIENT_REPLAY", "true", "\"0\" or \"1\""},
       {"RESILIENT_LOG", "loud", "debug, info, warn, error or off"},
       {"RESILIENT_LOG", "json:", "debug, info, warn, error or off"},

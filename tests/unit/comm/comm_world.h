@@ -39,6 +39,9 @@ class EventLog final : public CommunicatorEvents {
   void OnMismatch(const std::string&, std::uint64_t, const Status& mismatch) override {
     Add([&] { mismatches.push_back(mismatch); });
   }
+  void OnStalled(const std::string&, std::uint64_t, const Status& why) override {
+    Add([&] { stalls.push_back(why); });
+  }
 
   bool WaitFor(const std::function<bool(EventLog&)>& condition) {
     std::unique_lock lock(mutex_);
@@ -58,6 +61,7 @@ class EventLog final : public CommunicatorEvents {
   std::map<int, int> lost;
   Status last_lost;
   std::vector<Status> mismatches;
+  std::vector<Status> stalls;
 
  private:
   template <typename Change>

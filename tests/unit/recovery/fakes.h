@@ -388,6 +388,9 @@ class FakeFactory final : public CommunicatorFactory {
     comm_.Post(
         [this, group, generation, mismatch] { events_.OnMismatch(group, generation, mismatch); });
   }
+  void SayStalled(const std::string& group, std::uint64_t generation, Status why) {
+    comm_.Post([this, group, generation, why] { events_.OnStalled(group, generation, why); });
+  }
   void set_script(Script script) {
     std::lock_guard lock(mutex_);
     script_ = script;

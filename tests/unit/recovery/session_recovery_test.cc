@@ -317,6 +317,21 @@ TEST_F(SessionTest, Mismatch_IsReported) {
   EXPECT_EQ(Reports()[0].accused_rank, 3);
 }
 
+TEST_F(SessionTest, Stall_IsReported) {
+  Boot();
+  FailureDetail detail;
+  detail.rank = 3;
+  const Status stalled(StatusCode::kCommStalled, "nothing moves", detail);
+  factory_->SayStalled("some group", 1, stalled);
+  factory_->SayStalled("some group", 0, stalled);  // Over.
+  factory_->SayLinkLost(kWorldGroup, 1, 2);
+  ASSERT_TRUE(AwaitCount(&Record::reports, 2));
+  EXPECT_EQ(Reports()[0].kind, ReportKind::kCommFailed);
+  EXPECT_EQ(Reports()[0].status.code(), StatusCode::kCommStalled);
+  EXPECT_EQ(Reports()[0].accused_rank, 3);
+  EXPECT_EQ(Reports()[1].kind, ReportKind::kLinkLost);
+}
+
 TEST_F(SessionTest, Incident_HasItsPhasesInOrder) {
   Boot();
   rendezvous_->set_autopilot(false);

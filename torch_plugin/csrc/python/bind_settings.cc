@@ -29,6 +29,10 @@ py::dict ToDict(const Settings& settings) {
   fields["lease_ttl"] = ToSeconds(settings.lease_ttl);
   fields["budget"] = ToSeconds(settings.budget);
   fields["seat_wait"] = ToSeconds(settings.seat_wait);
+  fields["strict_timeouts"] = settings.strict_timeouts;
+  fields["op_deadline"] = ToSeconds(settings.op_deadline);
+  fields["shm_limit"] = settings.shm_limit;
+  fields["socket_ifname"] = settings.socket_ifname;
   fields["log"] = settings.log;
   fields["owner"] = settings.owner;
   fields["supervised"] = settings.supervised;

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+
+#include <resilient/clock.h>
+#include <resilient/operation.h>
+
+namespace resilient {
+
+// Whether one operation takes too long, by the bounds that its Operation gives it. Pure: time is an
+// argument. Owner: the operation. Thread: caller-synchronised.
+class OpTimeouts {
+ public:
+  OpTimeouts() = default;  // Never.
+  OpTimeouts(const Operation& op, Instant submitted);
+
+  // All ranks that it needs are known to have entered it. Only the first call counts.
+  void OnAllEntered(Instant now);
+  // Some of its data has moved.
+  void OnMoved(Instant now);
+
+  enum class Verdict : std::uint8_t {
+    kInTime,
+    kTimedOut,  // The time since its submission is up.
+    kStalled    // All have entered it, and nothing moves.
+  };
+  // A process that was itself stopped or suspended in the meantime, which shows in a check that
+  // comes far too late, cannot tell who stood still: it counts anew.
+  Verdict Check(Instant now);
+  // The verdict stays kInTime until then, whatever happens: check then, or earlier.
+  Instant NextCheck(Instant now) const;
+  // When began what `verdict` is about.
+  Instant Since(Verdict verdict) const;
+
+ private:
+  Instant submitted_{};
+  Deadline timeout_ = Deadline::Never();
+  Duration stall_ = Duration::zero();  // Zero: none.
+  Instant still_since_ = kNever;       // kNever: not all have entered it.
+};
+
+// For messages.
+constexpr double ToSeconds(Duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+}  // namespace resilient
