@@ -63,7 +63,8 @@ void ShmBoard::Publish() {
 }
 
 bool ShmBoard::HasPublished(int rank, std::uint64_t step) const {
-  return ControlOf(rank).published.load(std::memory_order_acquire) >= step;
+  // Sequentially consistent for Sleep: must not pass the store of `sleeping`. Costs nothing here.
+  return ControlOf(rank).published.load(std::memory_order_seq_cst) >= step;
 }
 
 int ShmBoard::FirstMissing() const {
@@ -74,8 +75,6 @@ int ShmBoard::FirstMissing() const {
 void ShmBoard::PrepareSleep(int missing) {
   ControlOf(rank_).sleeping.store(static_cast<std::uint32_t>(missing) + 1,
                                   std::memory_order_seq_cst);
-  // The load of `published` and of what tells to stop must not pass the store above.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 void ShmBoard::SleepUntilWoken(int missing, Duration slice) {

@@ -164,7 +164,7 @@ std::optional<Status> ShmLane::Wait(Running& running, const Communicator::KeepWa
     } else {
       if ((*given_up = IsGivenUp(running, keep_waiting))) return std::nullopt;
       board_.Sleep(missing, kSleepSlice,
-                   [&] { return Stopping() || ended_.load(std::memory_order_acquire) != ended; });
+                   [&] { return Stopping() || ended_.load(std::memory_order_seq_cst) != ended; });
       if (board_.FirstMissing() < 0) return std::nullopt;
       const Instant now = clock_.Now();
       if (missing != std::exchange(awaited, missing)) running.op.timeouts.OnMoved(now);
@@ -188,7 +188,7 @@ Status ShmLane::CheckTime(Running& running, Instant now) const {
 }
 
 bool ShmLane::Stopping() const {
-  return stopped_.load(std::memory_order_acquire) || (abort_ != nullptr && abort_->IsSet());
+  return stopped_.load(std::memory_order_seq_cst) || (abort_ != nullptr && abort_->IsSet());
 }
 
 Status ShmLane::Cause() const {

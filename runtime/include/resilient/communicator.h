@@ -129,7 +129,7 @@ class CommunicatorFactory {
 // Options of the CPU communicator.
 struct CpuFabricOptions {
   std::string bind_address =
-      "127.0.0.1";                // Address that the mesh listens on, numeric; told to the peers.
+      "127.0.0.1";  // Address that the mesh listens on, numeric; told to the peers.
   // "eth1,eth0": listens at an address of the first one that exists instead.
   std::string interfaces;
   std::string name = "res-comm";  // Thread name.

@@ -38,11 +38,13 @@ std::size_t MappedSegments() {
 // Rank r takes limits[r] bytes.
 Transport WithLimits(std::vector<std::size_t> limits) {
   auto next = std::make_shared<std::size_t>(0);
-  return {.name = "limits", .make = [=](const Clock& clock, CommunicatorEvents& events) {
-            CpuFabricOptions options;
-            options.shm_limit = limits[(*next)++ % limits.size()];
-            return MakeCpuFabric(std::move(options), clock, events);
-          }};
+  return {
+      .name = "limits",
+      .make = [limits = std::move(limits), next](const Clock& clock, CommunicatorEvents& events) {
+        CpuFabricOptions options;
+        options.shm_limit = limits[(*next)++ % limits.size()];
+        return MakeCpuFabric(std::move(options), clock, events);
+      }};
 }
 
 constexpr std::size_t kPlenty = 16u << 20;

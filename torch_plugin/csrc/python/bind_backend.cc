@@ -26,9 +26,8 @@ py::dict ToDict(const LoggedOperation& entry) {
   fields["dtype"] = std::string(DataTypeName(entry.dtype));
   fields["count"] = entry.count;
   fields["state"] = std::string(LoggedStateName(entry.state));
-  fields["call_site"] = py::reinterpret_steal<py::object>(
-      PyUnicode_DecodeUTF8(entry.call_site.data(),
-                           static_cast<Py_ssize_t>(entry.call_site.size()), "replace"));
+  fields["call_site"] = py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
+      entry.call_site.data(), static_cast<Py_ssize_t>(entry.call_site.size()), "replace"));
   fields["started"] = entry.started_unix_s;
   fields["ended"] = entry.ended_unix_s;
   fields["failure"] = py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
