@@ -265,9 +265,10 @@ void ShmLane::ThreadBody() {
     entered_ = true;
     lock.unlock();
     const Status outcome = enters ? *Drive(*running, nullptr) : Cause();
+    // Before the completion: who has waited for it may run the next operation itself.
+    if (enters) Leave();
     Complete(std::move(running->op), outcome);
     lock.lock();
-    if (enters) entered_ = false;
   }
 }
 

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <ostream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/comm/shm_segment.h"
@@ -26,6 +29,14 @@ inline std::size_t LeastShmLimit(int ranks) {
   std::size_t limit = 1;
   while (!ShmGeometry::Within(limit, ranks)) limit += 4096;
   return limit;
+}
+
+// Waits until another thread has counted up to `least`.
+inline bool ComesTo(const std::atomic<int>& counter, int least) {
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (counter.load() < least && std::chrono::steady_clock::now() < give_up)
+    std::this_thread::yield();
+  return counter.load() >= least;
 }
 
 inline std::vector<FaultCase> AllFaultCases() {
