@@ -42,6 +42,8 @@ namespace resilient {
   DO(EventSynchronize)               \
   DO(EventDestroy)
 
+// NOLINTBEGIN(readability-identifier-naming): they are called as functions, by the names of C.
+
 // Thread: value type. Of what it points to: one thread at a time for one communicator.
 struct NcclApi {
   NcclResult (*GetVersion)(int* version) = nullptr;
@@ -89,5 +91,7 @@ struct CudaApi {
   CudaResult (*EventSynchronize)(CudaEventHandle event) = nullptr;
   CudaResult (*EventDestroy)(CudaEventHandle event) = nullptr;
 };
+
+// NOLINTEND(readability-identifier-naming)
 
 }  // namespace resilient

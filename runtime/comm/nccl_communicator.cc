@@ -172,7 +172,7 @@ class NcclCommunicator final : public Communicator {
 // never a completion.
 class NcclFabric final : public CommunicatorFactory {
  public:
-  NcclFabric(NcclFabricOptions options, NcclIdExchange& ids, const Clock& clock,
+  NcclFabric(const NcclFabricOptions& options, NcclIdExchange& ids, const Clock& clock,
              CommunicatorEvents& events)
       : endpoint_(StrCat("nccl:", options.device)),
         clock_(clock),
@@ -225,10 +225,10 @@ class NcclFabric final : public CommunicatorFactory {
 
 }  // namespace
 
-std::unique_ptr<CommunicatorFactory> MakeNcclFabric(NcclFabricOptions options, NcclIdExchange& ids,
-                                                    const Clock& clock,
+std::unique_ptr<CommunicatorFactory> MakeNcclFabric(const NcclFabricOptions& options,
+                                                    NcclIdExchange& ids, const Clock& clock,
                                                     CommunicatorEvents& events) {
-  return std::make_unique<NcclFabric>(std::move(options), ids, clock, events);
+  return std::make_unique<NcclFabric>(options, ids, clock, events);
 }
 
 }  // namespace resilient

@@ -44,7 +44,8 @@ struct NcclFabricOptions {
 // NCCL sends no headers of ours: no rank is named when a link breaks, a mismatch is not noticed,
 // and what is reduced is not reduced in rank order (docs/decisions/0012). No two groups may use one
 // stream: the order of their launches is not the same on all ranks.
-std::unique_ptr<CommunicatorFactory> MakeNcclFabric(NcclFabricOptions options, NcclIdExchange& ids,
-                                                    const Clock& clock, CommunicatorEvents& events);
+std::unique_ptr<CommunicatorFactory> MakeNcclFabric(const NcclFabricOptions& options,
+                                                    NcclIdExchange& ids, const Clock& clock,
+                                                    CommunicatorEvents& events);
 
 }  // namespace resilient
