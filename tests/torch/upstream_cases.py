@@ -8,7 +8,8 @@ seconds]} as JSON; "passed", "failed" or "skipped". test_upstream.py says what i
 Many cases are decorated with the names of the backends that torch has them for ("Only MPI
 supports all_to_all"), and no other name passes. So the module is loaded once under the name "gloo"
 and once under "mpi", and only then told the real name: each case comes from the first of the two
-that would run it. What asks for GPUs is skipped as it is for them.
+that would run it. It is loaded once more, under "gloo", for the cases that ask for a GPU a rank
+without need: their tensors are on the CPU.
 
 torch starts new interpreters for each case; here the processes are forked from a server that has
 imported torch once, which takes a tenth of the time.
@@ -34,8 +35,38 @@ from torch.testing._internal import common_distributed  # noqa: E402
 
 for _feature in ("gpu", "cuda", "ddp", "subgroup", "plugin"):
     common_distributed.DistTestCases.backend_feature[_feature].add(BACKEND)
+common_distributed.TIMEOUT_OVERRIDE["test_ddp_uneven_inputs"] = 180
 # It asks for a world of eight; what it decorates uses the ranks 1 and 2.
 common_distributed.skip_if_small_worldsize = lambda case: case
+
+# SyncBatchNorm, streams of their own, a group of NCCL, torch.compile; or the device is the subject.
+NEEDS_GPUS = {
+    "test_DistributedDataParallel_SyncBatchNorm",
+    "test_DistributedDataParallel_SyncBatchNorm_2D_Input",
+    "test_DistributedDataParallel_SyncBatchNorm_Channels_Last",
+    "test_DistributedDataParallel_SyncBatchNorm_Diff_Input_Sizes_Running_Value",
+    "test_DistributedDataParallel_SyncBatchNorm_Diff_Input_Sizes_gradient",
+    "test_DistributedDataParallel_SyncBatchNorm_No_Affine",
+    "test_DistributedDataParallel_SyncBatchNorm_Single_Input_Per_Process",
+    "test_DistributedDataParallel_SyncBatchNorm_half",
+    "test_average_parameters",
+    "test_ddp_apply_optim_in_backward",
+    "test_ddp_apply_optim_in_backward_grad_as_bucket_view_false",
+    "test_ddp_apply_optim_in_backward_ignored_params",
+    "test_ddp_compile_static_graph",
+    "test_ddp_device",
+    "test_ddp_inference",
+    "test_ddp_logging_data_gpu",
+    "test_ddp_native_mixed_precision_grad_as_bucket_view_no_set_grad_none",
+    "test_ddp_native_mixed_precision_grad_as_bucket_view_set_grad_to_none",
+    "test_ddp_native_mixed_precision_ignored_params",
+    "test_ddp_native_mixed_precision_no_grad_as_bucket_view_no_set_grad_none",
+    "test_ddp_native_mixed_precision_no_grad_as_bucket_view_set_grad_to_none",
+    "test_ddp_uneven_inputs_stop_iteration_sync_bn",
+    "test_monitored_barrier_allreduce_hang",
+    "test_monitored_barrier_allreduce_hang_wait_all_ranks",
+    "test_sync_bn_logged",
+}
 
 _numbers = itertools.count(1)
 
@@ -140,7 +171,7 @@ def all_cases():
         found[name] = AsGloo
         if _is_skipped(AsGloo, name) and not _is_skipped(AsMpi, name):
             found[name] = AsMpi
-        elif getattr(getattr(OnCpu, name), "wants_gpus", False):
+        elif getattr(getattr(OnCpu, name), "wants_gpus", False) and name not in NEEDS_GPUS:
             found[name] = OnCpu
     return found
 
@@ -175,13 +206,13 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--list", action="store_true", help="only print the names")
+    parser.add_argument("--list", action="store_true", help="only print classes and names")
     parser.add_argument("--out", help="file for the outcomes")
     parser.add_argument("cases", nargs="*")
     args = parser.parse_args()
     known = all_cases()
     if args.list:
-        print("\n".join(known))
+        print("\n".join(f"{cases.__name__} {name}" for name, cases in known.items()))
         return
     multiprocessing.set_forkserver_preload(["upstream_cases"])
     outcomes = _Outcomes()
