@@ -38,7 +38,7 @@ std::size_t MappedSegments() {
 // Rank r takes limits[r] bytes.
 Transport WithLimits(std::vector<std::size_t> limits) {
   auto next = std::make_shared<std::size_t>(0);
-  return {.name = "limits", .make = [=](const Clock& clock, CommunicatorEvents& events) {
+  return {.name = "limits", .make = [limits, next](const Clock& clock, CommunicatorEvents& events) {
             CpuFabricOptions options;
             options.shm_limit = limits[(*next)++ % limits.size()];
             return MakeCpuFabric(std::move(options), clock, events);
