@@ -4,7 +4,7 @@
 
 namespace resilient::plugin {
 
-static_assert(kTorchDefaultTimeout == c10d::kBackendDefaultTimeout);
+static_assert(kTorchDefaultTimeout == kBackendDefaultTimeout);
 
 void TimePolicy::Bound(Operation& operation, std::chrono::milliseconds group_timeout) const {
   const bool inherits = group_timeout == kTorchDefaultTimeout;
