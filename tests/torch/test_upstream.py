@@ -18,14 +18,13 @@ import torch
 PROGRAM = Path(__file__).with_name("upstream_cases.py")
 CASES = 285
 PASSED = 123
-PASSED_ON_CPU = 76  # Of those that ask for GPUs.
+PASSED_ON_CPU = 79  # Of those that ask for GPUs.
 
 pytestmark = pytest.mark.skipif(
     not torch.__version__.startswith("2.15."), reason="the lists are those of torch 2.15"
 )
 
 # {case: (reason, what its failure says)}
-_HOOK = "a callback of a future waits for another collective: both need our one callback thread"
 _LATE = "a late rank that lives is waited for, whatever the timeout of the group; later it is lost"
 EXPECTED_FAILURES = {
     "test_barrier_timeout_full_group": (_LATE, r"RANK_LOST"),
@@ -35,9 +34,6 @@ EXPECTED_FAILURES = {
         "DDP's log has the names of torch's own backends, and calls every other one custom",
         r"'custom' != 'resilient'",
     ),
-    "test_ddp_hook_parity_powerSGD": (_HOOK, r"timed out"),
-    "test_ddp_hook_pickling_powerSGD": (_HOOK, r"timed out"),
-    "test_ddp_uneven_inputs": (_HOOK, r"timed out"),
 }
 
 # (reason, what torch says, cases). None is skipped for what our backend is.

@@ -5,25 +5,36 @@
 
 #include <condition_variable>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace resilient::plugin {
 
-struct Finisher::Shared {
+namespace {
+
+// As deep as callbacks wait for operations that other callbacks finish, and no deeper.
+constexpr std::size_t kThreadsMax = 8;
+
+}  // namespace
+
+struct Finisher::Shared : std::enable_shared_from_this<Finisher::Shared> {
   std::mutex mutex;
   std::condition_variable wake;
   std::deque<std::function<void()>> queue;  // Guarded by mutex.
-  bool running = false;                     // Guarded by mutex.
   bool stopping = false;                    // Guarded by mutex.
-  std::thread thread;                       // Guarded by mutex.
+  std::size_t idle = 0;                     // Guarded by mutex.
+  std::vector<std::thread> threads;         // Guarded by mutex.
 
   void Run() {
     std::unique_lock lock(mutex);
     while (true) {
+      ++idle;
       wake.wait(lock, [this] { return stopping || !queue.empty(); });
+      --idle;
       if (queue.empty()) return;
       std::function<void()> task = std::move(queue.front());
       queue.pop_front();
@@ -33,6 +44,27 @@ struct Finisher::Shared {
       lock.lock();
     }
   }
+
+  // REQUIRES: mutex.
+  Status AddThread() {
+    // The user's signal handlers run on the user's threads: the new one inherits a full mask.
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    Status status;
+    try {
+      threads.emplace_back([shared = shared_from_this()] {
+        pthread_setname_np(pthread_self(), "res-callback");
+        shared->Run();
+      });
+    } catch (const std::system_error& error) {
+      status = Status(StatusCode::kResourceExhausted,
+                      std::string("no thread can be made for callbacks: ") + error.what());
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return status;
+  }
 };
 
 Finisher::Finisher() : shared_(std::make_shared<Shared>()) {}
@@ -41,33 +73,19 @@ Finisher::~Finisher() { Stop(false); }
 
 Status Finisher::Start() {
   const std::lock_guard lock(shared_->mutex);
-  if (shared_->running || shared_->stopping) return Status::Ok();
-  // The user's signal handlers run on the user's threads: the new thread inherits a full mask.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  Status status;
-  try {
-    shared_->thread = std::thread([shared = shared_] {
-      pthread_setname_np(pthread_self(), "res-callback");
-      shared->Run();
-    });
-    shared_->running = true;
-  } catch (const std::system_error& error) {
-    status = Status(StatusCode::kResourceExhausted,
-                    std::string("no thread can be made for callbacks: ") + error.what());
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return status;
+  if (!shared_->threads.empty() || shared_->stopping) return Status::Ok();
+  return shared_->AddThread();
 }
 
 void Finisher::Post(std::function<void()> task) {
   {
     const std::lock_guard lock(shared_->mutex);
-    if (shared_->running && !shared_->stopping) {
+    if (!shared_->threads.empty() && !shared_->stopping) {
       shared_->queue.push_back(std::move(task));
       shared_->wake.notify_one();
+      const bool waits = shared_->queue.size() > shared_->idle;
+      // Without another one the task waits for a thread that there is.
+      if (waits && shared_->threads.size() < kThreadsMax) static_cast<void>(shared_->AddThread());
       return;
     }
   }
@@ -83,19 +101,19 @@ void Finisher::Stop(bool in_forked_child) {
     shared_->stopping = true;
     return;
   }
-  std::thread thread;
+  std::vector<std::thread> threads;
   {
     const std::lock_guard lock(shared_->mutex);
     shared_->stopping = true;
-    shared_->running = false;
     shared_->wake.notify_all();
-    thread = std::move(shared_->thread);
+    threads = std::exchange(shared_->threads, {});
   }
-  if (!thread.joinable()) return;
-  if (thread.get_id() == std::this_thread::get_id()) {
-    thread.detach();  // A callback dropped the last reference to the session; Run ends after it.
-  } else {
-    thread.join();
+  for (std::thread& thread : threads) {
+    if (thread.get_id() == std::this_thread::get_id()) {
+      thread.detach();  // A callback dropped the last reference to the session; Run ends after it.
+    } else {
+      thread.join();
+    }
   }
 }
 

@@ -7,11 +7,12 @@
 
 namespace resilient::plugin {
 
-// The thread "res-callback": completes futures and copies results back into tensors that were not
+// The threads "res-callback": complete futures and copy results back into tensors that were not
 // contiguous. Completing a future runs its callbacks, which under Python wait for the interpreter's
 // lock; the communicator's thread serves all groups of the session and must never wait for that
 // (a thread that computes with the lock held would stop everybody's collectives). Operations that
-// nobody asked a future of do not pass through here. Started at first use.
+// nobody asked a future of do not pass through here. One thread, started at first use; another when
+// a task finds all of them busy, as a callback may wait for an operation that ends here as well.
 //
 // Owner: SessionContext. Thread: thread-safe. Lifetime: Stop runs what is queued, then joins; when
 // a callback itself destroys the session, the thread ends by itself after it.
@@ -25,7 +26,7 @@ class Finisher {
   // kResourceExhausted when no thread can be made. REQUIRES: a thread of the user's.
   Status Start();
 
-  // Runs `task` on the thread, in order; on the calling thread when it does not run. At most one
+  // Runs `task` on one of the threads; on the calling thread when none runs. At most one
   // task a Work, so the Ledger's limit bounds the queue.
   void Post(std::function<void()> task);
 
