@@ -142,6 +142,13 @@ def asynchronous():
         assert tensor[0].item() == sum(other + number for other in range(size))
     assert torch.equal(doubled.wait(), tensors[3] * 2)
     assert torch.equal(futures[0].wait()[0], tensors[0])
+
+    # PowerSGD's hook does this: a callback that waits for what ends in a callback as well.
+    def another(_):
+        return dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()[0]
+
+    nested = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(another)
+    assert nested.wait().tolist() == [size] * 3
     dist.destroy_process_group()
 
 
