@@ -173,7 +173,7 @@ Result<std::uint64_t> GroupPort::Submit(Operation op, Completion done) {
   RESILIENT_RETURN_IF_ERROR(ValidateOperation(op, spec_.rank, size()));
   SubmittedOp submitted = Stamp(std::move(op), std::move(done));
   std::unique_lock lock(mutex_);
-  const Result<std::uint64_t> seq = Admit(submitted.op);
+  Result<std::uint64_t> seq = Admit(submitted.op);
   if (!seq.ok()) return seq;
   submitted.seq = *seq;
   const bool wake = Queue(std::move(submitted));
