@@ -38,6 +38,10 @@ Status OperationRecord::Outcome(const Status& status) {
   if (status.ok() && !ended) return status;
   // An operation that failed for a reason of its own says more than the fence that followed it.
   const bool own_reason = status.code() == StatusCode::kMismatch;
+  if (own_reason || status.code() == StatusCode::kCommStalled ||
+      status.code() == StatusCode::kCommFailed) {
+    flight_->NoteBroken();
+  }
   std::lock_guard lock(submit_mutex_);
   const Status& told = ended && !own_reason ? flight_->cause() : status;
   return told.WithOperation(group_, seq_, Describe(summary_));

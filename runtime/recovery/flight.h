@@ -38,6 +38,11 @@ class Flight {
   // REQUIRES: Ended().
   const Status& cause() const { return cause_; }
 
+  // A communicator has failed for a reason of its own, which the service is being told: its fence
+  // will follow.
+  void NoteBroken() { broken_.store(true); }
+  bool IsBroken() const { return broken_.load(); }
+
   // Nothing of this generation is in flight and nothing will be.
   bool IsQuiet() const { return Ended() && in_flight_.load() == 0; }
 
@@ -48,6 +53,7 @@ class Flight {
   // other, or nobody would say that it is quiet.
   std::atomic<std::int64_t> in_flight_{0};
   std::atomic<bool> ended_{false};
+  std::atomic<bool> broken_{false};
   Status cause_;  // Written once, before ended_.
 };
 

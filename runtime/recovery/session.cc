@@ -114,6 +114,7 @@ Status SessionImpl::InitConnected(Deadline deadline) {
 
 Status SessionImpl::Rebuild(Deadline deadline) {
   if (mark_.InChild()) return ForkedStatus();
+  RESILIENT_RETURN_IF_ERROR(AwaitFenceOfBroken(deadline));
   std::uint64_t openings_before = 0;
   {
     Lock lock(mutex_);
@@ -136,6 +137,23 @@ Status SessionImpl::Rebuild(Deadline deadline) {
   // the recovery until somebody asks again.
   if (rebuild_waiters_ == 0) StepLocked({EventKind::kWithdraw, 0, {}, {}});
   return status;
+}
+
+// An operation that fails for a reason of its own is told before the fence that it causes. What is
+// broken must not be taken for rebuilt.
+Status SessionImpl::AwaitFenceOfBroken(Deadline deadline) const {
+  for (;;) {
+    {
+      Lock lock(mutex_);
+      const bool due = machine_.state() == SessionState::kRunning && flight_ != nullptr &&
+                       flight_->IsBroken() && !flight_->Ended();
+      if (!due) return Status::Ok();
+      if (deadline.ExpiredAt(clock_.Now())) return OverdueLocked();
+      changed_.wait_for(
+          lock, std::min<Duration>(Millis(kInterruptPollMs), deadline.LeftAt(clock_.Now())));
+    }
+    if (options_.interrupt) RESILIENT_RETURN_IF_ERROR(options_.interrupt());
+  }
 }
 
 // OK once the gate has been opened; otherwise why the wait ended. Polls the interrupt outside the

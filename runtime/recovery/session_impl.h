@@ -113,6 +113,7 @@ class SessionImpl final : public Session,
   // In session.cc: callers that wait, and the end.
   Status ForkedStatus() const;
   Status InitConnected(Deadline deadline);
+  Status AwaitFenceOfBroken(Deadline deadline) const;
   Status WaitForOpening(Deadline deadline, std::uint64_t openings_before);
   std::optional<Status> WaitVerdictLocked(Deadline deadline, std::uint64_t openings_before) const;
   Status OverdueLocked() const;

@@ -145,7 +145,9 @@ def test_the_interface_of_the_links_can_be_chosen(world):
 
 
 def test_an_interface_that_does_not_exist_is_told(world):
-    error = world.start_rank(joins, 0, 1, env={"RESILIENT_SOCKET_IFNAME": "none0"}).error()
+    rank = world.start_rank(joins, 0, 1, env={"RESILIENT_SOCKET_IFNAME": "none0"})
+    error = rank.error()
+    rank.wait()
     assert isinstance(error, torch_resilient.ConfigError)
     assert error.code == "SETTING"
     assert "none0" in str(error) and "lo (127.0.0.1)" in str(error)

@@ -134,6 +134,25 @@ TEST_F(SessionTest, Fence_OperationWithAMismatchOfItsOwn_KeepsIt) {
   EXPECT_EQ(outcome.Await().code(), StatusCode::kMismatch);
 }
 
+TEST_F(SessionTest, Rebuild_BeforeTheFenceOfWhatHasFailedHere_WaitsForIt) {
+  std::atomic<int> polls{-1000};
+  options_.interrupt = [&] {
+    if (++polls == 1) rendezvous_->SayFence(1, Status(StatusCode::kCommStalled, "nothing moves"));
+    return Status::Ok();
+  };
+  factory_script_.hold = true;
+  Boot();
+  Outcome outcome;
+  ASSERT_TRUE(world_->Submit({}, outcome.Callback()).ok());
+  factory_->Latest(kWorldGroup)->CompleteNext(Status(StatusCode::kCommStalled, "nothing moves"));
+  EXPECT_EQ(outcome.Await().code(), StatusCode::kCommStalled);
+  EXPECT_EQ(session_->membership().state, SessionState::kRunning)
+      << "the service knows nothing yet";
+  polls = 0;
+  EXPECT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  EXPECT_EQ(session_->membership().generation, 2u);
+}
+
 TEST_F(SessionTest, Fence_IsStickyOnEveryGroupUntilRebuild) {
   Boot();
   auto pair = CreateGroup("pair", {1, 3});
