@@ -26,6 +26,14 @@ import time
 import traceback
 import unittest
 
+if __name__ == "__main__":
+    # As a module of its own name, which the fork server loads once and its children find there: a
+    # child loads a program anew, and the fork server knows the path only from the environment.
+    _paths = [os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _paths))
+    _code = "import upstream_cases; upstream_cases.main()"
+    os.execv(sys.executable, [sys.executable, "-c", _code, *sys.argv[1:]])
+
 os.environ.setdefault("WORLD_SIZE", "4")
 os.environ.setdefault("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "60")
 BACKEND = os.environ.get("BACKEND", "resilient")
@@ -216,15 +224,8 @@ def main():
         return
     multiprocessing.set_forkserver_preload(["upstream_cases"])
     outcomes = _Outcomes()
-    # By this name the processes find the classes in the module that was preloaded.
-    import upstream_cases
-
     for name in args.cases or known:
-        getattr(upstream_cases, known[name].__name__)(name).run(outcomes)
+        known[name](name).run(outcomes)
     if args.out:
         with open(args.out, "w") as file:
             json.dump(outcomes.found, file, indent=1)
-
-
-if __name__ == "__main__":
-    main()
