@@ -286,10 +286,14 @@ void ShmLane::Join() {
     changed_.notify_all();
   }
   thread_.Join();
-  // What no thread could be made for.
-  if (handed_over_ != nullptr) Complete(std::move(handed_over_->op), cause_);
+  // What no thread could be made for. A caller may still be on its way out of Run.
+  std::unique_lock lock(mutex_);
+  std::deque<SubmittedOp> left = std::exchange(queue_, {});
+  if (handed_over_ != nullptr) left.push_front(std::move(handed_over_->op));
   handed_over_ = nullptr;
-  for (SubmittedOp& op : std::exchange(queue_, {})) Complete(std::move(op), cause_);
+  const Status cause = cause_;
+  lock.unlock();
+  for (SubmittedOp& op : left) Complete(std::move(op), cause);
 }
 
 }  // namespace resilient

@@ -11,6 +11,7 @@
 #include "runtime/comm/endpoint.h"
 #include "runtime/comm/wire.h"
 #include "runtime/net/socket.h"
+#include "tests/support/sanitizers.h"
 #include "tests/unit/comm/comm_world.h"
 
 namespace resilient::testing {
@@ -544,9 +545,7 @@ TEST_P(Failure, TwoHundredGroups_LeakNoDescriptor) {
 }
 
 TEST_P(Failure, ForkedChild_IsRefusedAndMayDropEverything) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "ThreadSanitizer does not follow a fork of a process with threads";
-#endif
+  if (kThreadSanitized) GTEST_SKIP() << "ThreadSanitizer does not follow a fork with threads";
   const auto world = MakeWorld(2);
   ExpectAllOk(world->RunAll([](int) { return BarrierOp(); }));
   const pid_t child = fork();

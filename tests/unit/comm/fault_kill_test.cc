@@ -15,17 +15,14 @@
 
 #include "runtime/base/random.h"
 #include "runtime/comm/step_observer.h"
+#include "tests/support/sanitizers.h"
 #include "tests/unit/comm/comm_world.h"
 #include "tests/unit/comm/fault_points.h"
 
 namespace resilient::testing {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr double kAbortBoundMs = 1000;
-#else
-constexpr double kAbortBoundMs = 100;
-#endif
+constexpr double kAbortBoundMs = kSanitized ? 1000 : 100;
 
 const Status kLost(StatusCode::kRankLost, "a rank was killed");
 

@@ -12,17 +12,14 @@
 
 #include "runtime/base/random.h"
 #include "runtime/comm/step_observer.h"
+#include "tests/support/sanitizers.h"
 #include "tests/unit/comm/comm_world.h"
 #include "tests/unit/comm/fault_points.h"
 
 namespace resilient::testing {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr Millis kAbortBound(1000);
-#else
-constexpr Millis kAbortBound(100);
-#endif
+constexpr Millis kAbortBound(kSanitized ? 1000 : 100);
 
 const Status kLost(StatusCode::kRankLost, "rank 1 was killed");
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "runtime/comm/nccl_launch.h"
+#include "tests/support/sanitizers.h"
 #include "tests/unit/comm/nccl_world.h"
 
 namespace resilient::testing {
@@ -315,9 +316,7 @@ TEST_F(NcclTest, SameNameTwice_IsRefused_AndTheNextAttemptIsNot) {
 }
 
 TEST_F(NcclTest, ForkedChild_IsRefusedAndMayDropEverything) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "ThreadSanitizer does not follow a fork of a process with threads";
-#endif
+  if (kThreadSanitized) GTEST_SKIP() << "ThreadSanitizer does not follow a fork with threads";
   World& world = Start(1);
   std::vector<float> data = {1};
   ASSERT_TRUE(Pending::Of(world.at(0), AllReduceOp(data)).Wait().ok());

@@ -8,13 +8,14 @@
 #include <deque>
 
 #include "runtime/base/random.h"
+#include "tests/support/sanitizers.h"
 #include "tests/unit/comm/comm_world.h"
 #include "tests/unit/comm/trial.h"
 
 namespace resilient::testing {
 namespace {
 
-constexpr int kPrograms = 24;
+constexpr int kPrograms = kThreadSanitized ? 6 : 24;
 constexpr std::size_t kMaxInFlight = 48;
 // Of one operation over all ranks.
 constexpr std::size_t kMaxElements = 200'000;
