@@ -167,6 +167,7 @@ std::string ResilientBackend::MissingText(const std::vector<int>& missing,
   text += c10::str(" failed to pass monitoredBarrier in ", timeout.count(), " ms");
   if (!all && many) text += c10::str(" (all that are missing: ", ranks, ")");
   std::vector<std::uint64_t> global;
+  global.reserve(missing.size());
   for (const int rank : missing) {
     global.push_back(options_->global_ranks_in_group[static_cast<std::size_t>(rank)]);
   }

@@ -41,7 +41,7 @@ std::int64_t OddRank(const at::Tensor& shapes, const at::Tensor& shape) {
 at::Tensor ResilientBackend::SparseShapes(const at::Tensor& tensor) {
   Plan plan(*host_, OpType::_ALLREDUCE_SPARSE, "resilient:sparse_all_reduce");
   const at::Tensor shape = ShapeOf(tensor);
-  const at::Tensor shapes = at::empty({getSize(), shape.numel()}, at::kLong);
+  at::Tensor shapes = at::empty({getSize(), shape.numel()}, at::kLong);
   PlanGather(plan, OpKind::kAllGather, shapes, shape);
   if (const WorkPtr work = Launch(std::move(plan), true)) work->wait();
   return shapes;
