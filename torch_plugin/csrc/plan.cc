@@ -31,7 +31,7 @@ at::Tensor Plan::Input(const at::Tensor& tensor) {
 at::Tensor Plan::Output(const at::Tensor& tensor) {
   if (tensor.defined() && IsPlain(tensor)) return InOut(tensor);
   Check(host_, CheckTensor(tensor, name()));
-  const at::Tensor memory = at::empty_like(tensor, at::MemoryFormat::Contiguous);
+  at::Tensor memory = at::empty_like(tensor, at::MemoryFormat::Contiguous);
   held_.push_back(memory);
   copies_.emplace_back(tensor, memory);
   outputs_.push_back(tensor);
