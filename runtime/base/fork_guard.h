@@ -1,5 +1,7 @@
 #pragma once
 
+#include <utility>
+
 namespace resilient {
 
 // Descriptors that a forked child must not keep: a DataLoader worker that holds a copy of a socket
@@ -25,5 +27,12 @@ class ProcessMark {
  private:
   unsigned long fork_count_;
 };
+
+// Drops an object of a forked parent without running its destructor: it would touch descriptors,
+// threads and locks that are not this process's.
+template <typename Pointer>
+void LeakInChild(Pointer pointer) {
+  new Pointer(std::move(pointer));
+}
 
 }  // namespace resilient

@@ -23,13 +23,6 @@ constexpr int kListenBacklog = 1024;
 // What the destructor gives the goodbyes when Close was not called.
 constexpr Duration kCloseByDefault = Millis(1000);
 
-// Drops an object of a forked parent without running its destructor: it would touch descriptors,
-// threads and locks that are not this process's.
-template <typename Pointer>
-void LeakInChild(Pointer pointer) {
-  new Pointer(std::move(pointer));
-}
-
 // What a caller holds of a group on the comm thread. Owner: Session, through Group. Thread:
 // thread-safe. Lifetime: may outlive the fabric; its operations then are refused.
 class CpuCommunicator final : public Communicator {

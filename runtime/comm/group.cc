@@ -36,7 +36,7 @@ CommGroup::CommGroup(std::shared_ptr<GroupPort> port, LoopContext& context, std:
       seed_(seed),
       peers_(spec_.members.size()),
       point_to_point_(spec_, *this) {
-  if (!MaySharedMemory()) transport_ = Transport::kLinks;
+  if (!MayShareMemory()) transport_ = Transport::kLinks;
   for (int peer = 0; peer < spec_.rank; ++peer)
     PeerAt(peer).connector = MakeConnector(peer, Lane::kCollective);
   UpdateConnected();

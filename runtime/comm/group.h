@@ -133,7 +133,7 @@ class CommGroup final : private LinkListener,
   Status LateCollective(const SubmittedOp& op, OpTimeouts::Verdict verdict) const;
 
   // Shared memory: group_shm.cc.
-  bool MaySharedMemory() const;
+  bool MayShareMemory() const;
   void OfferSegment();
   void OnShmMessage(int peer, const MessageHeader& header, const std::string& text);
   void SendShm(int peer, ShmMessage message, bool yes, std::string text);

@@ -11,7 +11,7 @@
 namespace resilient {
 
 // Looks only at what is equal on all ranks: where one waits for a verdict, rank 0 gives it.
-bool CommGroup::MaySharedMemory() const {
+bool CommGroup::MayShareMemory() const {
   const std::string host = DecodeEndpoint(spec_.members.front().endpoint).host_id;
   if (host.empty()) return false;
   for (const GroupMember& member : spec_.members) {

@@ -1,7 +1,6 @@
 #include "runtime/comm/mismatch.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -116,12 +115,6 @@ MessageHeader HeaderOf(const Operation& op, std::uint64_t seq) {
   header.factor = op.factor;
   header.call_site = op.call_site;
   return header;
-}
-
-bool SameCollective(const MessageHeader& a, const MessageHeader& b) {
-  return a.kind == b.kind && a.dtype == b.dtype && a.reduce == b.reduce && a.root == b.root &&
-         std::bit_cast<std::uint64_t>(a.factor) == std::bit_cast<std::uint64_t>(b.factor) &&
-         (!HasOneCount(a.kind) || a.count == b.count);
 }
 
 Status CollectiveMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,8 +21,14 @@ std::string NameOf(const GroupMember& member);
 // What `op` says of itself on the wire; the sender adds phase, root of the message and payload.
 MessageHeader HeaderOf(const Operation& op, std::uint64_t seq);
 
-// Whether two ranks are in the same collective. Call sites may differ.
-bool SameCollective(const MessageHeader& a, const MessageHeader& b);
+// Whether two ranks are in the same collective. Call sites may differ. `Entered`: what says of an
+// operation what MessageHeader does.
+template <typename Entered>
+bool SameCollective(const Entered& a, const Entered& b) {
+  return a.kind == b.kind && a.dtype == b.dtype && a.reduce == b.reduce && a.root == b.root &&
+         std::bit_cast<std::uint64_t>(a.factor) == std::bit_cast<std::uint64_t>(b.factor) &&
+         (!HasOneCount(a.kind) || a.count == b.count);
+}
 
 // kMismatch: `peer` (group rank) has entered `theirs` where this rank entered `ours`.
 Status CollectiveMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,

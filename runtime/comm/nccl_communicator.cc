@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/base/check.h"
+#include "runtime/base/fork_guard.h"
 #include "runtime/base/log.h"
 #include "runtime/base/thread.h"
 #include "runtime/comm/group_port.h"
@@ -21,13 +22,6 @@ namespace {
 constexpr Duration kCloseByDefault = Millis(1000);
 
 Status Closed() { return Status(StatusCode::kCancelled, "the session was closed on this rank"); }
-
-// Drops an object of a forked parent without running its destructor: it would touch threads and
-// locks that are not this process's, and NCCL and CUDA do not survive a fork.
-template <typename Pointer>
-void LeakInChild(Pointer pointer) {
-  new Pointer(std::move(pointer));
-}
 
 // The body of the thread that makes all calls into NCCL. It polls: neither NCCL nor an event of
 // CUDA rings anybody. Owner: NcclFabric. Thread: Create and RequestStop are thread-safe, the rest

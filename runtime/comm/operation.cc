@@ -134,6 +134,18 @@ bool HasOneCount(OpKind kind) {
          kind == OpKind::kBarrier;
 }
 
+Operation OutlineOf(const Operation& op) {
+  Operation outline;
+  outline.kind = op.kind;
+  outline.dtype = op.dtype;
+  outline.reduce = op.reduce;
+  outline.root = op.root;
+  outline.peer = op.peer;
+  outline.tag = op.tag;
+  outline.count = op.count;
+  return outline;
+}
+
 std::string Describe(const Operation& op) {
   const std::string name(OpKindName(op.kind));
   const std::string memory = StrCat(DataTypeName(op.dtype), "[", op.count, "]");

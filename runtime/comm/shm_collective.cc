@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -29,13 +28,6 @@ struct Head {
 };
 constexpr std::size_t kHeadBytes = 192;
 static_assert(sizeof(Head) <= kHeadBytes && kHeadBytes % kLine == 0);
-
-// Everything that must be equal.
-bool Agree(const Head& a, const Head& b) {
-  return a.kind == b.kind && a.dtype == b.dtype && a.reduce == b.reduce && a.root == b.root &&
-         a.seq == b.seq && (!HasOneCount(a.kind) || a.count == b.count) &&
-         std::bit_cast<std::uint64_t>(a.factor) == std::bit_cast<std::uint64_t>(b.factor);
-}
 
 const Head& HeadAt(const std::byte* slot) { return *reinterpret_cast<const Head*>(slot); }
 
@@ -127,7 +119,7 @@ bool ShmCollective::CompareHeads() {
   const Head& own = HeadAt(board_.Slot(rank(), step()));
   for (int peer = 0; peer < size(); ++peer) {
     const Head& head = HeadAt(board_.Slot(peer, step()));
-    if (Agree(head, own)) continue;
+    if (head.seq == own.seq && SameCollective(head, own)) continue;
     failure_ = CollectiveMismatch(spec_, peer, HeaderOf(head), HeaderOf(own));
     return false;
   }

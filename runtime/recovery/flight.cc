@@ -3,24 +3,6 @@
 #include <utility>
 
 namespace resilient::recovery {
-namespace {
-
-// The pointers are the caller's and are not looked at again; its lists and call site would be
-// copied for nothing.
-Operation Summarise(const Operation& operation) {
-  Operation summary;
-  summary.kind = operation.kind;
-  summary.dtype = operation.dtype;
-  summary.reduce = operation.reduce;
-  summary.root = operation.root;
-  summary.peer = operation.peer;
-  summary.tag = operation.tag;
-  summary.count = operation.count;
-  return summary;
-}
-
-}  // namespace
-
 void Dismiss(Communicator& communicator, const Flight* flight) {
   if (flight != nullptr && flight->Ended()) {
     communicator.Abort(flight->cause());
@@ -31,7 +13,7 @@ void Dismiss(Communicator& communicator, const Flight* flight) {
 
 OperationRecord::OperationRecord(std::shared_ptr<Flight> flight, std::string group,
                                  const Operation& operation)
-    : flight_(std::move(flight)), group_(std::move(group)), summary_(Summarise(operation)) {}
+    : flight_(std::move(flight)), group_(std::move(group)), summary_(OutlineOf(operation)) {}
 
 Status OperationRecord::Outcome(const Status& status) {
   const bool ended = flight_->Ended();

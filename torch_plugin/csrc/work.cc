@@ -125,18 +125,6 @@ Duration Progress::duration() const {
   return (ended_ ? ended_at_ : clock_.Now()) - started_;
 }
 
-Operation OutlineOf(const Operation& operation) {
-  Operation outline;
-  outline.kind = operation.kind;
-  outline.dtype = operation.dtype;
-  outline.reduce = operation.reduce;
-  outline.root = operation.root;
-  outline.peer = operation.peer;
-  outline.tag = operation.tag;
-  outline.count = operation.count;
-  return outline;
-}
-
 WorkImpl::WorkImpl(const std::shared_ptr<SessionContext>& context, int rank, WorkSpec spec,
                    std::shared_ptr<Progress> progress)
     : Work(rank, spec.type, spec.title, spec.held),

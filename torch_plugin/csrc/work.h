@@ -86,9 +86,6 @@ struct WorkSpec {
   std::function<void()> finish;                           // After the copies; may be empty.
 };
 
-// `operation` without its memory.
-Operation OutlineOf(const Operation& operation);
-
 // The Work of ResilientBackend. wait() blocks the calling thread only, without the interpreter's
 // lock, and is interruptible; its future is made at the first getFuture and carries the same error.
 //

@@ -112,6 +112,10 @@ struct Operation {
   std::string call_site;  // "train.py:301 step", shown on both sides of a mismatch; may be empty.
 };
 
+// What a message about `op` needs: none of its memory, lists and call site, which a copy would copy
+// for nothing.
+Operation OutlineOf(const Operation& op);
+
 // "all_reduce(float32[1024], sum)"; the form used in every message.
 std::string Describe(const Operation& op);
 
