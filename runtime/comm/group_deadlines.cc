@@ -59,9 +59,7 @@ void CommGroup::CheckDeadlines() {
   SubmittedOp* late = point_to_point_.FindLate();
   if (late == nullptr) return;
   const Verdict verdict = late->timeouts.Check(context_.now);
-  LateOp what{.op = late->op, .seq = late->seq, .missing = {}, .awaited = {}};
-  what.since_unix_s =
-      context_.clock.WallSeconds() - ToSeconds(context_.now - late->timeouts.Since(verdict));
+  LateOp what = LateSince(*late, verdict, context_.now, context_.clock);
   if (late->op.peer != kAnyPeer) {
     (verdict == Verdict::kStalled ? what.awaited : what.missing).push_back(late->op.peer);
   }
@@ -69,9 +67,7 @@ void CommGroup::CheckDeadlines() {
 }
 
 Status CommGroup::LateCollective(const SubmittedOp& op, OpTimeouts::Verdict verdict) const {
-  LateOp late{.op = op.op, .seq = op.seq, .missing = {}, .awaited = {}};
-  late.since_unix_s =
-      context_.clock.WallSeconds() - ToSeconds(context_.now - op.timeouts.Since(verdict));
+  LateOp late = LateSince(op, verdict, context_.now, context_.clock);
   for (int rank = 0; rank < port_->size(); ++rank) {
     const Peer& peer = peers_[static_cast<std::size_t>(rank)];
     if (rank == spec_.rank) continue;

@@ -31,15 +31,6 @@ bool KnownEnums(const Operation& op) {
          op.reduce <= ReduceOp::kPremulSum;
 }
 
-bool HasRoot(OpKind kind) {
-  return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
-         kind == OpKind::kScatter;
-}
-
-bool Reduces(OpKind kind) {
-  return kind == OpKind::kAllReduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter;
-}
-
 bool TakesInputs(const Operation& op, int rank) {
   return op.kind == OpKind::kReduceScatter || op.kind == OpKind::kAllToAll ||
          (op.kind == OpKind::kScatter && op.root == rank);
@@ -85,18 +76,15 @@ Status ValidateParts(const Operation& op, const std::vector<Part>& parts, std::s
   return Status::Ok();
 }
 
-Status OwnPartMismatch(const Operation& op, std::size_t own, std::size_t other) {
-  return Invalid(op, StrCat("this rank's own part has ", own, " elements on one side and ", other,
-                            " on the other"));
-}
-
 // What a rank sends to itself must have one size.
 Status ValidateOwnPart(const Operation& op, int rank) {
   const auto own = static_cast<std::size_t>(rank);
   if (op.inputs.empty() && op.outputs.empty()) return Status::Ok();
   const std::size_t in = op.inputs.empty() ? op.count : op.inputs[own].count;
   const std::size_t out = op.outputs.empty() ? op.count : op.outputs[own].count;
-  return in == out ? Status::Ok() : OwnPartMismatch(op, in, out);
+  if (in == out) return Status::Ok();
+  return Invalid(op, StrCat("this rank's own part has ", in, " elements on one side and ", out,
+                            " on the other"));
 }
 
 }  // namespace

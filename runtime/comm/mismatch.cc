@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/comm/group_port.h"
 
 namespace resilient {
 namespace {
@@ -186,6 +187,15 @@ Status AllLeft(const GroupSpec& spec, const std::string& waiting, std::uint64_t 
                        " needs one of them; they ended or called "
                        "destroy_process_group before this rank: check that every recv has a send"),
                 std::move(detail));
+}
+
+LateOp LateSince(const SubmittedOp& op, OpTimeouts::Verdict verdict, Instant now,
+                 const Clock& clock) {
+  return {.op = op.op,
+          .seq = op.seq,
+          .since_unix_s = clock.WallSeconds() - ToSeconds(now - op.timeouts.Since(verdict)),
+          .missing = {},
+          .awaited = {}};
 }
 
 Status LateStatus(const GroupSpec& spec, const LateOp& late, OpTimeouts::Verdict verdict) {

@@ -13,6 +13,8 @@
 
 namespace resilient {
 
+struct SubmittedOp;
+
 // Texts about two ranks of one group, and the comparison of what they do. Pure.
 
 // "rank 2 (node1, pid 77)"
@@ -56,6 +58,9 @@ struct LateOp {
   std::vector<int> missing;  // Not known to have entered it.
   std::vector<int> awaited;  // Have entered it; their part is not complete.
 };
+// `op` by the verdict that it got at `now`, without the ranks. REQUIRES: not kInTime.
+LateOp LateSince(const SubmittedOp& op, OpTimeouts::Verdict verdict, Instant now,
+                 const Clock& clock);
 // kCommFailed when it has timed out, kCommStalled when nothing moves. REQUIRES: not kInTime.
 Status LateStatus(const GroupSpec& spec, const LateOp& late, OpTimeouts::Verdict verdict);
 

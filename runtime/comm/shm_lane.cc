@@ -178,8 +178,7 @@ Status ShmLane::CheckTime(Running& running, Instant now) const {
   if (running.collective->all_entered()) op.timeouts.OnAllEntered(now);
   const OpTimeouts::Verdict verdict = op.timeouts.Check(now);
   if (verdict == OpTimeouts::Verdict::kInTime) return Status::Ok();
-  LateOp late{.op = op.op, .seq = op.seq, .missing = {}, .awaited = {}};
-  late.since_unix_s = clock_.WallSeconds() - ToSeconds(now - op.timeouts.Since(verdict));
+  LateOp late = LateSince(op, verdict, now, clock_);
   for (int peer = 0; peer < port_.size(); ++peer) {
     if (board_.HasPublished(peer, board_.step())) continue;
     (running.collective->all_entered() ? late.awaited : late.missing).push_back(peer);

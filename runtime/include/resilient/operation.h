@@ -60,6 +60,8 @@ std::string_view DataTypeName(DataType type);  // "float32"
 std::string_view ReduceOpName(ReduceOp op);    // "sum"; "" for kNone
 std::size_t SizeOf(DataType type);             // Bytes an element.
 bool IsPointToPoint(OpKind kind);              // send, recv
+bool HasRoot(OpKind kind);                     // broadcast, reduce, gather, scatter
+bool Reduces(OpKind kind);                     // all_reduce, reduce, reduce_scatter
 // Whether every rank gives the same `count`; else each pair of ranks agrees on a count of its own.
 bool HasOneCount(OpKind kind);
 

@@ -36,8 +36,8 @@ class Conformance : public ::testing::TestWithParam<Case> {
 // For every root of a rooted operation, once otherwise.
 template <typename Run>
 void ForEachRoot(Call call, int size, Run&& run) {
-  for (int root = 0; root < (IsRooted(call.kind) ? size : 1); ++root) {
-    call.root = IsRooted(call.kind) ? root : -1;
+  for (int root = 0; root < (HasRoot(call.kind) ? size : 1); ++root) {
+    call.root = HasRoot(call.kind) ? root : -1;
     run(call);
   }
 }

@@ -42,8 +42,8 @@ inline bool ComesTo(const std::atomic<int>& counter, int least) {
 inline std::vector<FaultCase> AllFaultCases() {
   const auto sized = [](const char* name, OpKind kind, std::size_t count) {
     Call call{.kind = kind, .dtype = DataType::kFloat32};
-    if (IsReduction(kind)) call.reduce = ReduceOp::kSum;
-    if (IsRooted(kind)) call.root = 1;
+    if (Reduces(kind)) call.reduce = ReduceOp::kSum;
+    if (HasRoot(kind)) call.root = 1;
     SetCounts(call, kFaultRanks, count);
     return FaultCase{.name = name, .call = call};
   };

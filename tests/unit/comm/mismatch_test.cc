@@ -23,8 +23,8 @@ struct Difference {
 
 Call UsualCall(OpKind kind, int size, std::size_t count) {
   Call call{.kind = kind, .dtype = DataType::kInt32};
-  if (IsReduction(kind)) call.reduce = ReduceOp::kSum;
-  if (IsRooted(kind)) call.root = 0;
+  if (Reduces(kind)) call.reduce = ReduceOp::kSum;
+  if (HasRoot(kind)) call.root = 0;
   SetCounts(call, size, kind == OpKind::kBarrier ? 0 : count);
   return call;
 }
@@ -125,7 +125,7 @@ TEST_P(Mismatch, OfTypeOperatorFactorOrRoot) {
         Call odd = usual;
         odd.dtype = DataType::kFloat32;
         differences.push_back({"type", usual, odd});
-        if (IsReduction(kind)) {
+        if (Reduces(kind)) {
           odd = usual;
           odd.reduce = ReduceOp::kMax;
           differences.push_back({"operator", usual, odd});
@@ -139,7 +139,7 @@ TEST_P(Mismatch, OfTypeOperatorFactorOrRoot) {
             differences.push_back({"factor", half, odd});
           }
         }
-        if (IsRooted(kind)) {
+        if (HasRoot(kind)) {
           odd = usual;
           odd.root = size - 1;
           differences.push_back({"root", usual, odd});

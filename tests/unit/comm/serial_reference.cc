@@ -252,15 +252,6 @@ void FillReals(Bytes& bytes, ReduceOp reduce, bool narrow, Random& random, Store
 
 }  // namespace
 
-bool IsReduction(OpKind kind) {
-  return kind == OpKind::kAllReduce || kind == OpKind::kReduce || kind == OpKind::kReduceScatter;
-}
-
-bool IsRooted(OpKind kind) {
-  return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
-         kind == OpKind::kScatter;
-}
-
 std::string Describe(const Call& call) {
   std::string counts;
   for (const auto& row : call.counts) {

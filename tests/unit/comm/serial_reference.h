@@ -26,9 +26,6 @@ inline constexpr ReduceOp kReduceOps[] = {
     ReduceOp::kSum,    ReduceOp::kAvg,   ReduceOp::kMin,    ReduceOp::kMax,      ReduceOp::kProduct,
     ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor, ReduceOp::kPremulSum};
 
-bool IsReduction(OpKind kind);
-bool IsRooted(OpKind kind);
-
 // One collective as all ranks of a group submit it, without its memory. Thread: value type.
 struct Call {
   OpKind kind = OpKind::kBarrier;

@@ -55,10 +55,10 @@ Call RandomCall(int size, std::size_t limit, Random& random) {
   call.kind = kCollectives[random.Below(std::size(kCollectives))];
   do {
     call.dtype = kTypes[random.Below(std::size(kTypes))];
-    if (IsReduction(call.kind)) call.reduce = kReduceOps[random.Below(std::size(kReduceOps))];
-  } while (IsReduction(call.kind) && !CanReduce(call.dtype, call.reduce));
+    if (Reduces(call.kind)) call.reduce = kReduceOps[random.Below(std::size(kReduceOps))];
+  } while (Reduces(call.kind) && !CanReduce(call.dtype, call.reduce));
   if (call.reduce == ReduceOp::kPremulSum) call.factor = 2.0;
-  if (IsRooted(call.kind))
+  if (HasRoot(call.kind))
     call.root = static_cast<int>(random.Below(static_cast<std::uint64_t>(size)));
   call.in_place = random.Below(2) == 0;
   SetRandomCounts(call, size, limit, random);
