@@ -13,7 +13,7 @@ bool AbortCell::Set(Status cause) {
     std::lock_guard lock(mutex_);
     if (set_.load(std::memory_order_relaxed)) return false;
     cause_ = std::move(cause);
-    set_.store(true, std::memory_order_release);
+    set_.store(true, std::memory_order_seq_cst);  // Before what the listeners touch: see IsSet.
     listeners.swap(listeners_);
   }
   // Outside the lock: a listener takes the lock of the waiter that it wakes.

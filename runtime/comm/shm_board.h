@@ -39,7 +39,8 @@ class ShmBoard {
   int FirstMissing() const;
 
   // Sleeps until `missing` has published the present step, WakeSelf is called, or `slice` is over.
-  // `stopped` is looked at once more after the last moment at which WakeSelf could be missed.
+  // `stopped` is looked at once more after the last moment at which WakeSelf could be missed; for
+  // that it must read sequentially consistently what was written so before WakeSelf.
   template <typename Stopped>
   void Sleep(int missing, Duration slice, const Stopped& stopped) {
     PrepareSleep(missing);

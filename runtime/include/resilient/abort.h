@@ -22,7 +22,10 @@ class AbortCell {
   // lock. REQUIRES: !cause.ok().
   bool Set(Status cause);
 
-  bool IsSet() const { return set_.load(std::memory_order_acquire); }
+  // Sequentially consistent, as Set is: a waiter that first marks itself asleep and then looks here
+  // either sees the reason, or its mark is seen by the listener that wakes it, if both touch the
+  // mark sequentially consistently. By less the look may pass the mark, and the wake-up be missed.
+  bool IsSet() const { return set_.load(std::memory_order_seq_cst); }
 
   // OK until Set.
   Status cause() const;

@@ -17,6 +17,8 @@
 
 #include <gtest/gtest.h>
 
+#include <resilient/abort.h>
+
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
 #include "runtime/comm/shm_board.h"
@@ -259,6 +261,46 @@ TEST_F(ShmBoardTest, WakeSelf_IsNeverMissed) {
     });
     while (!stop.load()) board.Sleep(1, kSlice, [&] { return stop.load(); });
     stopper.join();
+  }
+  EXPECT_LT(clock_.Now() - start, kSlice);
+}
+
+// The abort comes between the last look at the cell and the sleep itself.
+TEST_F(ShmBoardTest, AnAbortBehindTheLastLook_IsNotMissed) {
+  Make(2);
+  constexpr std::chrono::seconds kSlice(60);
+  ShmBoard& board = *boards_[0];
+  board.Publish();
+  AbortCell cell;
+  cell.Listen([&] { board.WakeSelf(); });
+  const Instant start = clock_.Now();
+  board.Sleep(1, kSlice, [&] {
+    const bool seen = cell.IsSet();
+    std::thread([&] { cell.Set(Status(StatusCode::kRankLost, "rank 1 was killed")); }).join();
+    return seen;
+  });
+  EXPECT_TRUE(cell.IsSet());
+  EXPECT_LT(clock_.Now() - start, kSlice / 2);
+}
+
+// It comes before the mark that the rank sleeps, whose writing undoes the wake-up.
+TEST_F(ShmBoardTest, AnAbortAheadOfTheSleep_IsSeenByTheLastLook) {
+  Make(2);
+  constexpr std::chrono::seconds kSlice(60);
+  ShmBoard& board = *boards_[0];
+  board.Publish();
+  const Instant start = clock_.Now();
+  for (int i = 0; i < 2000; ++i) {
+    AbortCell cell;
+    cell.Listen([&] { board.WakeSelf(); });
+    std::atomic<bool> begin = false;
+    std::thread aborter([&] {
+      while (!begin.load()) std::this_thread::yield();
+      cell.Set(Status(StatusCode::kRankLost, "rank 1 was killed"));
+    });
+    begin.store(true);
+    while (!cell.IsSet()) board.Sleep(1, kSlice, [&] { return cell.IsSet(); });
+    aborter.join();
   }
   EXPECT_LT(clock_.Now() - start, kSlice);
 }
