@@ -42,7 +42,8 @@ struct NcclFabricOptions {
 // The NCCL transport: one thread a session that makes all calls into NCCL, and one for the end of
 // each communicator. `ids` and `events` outlive the factory. Differences to the CPU transport, as
 // NCCL sends no headers of ours: no rank is named when a link breaks, a mismatch is not noticed,
-// and what is reduced is not reduced in rank order (docs/decisions/0012). No two groups may use one
+// a timeout ends the communicator on this rank only, Operation::stall has no effect, and what is
+// reduced is not reduced in rank order (docs/decisions/0012). No two groups may use one
 // stream: the order of their launches is not the same on all ranks.
 std::unique_ptr<CommunicatorFactory> MakeNcclFabric(const NcclFabricOptions& options,
                                                     NcclIdExchange& ids, const Clock& clock,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/comm/mismatch.h"
 #include "runtime/comm/nccl_launch.h"
 
 namespace resilient {
@@ -136,6 +137,7 @@ void NcclGroup::Step() {
   // Not in the turn in which it began: completions run before their memory is let go.
   if (state_ == State::kReleasing) return AwaitReleased();
   TakeMail();
+  CheckDeadline();
   switch (state_) {
     case State::kAwaitingId:
       return AwaitId();
@@ -162,10 +164,34 @@ void NcclGroup::TakeMail() {
   if (mail.leave) Leave(mail.left);
 }
 
+// The others wait for the first one.
+void NcclGroup::CheckDeadline() {
+  next_deadline_check_ = kNever;
+  SubmittedOp* first = pending_.empty() ? nullptr : &pending_.front();
+  if (!launched_.empty()) first = &launched_.front().op;
+  if (state_ > State::kReady || first == nullptr) return;
+  const OpTimeouts::Verdict verdict = first->timeouts.Check(context_.now);
+  next_deadline_check_ = first->timeouts.NextCheck(context_.now);
+  if (verdict == OpTimeouts::Verdict::kInTime) return;
+  FailureDetail detail = Detail();
+  detail.seq = first->seq;
+  detail.since_unix_s = LateSince(*first, verdict, context_.now, context_.clock).since_unix_s;
+  const Status status(
+      StatusCode::kCommFailed,
+      StrCat(Describe(first->op), " #", first->seq, " has not ended within its timeout of ",
+             ToSeconds(first->op.timeout), " s on ", Where(),
+             "; NCCL does not tell which rank it waits for: see what the others are in, or give "
+             "the group a longer timeout="),
+      std::move(detail));
+  RESILIENT_LOG(kWarn, status.message());
+  context_.events.OnStalled(spec_.name, spec_.generation, status);
+  End(status);
+}
+
 Instant NcclGroup::NextTime() const {
   switch (state_) {
     case State::kAwaitingId:
-      return connect_by_.when();
+      return std::min(connect_by_.when(), next_deadline_check_);
     case State::kConnecting:
       return std::min(connect_by_.when(), context_.now + kConnectPoll);
     case State::kReady:

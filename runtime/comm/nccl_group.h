@@ -49,6 +49,9 @@ class NcclIdMailbox {
 // communicator are made here, none of which waits for a peer; the one that may (its abort) is the
 // last and is made by NcclRelease.
 //
+// An operation has the bound from its submission (Operation::timeout). It has none for a standstill
+// (Operation::stall): nobody here knows which ranks have entered it.
+//
 // Failure and the release of memory are two moments: an operation that was launched completes with
 // the cause at once, but its completion is destroyed, and IsQuiet holds, only when the device is
 // done with its memory.
@@ -93,6 +96,7 @@ class NcclGroup final {
   };
 
   void TakeMail();
+  void CheckDeadline();
   void AwaitId();
   void Connect(const NcclUniqueId& id);
   void AwaitConnected();
@@ -129,6 +133,7 @@ class NcclGroup final {
   bool launching_ = false;  // The last of launched_ is not on its stream yet.
   Instant spin_until_ = Instant::min();
   Instant next_health_check_ = Instant::min();
+  Instant next_deadline_check_ = kNever;
   Deadline flush_by_ = Deadline::Never();
   std::deque<SubmittedOp> pending_;
   std::deque<Launched> launched_;

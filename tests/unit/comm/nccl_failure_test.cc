@@ -239,6 +239,41 @@ TEST_F(NcclFailure, AsyncError_WhileNothingMoves_IsNoticed) {
   EXPECT_EQ(Pending::Try(world.at(0), AllReduceOp(data_)).Wait().code(), StatusCode::kCommFailed);
 }
 
+// With a bound for a standstill as well, which nobody can judge here.
+TEST_F(NcclFailure, Timeout_OfWhatWaitsForARank_EndsTheGroup) {
+  World& world = Start(2);
+  std::vector<float> second = {3};
+  Operation op = AllReduceOp(data_);
+  op.timeout = Millis(300);
+  op.stall = Millis(10);
+  const Instant start = world.clock.Now();
+  const Pending waiting = Pending::Of(world.at(0), op);
+  const Pending behind = Pending::Of(world.at(0), AllReduceOp(second));
+  const Status status = waiting.Wait();
+  EXPECT_GE(world.clock.Now() - start, Millis(300));
+  EXPECT_EQ(status.code(), StatusCode::kCommFailed);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("all_reduce(float32[2], sum) #1"),
+                                      HasSubstr("its timeout of 0.3 s on rank 0 (device 0)")));
+  EXPECT_EQ(status.detail().seq, 1u);
+  EXPECT_NEAR(status.detail().since_unix_s, world.clock.WallSeconds(), 30);
+  EXPECT_EQ(behind.Wait().code(), StatusCode::kCommFailed);
+  EXPECT_TRUE(world.log(0).WaitFor([](EventLog& log) { return log.stalls.size() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return world.at(0).IsQuiet(); }));
+  EXPECT_TRUE(WaitForAborts(1));
+}
+
+TEST_F(NcclFailure, Timeout_BeforeTheRanksAreConnected_EndsTheGroup) {
+  World& world = Start(2);
+  for (const int rank : {0, 1}) {  // One waits for the other, one for the unique id.
+    const auto side = world.Create(rank, world.Spec(rank == 0 ? "side" : "other side", rank));
+    Operation op = AllReduceOp(data_);
+    op.timeout = Millis(50);
+    const Status status = Pending::Of(*side, op).Wait();
+    EXPECT_EQ(status.code(), StatusCode::kCommFailed) << status.ToString();
+    EXPECT_THAT(status.message(), HasSubstr("its timeout of 0.05 s"));
+  }
+}
+
 TEST_F(NcclFailure, RanksInOperationsOfDifferentSizes_WaitForTheAbort) {
   World& world = Start(2);
   std::vector<float> longer = {1, 2, 3};
