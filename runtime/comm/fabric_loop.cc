@@ -14,8 +14,6 @@ namespace {
 // Ended groups that are remembered. One more forgets the oldest.
 constexpr std::size_t kMaxDeparted = 256;
 
-Status Closed() { return Status(StatusCode::kCancelled, "the session was closed on this rank"); }
-
 // Takes the same time wherever the two differ.
 bool SameSecret(const std::string& a, const std::string& b) {
   if (a.size() != b.size()) return false;
@@ -27,10 +25,9 @@ bool SameSecret(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-FabricLoop::FabricLoop(FileDescriptor listener, std::shared_ptr<Doorbell> doorbell,
-                       const Clock& clock, CommunicatorEvents& events, std::uint64_t seed,
-                       std::size_t shm_limit)
-    : doorbell_(std::move(doorbell)),
+FabricLoop::FabricLoop(FileDescriptor listener, FabricRequests& requests, const Clock& clock,
+                       CommunicatorEvents& events, std::uint64_t seed, std::size_t shm_limit)
+    : requests_(requests),
       clock_(clock),
       context_{.events = events,
                .clock = clock,
@@ -39,25 +36,6 @@ FabricLoop::FabricLoop(FileDescriptor listener, std::shared_ptr<Doorbell> doorbe
                .finished = {}},
       seed_(seed),
       switchboard_(std::move(listener), *this) {}
-
-bool FabricLoop::Create(std::shared_ptr<GroupPort> port) {
-  {
-    std::lock_guard lock(mutex_);
-    if (stop_requested_) return false;
-    created_.push_back(std::move(port));
-  }
-  doorbell_->Ring();
-  return true;
-}
-
-void FabricLoop::RequestStop(Deadline deadline) {
-  {
-    std::lock_guard lock(mutex_);
-    stop_requested_ = true;
-    requested_deadline_ = deadline;
-  }
-  doorbell_->Ring();
-}
 
 void FabricLoop::Run() {
   while (true) {
@@ -84,20 +62,16 @@ bool FabricLoop::Turn() {
 }
 
 void FabricLoop::TakeRequests() {
-  std::vector<std::shared_ptr<GroupPort>> created;
-  {
-    std::lock_guard lock(mutex_);
-    created = std::exchange(created_, {});
-    stopping_ = stop_requested_;
-    stop_by_ = requested_deadline_;
-  }
-  for (auto& port : created) AddGroup(std::move(port));
-  if (!created.empty()) switchboard_.Reroute();
+  FabricRequests::Asked asked = requests_.Take();
+  stopping_ = asked.stop;
+  stop_by_ = asked.stop_by;
+  for (auto& port : asked.created) AddGroup(std::move(port));
+  if (!asked.created.empty()) switchboard_.Reroute();
   if (!stopping_) return;
   for (const auto& group : groups_) {
     group->TakeMail();
-    group->Leave(Closed());
-    if (stop_by_.ExpiredAt(context_.now)) group->End(Closed());
+    group->Leave(SessionClosed());
+    if (stop_by_.ExpiredAt(context_.now)) group->End(SessionClosed());
   }
 }
 
@@ -112,7 +86,7 @@ void FabricLoop::AddGroup(std::shared_ptr<GroupPort> port) {
         context_.finished.push_back({.port = port, .done = std::move(op.done), .status = twice});
       return;
     }
-    same->End(Closed());
+    same->End(SessionClosed());
   }
   std::erase_if(departed_, [&](const Departed& old) {
     return old.name == spec.name && old.generation == spec.generation &&
@@ -185,7 +159,7 @@ Routing FabricLoop::Route(const Hello& hello, FileDescriptor& socket) {
 void FabricLoop::Wait(bool busy) {
   entries_.clear();
   watches_.clear();
-  entries_.push_back({.fd = doorbell_->wake().fd(), .events = POLLIN});
+  entries_.push_back({.fd = requests_.doorbell()->wake().fd(), .events = POLLIN});
   switchboard_.AddInterest(entries_);
   const std::size_t first_link = entries_.size();
   Instant next = stopping_ ? stop_by_.when() : kNever;
@@ -195,7 +169,7 @@ void FabricLoop::Wait(bool busy) {
   }
   PollUntil(entries_, clock_, Deadline::At(busy ? context_.now : next));
   context_.now = clock_.Now();
-  if (entries_.front().revents != 0) doorbell_->wake().Drain();
+  if (entries_.front().revents != 0) requests_.doorbell()->wake().Drain();
   for (std::size_t i = first_link; i < entries_.size(); ++i) {
     if (entries_[i].revents == 0) continue;
     const Watch& watch = watches_[i - first_link];

@@ -3,10 +3,10 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "runtime/comm/fabric.h"
 #include "runtime/comm/group.h"
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/switchboard.h"
@@ -14,19 +14,15 @@
 namespace resilient {
 
 // The body of the comm thread: one poll() over the listener, the incoming connections and the links
-// of all groups. Nothing in it blocks. Owner: CpuFabric. Thread: Create and RequestStop are
-// thread-safe, the rest runs on the comm thread.
-class FabricLoop final : private HelloRouter {
+// of all groups. Nothing in it blocks. Owner: the fabric. Thread: the comm thread. It ends when the
+// goodbyes of all groups have arrived.
+class FabricLoop final : public GroupLoop, private HelloRouter {
  public:
-  FabricLoop(FileDescriptor listener, std::shared_ptr<Doorbell> doorbell, const Clock& clock,
+  // `requests` outlives the loop.
+  FabricLoop(FileDescriptor listener, FabricRequests& requests, const Clock& clock,
              CommunicatorEvents& events, std::uint64_t seed, std::size_t shm_limit);
 
-  // False once RequestStop was called.
-  bool Create(std::shared_ptr<GroupPort> port);
-  // All groups leave; Run returns when their goodbyes have arrived, at the latest at `deadline`.
-  void RequestStop(Deadline deadline);
-
-  void Run();
+  void Run() override;
 
  private:
   // A group that ended here, for peers that ask for it later.
@@ -47,7 +43,7 @@ class FabricLoop final : private HelloRouter {
   CommGroup* Find(const std::string& name, std::uint64_t generation, std::uint64_t attempt);
 
   // Constant.
-  const std::shared_ptr<Doorbell> doorbell_;
+  FabricRequests& requests_;
   const Clock& clock_;
   // Comm thread.
   LoopContext context_;
@@ -61,11 +57,6 @@ class FabricLoop final : private HelloRouter {
   Deadline stop_by_ = Deadline::Never();
   std::vector<PollEntry> entries_;
   std::vector<Watch> watches_;
-  // Guarded by mutex_.
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<GroupPort>> created_;
-  bool stop_requested_ = false;
-  Deadline requested_deadline_ = Deadline::Never();
 };
 
 }  // namespace resilient

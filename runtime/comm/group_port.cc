@@ -115,12 +115,20 @@ Status ValidateOperation(Operation& op, int rank, int size) {
 }
 
 GroupPort::GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort,
-                     std::shared_ptr<Doorbell> doorbell, const Clock& clock, StepObserver observer)
+                     std::shared_ptr<Doorbell> doorbell, const Clock& clock, OperationCheck check,
+                     StepObserver observer)
     : spec_(std::move(spec)),
       abort_(std::move(abort)),
       doorbell_(std::move(doorbell)),
       clock_(clock),
+      check_(check),
       observer_(std::move(observer)) {}
+
+Status GroupPort::Check(Operation& op) const {
+  if (doorbell_->InChild()) return Forked();
+  RESILIENT_RETURN_IF_ERROR(ValidateOperation(op, spec_.rank, size()));
+  return check_ == nullptr ? Status::Ok() : check_(op);
+}
 
 SubmittedOp GroupPort::Stamp(Operation op, Completion done) const {
   SubmittedOp submitted{.op = std::move(op), .done = std::move(done), .timeouts = {}};
@@ -157,8 +165,7 @@ bool GroupPort::Queue(SubmittedOp op) {
 }
 
 Result<std::uint64_t> GroupPort::Submit(Operation op, Completion done) {
-  if (doorbell_->InChild()) return Forked();
-  RESILIENT_RETURN_IF_ERROR(ValidateOperation(op, spec_.rank, size()));
+  RESILIENT_RETURN_IF_ERROR(Check(op));
   SubmittedOp submitted = Stamp(std::move(op), std::move(done));
   std::unique_lock lock(mutex_);
   Result<std::uint64_t> seq = Admit(submitted.op);
@@ -172,8 +179,7 @@ Result<std::uint64_t> GroupPort::Submit(Operation op, Completion done) {
 
 Result<Communicator::Ran> GroupPort::Run(Operation op, Completion done,
                                          const Communicator::KeepWaiting& keep_waiting) {
-  if (doorbell_->InChild()) return Forked();
-  RESILIENT_RETURN_IF_ERROR(ValidateOperation(op, spec_.rank, size()));
+  RESILIENT_RETURN_IF_ERROR(Check(op));
   SubmittedOp submitted = Stamp(std::move(op), std::move(done));
   std::unique_lock lock(mutex_);
   const Result<std::uint64_t> seq = Admit(submitted.op);

@@ -34,6 +34,9 @@ class Doorbell {
   const WakeFd wake_;
 };
 
+// Not OK: this transport does not run `op`, which is valid. Null: it runs all.
+using OperationCheck = Status (*)(const Operation& op);
+
 struct SubmittedOp {
   Operation op;
   Completion done;
@@ -50,7 +53,7 @@ class GroupPort {
   static constexpr std::size_t kMaxOperations = 1u << 16;
 
   GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort, std::shared_ptr<Doorbell> doorbell,
-            const Clock& clock, StepObserver observer = nullptr);
+            const Clock& clock, OperationCheck check, StepObserver observer);
 
   const GroupSpec& spec() const { return spec_; }
   const Doorbell& doorbell() const { return *doorbell_; }
@@ -87,6 +90,7 @@ class GroupPort {
   }
 
  private:
+  Status Check(Operation& op) const;
   SubmittedOp Stamp(Operation op, Completion done) const;
   // All REQUIRE: mutex_.
   Status AbortCause() const;
@@ -99,6 +103,7 @@ class GroupPort {
   const std::shared_ptr<AbortCell> abort_;  // May be null.
   const std::shared_ptr<Doorbell> doorbell_;
   const Clock& clock_;
+  const OperationCheck check_;
   const StepObserver observer_;
   // Self-synchronised.
   std::atomic<std::size_t> outstanding_{0};

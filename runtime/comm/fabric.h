@@ -1,0 +1,64 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <resilient/communicator.h>
+
+#include "runtime/comm/group_port.h"
+#include "runtime/comm/step_observer.h"
+
+namespace resilient {
+
+// What a fabric asks of its thread. Owner: the fabric. Thread: thread-safe.
+class FabricRequests {
+ public:
+  // False once Stop was called.
+  bool Create(std::shared_ptr<GroupPort> port);
+  void Stop(Deadline deadline);
+
+  struct Asked {
+    std::vector<std::shared_ptr<GroupPort>> created;  // Since the last call.
+    bool stop = false;                     // All groups leave; the thread ends when they have.
+    Deadline stop_by = Deadline::Never();  // At the latest then.
+  };
+  Asked Take();
+
+  const std::shared_ptr<Doorbell>& doorbell() const { return doorbell_; }
+
+ private:
+  const std::shared_ptr<Doorbell> doorbell_ = std::make_shared<Doorbell>();
+  // Guarded by mutex_.
+  std::mutex mutex_;
+  Asked asked_;
+};
+
+// Moves all groups of a fabric, on its thread. Owner: the fabric. Thread: the fabric's.
+class GroupLoop {
+ public:
+  virtual ~GroupLoop() = default;
+  // Until FabricRequests says to stop.
+  virtual void Run() = 0;
+};
+
+// What tells one transport from another. Thread: value type.
+struct FabricParts {
+  std::string endpoint;
+  std::string thread_name;
+  std::unique_ptr<FabricRequests> requests;
+  std::unique_ptr<GroupLoop> loop;  // Reads `requests`.
+  OperationCheck check;
+  StepObserver observer;
+};
+
+// A thread on which the loop moves its groups, and for each group what a caller holds of it: the
+// part that all transports share. Close gives what is left a second when nobody has called it.
+std::unique_ptr<CommunicatorFactory> MakeFabric(FabricParts parts, const Clock& clock);
+
+// What operations of a session that was closed complete with.
+Status SessionClosed();
+
+}  // namespace resilient
