@@ -74,8 +74,8 @@ class Fabric final : public CommunicatorFactory {
   std::shared_ptr<Communicator> Create(GroupSpec spec, std::shared_ptr<AbortCell> abort) override {
     RESILIENT_CHECK(spec.rank >= 0 && spec.rank < static_cast<int>(spec.members.size()));
     const bool fits = spec.name.size() <= kMaxGroupName && spec.secret.size() <= kMaxSecret;
-    auto port = std::make_shared<GroupPort>(std::move(spec), abort, requests_->doorbell(), clock_,
-                                            check_, observer_);
+    auto port = std::make_shared<GroupPort>(std::move(spec), abort, requests_->doorbell(),
+                                            requests_->held(), clock_, check_, observer_);
     auto communicator = std::make_shared<PortCommunicator>(port);
     if (InChild()) return communicator;  // Its operations are refused.
     if (!fits) {
@@ -92,6 +92,8 @@ class Fabric final : public CommunicatorFactory {
     }
     return communicator;
   }
+
+  void Hold(Instant until) override { requests_->held()->Set(until); }
 
   void Close(Deadline deadline) override {
     if (InChild() || !thread_.Joinable()) return;

@@ -28,9 +28,11 @@ class FabricRequests {
   Asked Take();
 
   const std::shared_ptr<Doorbell>& doorbell() const { return doorbell_; }
+  const std::shared_ptr<HoldCell>& held() const { return held_; }
 
  private:
   const std::shared_ptr<Doorbell> doorbell_ = std::make_shared<Doorbell>();
+  const std::shared_ptr<HoldCell> held_ = std::make_shared<HoldCell>();
   // Guarded by mutex_.
   std::mutex mutex_;
   Asked asked_;

@@ -101,6 +101,7 @@ class CommGroup final : private LinkListener,
   void Finish(SubmittedOp op, const Status& status) override;
   void OnSendRecvMismatch(const Status& mismatch) override;
   Instant Now() const override { return context_.now; }
+  Instant HeldUntil() const override { return port_->held_until(); }
 
   Peer& PeerAt(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   template <typename Do>

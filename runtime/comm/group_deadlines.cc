@@ -38,9 +38,9 @@ Instant CommGroup::NextDeadline() const {
   if (state_ != State::kLive) return kNever;
   Instant next = point_to_point_.NextCheck();
   if (current_ != nullptr) {
-    next = std::min(next, current_op_.timeouts.NextCheck(context_.now));
+    next = std::min(next, current_op_.timeouts.NextCheck(context_.now, port_->held_until()));
   } else if (!pending_.empty()) {
-    next = std::min(next, pending_.front().timeouts.NextCheck(context_.now));
+    next = std::min(next, pending_.front().timeouts.NextCheck(context_.now, port_->held_until()));
   }
   return next;
 }
@@ -53,12 +53,12 @@ void CommGroup::CheckDeadlines() {
   SubmittedOp* first = pending_.empty() ? nullptr : &pending_.front();
   if (current_ != nullptr) first = current_->Done() ? nullptr : &current_op_;
   if (first != nullptr) {
-    const Verdict verdict = first->timeouts.Check(context_.now);
+    const Verdict verdict = first->timeouts.Check(context_.now, port_->held_until());
     if (verdict != Verdict::kInTime) return FailCommunicator(LateCollective(*first, verdict));
   }
   SubmittedOp* late = point_to_point_.FindLate();
   if (late == nullptr) return;
-  const Verdict verdict = late->timeouts.Check(context_.now);
+  const Verdict verdict = late->timeouts.Check(context_.now, port_->held_until());
   LateOp what = LateSince(*late, verdict, context_.now, context_.clock);
   if (late->op.peer != kAnyPeer) {
     (verdict == Verdict::kStalled ? what.awaited : what.missing).push_back(late->op.peer);

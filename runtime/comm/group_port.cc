@@ -115,11 +115,12 @@ Status ValidateOperation(Operation& op, int rank, int size) {
 }
 
 GroupPort::GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort,
-                     std::shared_ptr<Doorbell> doorbell, const Clock& clock, OperationCheck check,
-                     StepObserver observer)
+                     std::shared_ptr<Doorbell> doorbell, std::shared_ptr<const HoldCell> held,
+                     const Clock& clock, OperationCheck check, StepObserver observer)
     : spec_(std::move(spec)),
       abort_(std::move(abort)),
       doorbell_(std::move(doorbell)),
+      held_(std::move(held)),
       clock_(clock),
       check_(check),
       observer_(std::move(observer)) {}

@@ -34,6 +34,17 @@ class Doorbell {
   const WakeFd wake_;
 };
 
+// Until when some rank is held: announced to stand still. Owner: shared by the fabric and its
+// ports. Thread: thread-safe.
+class HoldCell {
+ public:
+  void Set(Instant until) { until_.store(until, std::memory_order_relaxed); }
+  Instant Get() const { return until_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<Instant> until_ = Instant::min();
+};
+
 // Not OK: this transport does not run `op`, which is valid. Null: it runs all.
 using OperationCheck = Status (*)(const Operation& op);
 
@@ -53,10 +64,12 @@ class GroupPort {
   static constexpr std::size_t kMaxOperations = 1u << 16;
 
   GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort, std::shared_ptr<Doorbell> doorbell,
-            const Clock& clock, OperationCheck check, StepObserver observer);
+            std::shared_ptr<const HoldCell> held, const Clock& clock, OperationCheck check,
+            StepObserver observer);
 
   const GroupSpec& spec() const { return spec_; }
   const Doorbell& doorbell() const { return *doorbell_; }
+  Instant held_until() const { return held_->Get(); }
   int size() const { return static_cast<int>(spec_.members.size()); }
 
   // Callers.
@@ -102,6 +115,7 @@ class GroupPort {
   const GroupSpec spec_;
   const std::shared_ptr<AbortCell> abort_;  // May be null.
   const std::shared_ptr<Doorbell> doorbell_;
+  const std::shared_ptr<const HoldCell> held_;
   const Clock& clock_;
   const OperationCheck check_;
   const StepObserver observer_;

@@ -170,8 +170,8 @@ void NcclGroup::CheckDeadline() {
   SubmittedOp* first = pending_.empty() ? nullptr : &pending_.front();
   if (!launched_.empty()) first = &launched_.front().op;
   if (state_ > State::kReady || first == nullptr) return;
-  const OpTimeouts::Verdict verdict = first->timeouts.Check(context_.now);
-  next_deadline_check_ = first->timeouts.NextCheck(context_.now);
+  const OpTimeouts::Verdict verdict = first->timeouts.Check(context_.now, port_->held_until());
+  next_deadline_check_ = first->timeouts.NextCheck(context_.now, port_->held_until());
   if (verdict == OpTimeouts::Verdict::kInTime) return;
   FailureDetail detail = Detail();
   detail.seq = first->seq;

@@ -23,19 +23,21 @@ void OpTimeouts::OnMoved(Instant now) {
   if (still_since_ != kNever) still_since_ = now;
 }
 
-OpTimeouts::Verdict OpTimeouts::Check(Instant now) {
+OpTimeouts::Verdict OpTimeouts::Check(Instant now, Instant held_until) {
   if (timeout_.ExpiredAt(now)) return Verdict::kTimedOut;
-  if (stall_ == Duration::zero() || still_since_ == kNever) return Verdict::kInTime;
-  const Deadline deadline = Deadline::After(still_since_, stall_);
+  const bool still = still_since_ != kNever && now >= held_until;
+  if (stall_ == Duration::zero() || !still) return Verdict::kInTime;
+  const Deadline deadline = Deadline::After(std::max(still_since_, held_until), stall_);
   if (!deadline.ExpiredAt(now)) return Verdict::kInTime;
   if (now - deadline.when() < kUnwatched) return Verdict::kStalled;
   still_since_ = now;
   return Verdict::kInTime;
 }
 
-Instant OpTimeouts::NextCheck(Instant now) const {
+Instant OpTimeouts::NextCheck(Instant now, Instant held_until) const {
   if (stall_ == Duration::zero()) return timeout_.when();
-  const Instant from = still_since_ == kNever ? now : still_since_;
+  const bool still = still_since_ != kNever && now >= held_until;
+  const Instant from = still ? std::max(still_since_, held_until) : now;
   return std::min(timeout_, Deadline::After(from, stall_)).when();
 }
 

@@ -25,10 +25,11 @@ class OpTimeouts {
     kStalled    // All have entered it, and nothing moves.
   };
   // A process that was itself stopped or suspended in the meantime, which shows in a check that
-  // comes far too late, cannot tell who stood still: it counts anew.
-  Verdict Check(Instant now);
+  // comes far too late, cannot tell who stood still: it counts anew. Until `held_until` nothing is
+  // a standstill, and it counts from then.
+  Verdict Check(Instant now, Instant held_until);
   // The verdict stays kInTime until then, whatever happens: check then, or earlier.
-  Instant NextCheck(Instant now) const;
+  Instant NextCheck(Instant now, Instant held_until) const;
   // When began what `verdict` is about.
   Instant Since(Verdict verdict) const;
 

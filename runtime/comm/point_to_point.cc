@@ -13,7 +13,7 @@ PointToPoint::PointToPoint(const GroupSpec& spec, PointToPointHost& host)
     : spec_(spec), host_(host), peers_(spec.members.size()) {}
 
 void PointToPoint::Submit(SubmittedOp op) {
-  next_check_ = std::min(next_check_, op.timeouts.NextCheck(host_.Now()));
+  next_check_ = std::min(next_check_, op.timeouts.NextCheck(host_.Now(), host_.HeldUntil()));
   if (op.op.kind == OpKind::kSend) return SubmitSend(std::move(op));
   if (op.op.peer == kAnyPeer) return SubmitRecvFromAny(std::move(op));
   SubmitRecv(std::move(op));
@@ -256,11 +256,12 @@ void PointToPoint::OnMoved(int peer) {
 SubmittedOp* PointToPoint::FindLate() {
   const Instant now = host_.Now();
   if (now < next_check_) return nullptr;
+  const Instant held_until = host_.HeldUntil();
   next_check_ = kNever;
   SubmittedOp* late = nullptr;
   const auto check = [&](SubmittedOp& op) {
-    if (op.timeouts.Check(now) != OpTimeouts::Verdict::kInTime) late = &op;
-    next_check_ = std::min(next_check_, op.timeouts.NextCheck(now));
+    if (op.timeouts.Check(now, held_until) != OpTimeouts::Verdict::kInTime) late = &op;
+    next_check_ = std::min(next_check_, op.timeouts.NextCheck(now, held_until));
   };
   for (Peer& peer : peers_) {
     for (Queue* queue : {&peer.unsent, &peer.sending, &peer.recvs})

@@ -20,7 +20,8 @@ class PointToPointHost {
   virtual void Finish(SubmittedOp op, const Status& status) = 0;
   // A send and its recv do not agree: the whole communicator fails.
   virtual void OnSendRecvMismatch(const Status& mismatch) = 0;
-  virtual Instant Now() const = 0;  // Of this turn.
+  virtual Instant Now() const = 0;        // Of this turn.
+  virtual Instant HeldUntil() const = 0;  // Until when some rank may stand still.
 };
 
 // The sends and recvs of one rank: matching by (peer, tag) in order of submission. A message goes

@@ -176,7 +176,7 @@ std::optional<Status> ShmLane::Wait(Running& running, const Communicator::KeepWa
 Status ShmLane::CheckTime(Running& running, Instant now) const {
   SubmittedOp& op = running.op;
   if (running.collective->all_entered()) op.timeouts.OnAllEntered(now);
-  const OpTimeouts::Verdict verdict = op.timeouts.Check(now);
+  const OpTimeouts::Verdict verdict = op.timeouts.Check(now, port_.held_until());
   if (verdict == OpTimeouts::Verdict::kInTime) return Status::Ok();
   LateOp late = LateSince(op, verdict, now, clock_);
   for (int peer = 0; peer < port_.size(); ++peer) {

@@ -80,6 +80,7 @@ class SessionImpl final : public Session,
   void OnFence(const Fence& fence) override;
   void OnJoinRefused(const Status& why) override;
   void OnSessionLost(const Status& why) override;
+  void OnHeld(Instant until) override { factory_->Hold(until); }
 
   // CommunicatorEvents, on a communicator thread.
   void OnConnected(const std::string& group, std::uint64_t generation) override;

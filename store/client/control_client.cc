@@ -199,7 +199,12 @@ void ControlClient::Handle(const Event& event) {
                  [this](const SessionLostEvent& lost) { LoseSession(lost.why); },
                  [](const HeartbeatAckEvent&) {},
                  [this](const PingEvent&) { Beat(last_tick_); },
-                 [this](const HeldEvent& event) { TellHeld(event); },
+                 [this](const HeldEvent& event) {
+                   TellHeld(event);
+                   const auto left = Millis(static_cast<std::int64_t>(
+                       std::min<std::uint64_t>(event.job_for_ms, kHoldMax / Millis(1))));
+                   events_->OnHeld(clock_.Now() + left);
+                 },
                  [this](const DrainingEvent& event) {
                    RESILIENT_LOG(kWarn, "the store of job ", job_, " ends: ", event.reason,
                                  "; this process goes on when it is back");

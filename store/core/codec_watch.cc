@@ -82,6 +82,7 @@ void PutEvent(const HeldEvent& event, pb::Event* out) {
   message->set_held(event.held);
   message->set_for_ms(event.for_ms);
   message->set_reason(Utf8(event.reason));
+  message->set_job_for_ms(event.job_for_ms);
 }
 
 void PutEvent(const DrainingEvent& event, pb::Event* out) {
@@ -91,7 +92,8 @@ void PutEvent(const DrainingEvent& event, pb::Event* out) {
 Event ToNotice(const pb::Event& message) {
   if (message.has_draining()) return DrainingEvent{message.draining().reason()};
   const pb::HeldEvent& held = message.held();
-  return HeldEvent{held.rank(), held.host(), held.pid(), held.held(), held.for_ms(), held.reason()};
+  return HeldEvent{held.rank(),   held.host(),   held.pid(),       held.held(),
+                   held.for_ms(), held.reason(), held.job_for_ms()};
 }
 
 void PutKeyEvents(const Reply& reply, pb::Reply* out) {

@@ -192,7 +192,7 @@ class Membership {
                 MembershipEffects& effects);
   void EndDueHolds(Moment moment, MembershipEffects& effects);
   void TellHolds(const std::vector<Participant*>& which, HeldEvent event, const std::string& text,
-                 MembershipEffects& effects);
+                 Moment moment, MembershipEffects& effects);
   Status LossOf(const Participant& who, const std::string& how, Moment moment) const;
 
   // What a row is to be written of: membership_rows.cc.

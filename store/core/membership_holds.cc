@@ -53,7 +53,7 @@ Result<std::int64_t> Membership::Hold(const HoldOp& op, Moment moment, Membershi
   event.reason = Cut(op.reason);
   const std::string text =
       "for at most " + Seconds(matching.front()->hold->limit) + " s" + Behind(event.reason);
-  TellHolds(matching, std::move(event), "HELD " + text, effects);
+  TellHolds(matching, std::move(event), "HELD " + text, moment, effects);
   return static_cast<std::int64_t>(matching.size());
 }
 
@@ -83,7 +83,7 @@ void Membership::EndHolds(const std::vector<Participant*>& held, const std::stri
   }
   HeldEvent event;
   event.reason = why;
-  TellHolds(held, std::move(event), "no longer held" + Behind(why), effects);
+  TellHolds(held, std::move(event), "no longer held" + Behind(why), moment, effects);
 }
 
 void Membership::EndDueHolds(Moment moment, MembershipEffects& effects) {
@@ -97,7 +97,7 @@ void Membership::EndDueHolds(Moment moment, MembershipEffects& effects) {
 
 // Each member hears of it once, however many are meant.
 void Membership::TellHolds(const std::vector<Participant*>& which, HeldEvent event,
-                           const std::string& text, MembershipEffects& effects) {
+                           const std::string& text, Moment moment, MembershipEffects& effects) {
   const std::string_view name = event.held ? "hold" : "hold_end";
   if (which.size() == 1) {
     event.rank = which.front()->request.rank;
@@ -113,6 +113,11 @@ void Membership::TellHolds(const std::vector<Participant*>& which, HeldEvent eve
                                     {{"job", job_}, {"members", std::to_string(which.size())}},
                                     std::to_string(which.size()) + " members are " + text});
   }
+  Duration left{};
+  for (const auto& [session, who] : participants_) {
+    if (who.hold) left = std::max(left, who.held_until - moment.now);
+  }
+  event.job_for_ms = static_cast<std::uint64_t>(std::chrono::ceil<Millis>(left).count());
   for (const auto& [session, who] : participants_) {
     if (who.Active()) effects.Tell(session, event);
   }

@@ -225,6 +225,7 @@ struct HeldEvent {
   bool held = false;
   std::uint64_t for_ms = 0;  // At most so long.
   std::string reason;
+  std::uint64_t job_for_ms = 0;  // How long at most some member of the job is held; 0: none is.
 };
 struct DrainingEvent {
   std::string reason;

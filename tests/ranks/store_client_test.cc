@@ -293,6 +293,7 @@ class EventLog final : public RendezvousEvents {
   void OnSessionLost(const Status& why) override {
     Note("lost " + std::string(CodeName(why.code())));
   }
+  void OnHeld(Instant) override { Note("held"); }
   // Until `text` was noted; each note is found once, in order.
   bool Await(const std::string& text) {
     std::unique_lock lock(mutex_);

@@ -158,6 +158,7 @@ class IgnoredEvents final : public RendezvousEvents {
   void OnFence(const Fence&) override {}
   void OnJoinRefused(const Status&) override {}
   void OnSessionLost(const Status&) override {}
+  void OnHeld(Instant) override {}
 };
 
 // A Hello of a new session of this process.

@@ -50,6 +50,7 @@ class Listener final : public RendezvousEvents {
   }
   void OnJoinRefused(const Status& why) override { Say("event refused " + why.ToString()); }
   void OnSessionLost(const Status& why) override { Say("event lost " + why.ToString()); }
+  void OnHeld(Instant) override {}  // The log has it.
 
  private:
   Rendezvous& rendezvous_;

@@ -122,6 +122,11 @@ class CommunicatorFactory {
   virtual std::shared_ptr<Communicator> Create(GroupSpec spec,
                                                std::shared_ptr<AbortCell> abort) = 0;
 
+  // A rank may stand still until then, announced: what does not move meanwhile is no standstill
+  // (Operation::stall), and counts from then. Replaces an earlier one; a time that has come ends
+  // it.
+  virtual void Hold(Instant until) = 0;
+
   // Aborts what is left with kCancelled, joins the threads. Within ~1 s, bounded by `deadline`.
   virtual void Close(Deadline deadline) = 0;
 };

@@ -72,6 +72,9 @@ class RendezvousEvents {
   virtual void OnJoinRefused(const Status& why) = 0;  // Duplicate, world size, timeout, lost seat.
   virtual void OnSessionLost(
       const Status& why) = 0;  // kStaleGeneration or kStoreLost: this process is out.
+  // Some member of the job has been announced to be silent, until then at the latest; replaces what
+  // was told before. A time that has come: nobody is any more.
+  virtual void OnHeld(Instant until) = 0;
 };
 
 // A session's line to the membership service: lease, join, ready, reports. runtime/ owns this

@@ -28,6 +28,8 @@ using Verdict = OpTimeouts::Verdict;
 constexpr Duration kSecond = std::chrono::seconds(1);
 constexpr std::size_t kLarge = 2u << 20;  // Elements; far more than buffers and windows hold.
 
+constexpr Instant kNobodyHeld = Instant::min();
+
 Instant At(int seconds) { return Instant(seconds * kSecond); }
 
 Operation Bounded(Operation op, Duration timeout, Duration stall) {
@@ -39,55 +41,72 @@ Operation Bounded(Operation op, Duration timeout, Duration stall) {
 TEST(OpTimeouts, WithoutBounds_IsAlwaysInTime) {
   OpTimeouts timeouts(Operation{}, At(1));
   timeouts.OnAllEntered(At(2));
-  EXPECT_EQ(timeouts.Check(At(1 << 30)), Verdict::kInTime);
-  EXPECT_EQ(timeouts.NextCheck(At(3)), kNever);
+  EXPECT_EQ(timeouts.Check(At(1 << 30), kNobodyHeld), Verdict::kInTime);
+  EXPECT_EQ(timeouts.NextCheck(At(3), kNobodyHeld), kNever);
 }
 
 TEST(OpTimeouts, Timeout_CountsFromSubmissionWhateverMoves) {
   OpTimeouts timeouts(Bounded({}, 5 * kSecond, {}), At(10));
-  EXPECT_EQ(timeouts.NextCheck(At(10)), At(15));
+  EXPECT_EQ(timeouts.NextCheck(At(10), kNobodyHeld), At(15));
   timeouts.OnAllEntered(At(14));
   timeouts.OnMoved(At(14));
-  EXPECT_EQ(timeouts.Check(At(15) - Duration(1)), Verdict::kInTime);
-  EXPECT_EQ(timeouts.Check(At(15)), Verdict::kTimedOut);
+  EXPECT_EQ(timeouts.Check(At(15) - Duration(1), kNobodyHeld), Verdict::kInTime);
+  EXPECT_EQ(timeouts.Check(At(15), kNobodyHeld), Verdict::kTimedOut);
   EXPECT_EQ(timeouts.Since(Verdict::kTimedOut), At(10));
 }
 
 TEST(OpTimeouts, Stall_CountsFromWhenAllHaveEnteredAndAnewWhenSomethingMoves) {
   OpTimeouts timeouts(Bounded({}, {}, 5 * kSecond), At(10));
   timeouts.OnMoved(At(11));
-  EXPECT_EQ(timeouts.Check(At(1000)), Verdict::kInTime) << "a rank is late";
-  EXPECT_EQ(timeouts.NextCheck(At(1000)), At(1005));
+  EXPECT_EQ(timeouts.Check(At(1000), kNobodyHeld), Verdict::kInTime) << "a rank is late";
+  EXPECT_EQ(timeouts.NextCheck(At(1000), kNobodyHeld), At(1005));
   timeouts.OnAllEntered(At(1000));
   timeouts.OnAllEntered(At(1004));
-  EXPECT_EQ(timeouts.NextCheck(At(1001)), At(1005));
+  EXPECT_EQ(timeouts.NextCheck(At(1001), kNobodyHeld), At(1005));
   timeouts.OnMoved(At(1003));
-  EXPECT_EQ(timeouts.Check(At(1008) - Duration(1)), Verdict::kInTime);
-  EXPECT_EQ(timeouts.Check(At(1008)), Verdict::kStalled);
+  EXPECT_EQ(timeouts.Check(At(1008) - Duration(1), kNobodyHeld), Verdict::kInTime);
+  EXPECT_EQ(timeouts.Check(At(1008), kNobodyHeld), Verdict::kStalled);
   EXPECT_EQ(timeouts.Since(Verdict::kStalled), At(1003));
 }
 
 TEST(OpTimeouts, Stall_AfterAStopOfThisProcess_CountsAnew) {
   OpTimeouts timeouts(Bounded({}, {}, 5 * kSecond), At(10));
   timeouts.OnAllEntered(At(10));
-  EXPECT_EQ(timeouts.Check(At(100)), Verdict::kInTime);
-  EXPECT_EQ(timeouts.NextCheck(At(100)), At(105));
-  EXPECT_EQ(timeouts.Check(At(105)), Verdict::kStalled);
+  EXPECT_EQ(timeouts.Check(At(100), kNobodyHeld), Verdict::kInTime);
+  EXPECT_EQ(timeouts.NextCheck(At(100), kNobodyHeld), At(105));
+  EXPECT_EQ(timeouts.Check(At(105), kNobodyHeld), Verdict::kStalled);
+}
+
+TEST(OpTimeouts, Stall_WhileSomebodyIsHeld_CountsFromTheEndOfTheHold) {
+  OpTimeouts timeouts(Bounded({}, {}, 5 * kSecond), At(10));
+  timeouts.OnAllEntered(At(10));
+  EXPECT_EQ(timeouts.Check(At(30), At(100)), Verdict::kInTime);
+  EXPECT_EQ(timeouts.NextCheck(At(30), At(100)), At(35)) << "the hold may end at any time";
+  EXPECT_EQ(timeouts.Check(At(44), At(40)), Verdict::kInTime) << "released at 40";
+  EXPECT_EQ(timeouts.NextCheck(At(44), At(40)), At(45));
+  EXPECT_EQ(timeouts.Check(At(45), At(40)), Verdict::kStalled);
+  EXPECT_EQ(timeouts.Since(Verdict::kStalled), At(10));
+}
+
+TEST(OpTimeouts, Timeout_CountsThroughAHold) {
+  OpTimeouts timeouts(Bounded({}, 5 * kSecond, {}), At(10));
+  EXPECT_EQ(timeouts.NextCheck(At(10), At(100)), At(15));
+  EXPECT_EQ(timeouts.Check(At(15), At(100)), Verdict::kTimedOut);
 }
 
 TEST(OpTimeouts, BothBounds_TheEarlierOneCounts) {
   OpTimeouts timeouts(Bounded({}, 10 * kSecond, 5 * kSecond), At(0));
   timeouts.OnAllEntered(At(3));
-  EXPECT_EQ(timeouts.NextCheck(At(3)), At(8));
+  EXPECT_EQ(timeouts.NextCheck(At(3), kNobodyHeld), At(8));
   timeouts.OnMoved(At(7));
-  EXPECT_EQ(timeouts.NextCheck(At(7)), At(10));
-  EXPECT_EQ(timeouts.Check(At(12)), Verdict::kTimedOut);
+  EXPECT_EQ(timeouts.NextCheck(At(7), kNobodyHeld), At(10));
+  EXPECT_EQ(timeouts.Check(At(12), kNobodyHeld), Verdict::kTimedOut);
 }
 
 TEST(OpTimeouts, HugeBounds_AreNever) {
   OpTimeouts timeouts(Bounded({}, Duration::max(), Duration::max()), At(10));
   timeouts.OnAllEntered(At(10));
-  EXPECT_EQ(timeouts.Check(At(1 << 30)), Verdict::kInTime);
+  EXPECT_EQ(timeouts.Check(At(1 << 30), kNobodyHeld), Verdict::kInTime);
 }
 
 TEST(CpuFabric, Interfaces_SayWhereItListens) {
@@ -250,6 +269,13 @@ TEST_P(Deadlines, Stall_RecvThatIsLate_IsWaitedFor) {
   EXPECT_EQ(got, sent);
 }
 
+// From now on some rank is held, for `time`; until what is returned.
+Instant HoldAll(World& world, Duration time) {
+  const Instant until = world.clock.Now() + time;
+  for (const auto& fabric : world.fabrics) fabric->Hold(until);
+  return until;
+}
+
 // A rank of which there is nothing but the bytes that the test sends.
 class FakeRank {
  public:
@@ -319,7 +345,7 @@ TEST_P(Deadlines, Stall_RankThatStandsStillInACollective_FailsAll) {
   FakeRank fake(*world, spec, 2, Lane::kCollective);
   std::vector<Data> data(2, Data(100));
   std::vector<Pending> pending;
-  const Instant start = world->clock.Now();
+  const Instant start = HoldAll(*world, Millis(700));
   for (std::size_t rank = 0; rank < 2; ++rank)
     pending.push_back(Pending::Of(*group[rank], Bounded(AllReduceOp(data[rank]), {}, Millis(300))));
   fake.EnterAndStand(AllReduceOp(data[0]), 1, 400, 100);
@@ -348,6 +374,7 @@ TEST_P(Deadlines, Stall_SenderThatStandsStill_FailsTheRecv) {
       recv = Pending::Of(*group, Bounded(RecvOp(data, 1, 0), {}, Millis(300)));
     };
     Operation op = SendOp(data, 0, 0);
+    const Instant start = HoldAll(*world, Millis(700));
     if (recv_first) submit();
     FakeRank fake(*world, spec, 1, Lane::kPointToPoint);
     fake.EnterAndStand(op, 1, 400, 100);
@@ -355,6 +382,7 @@ TEST_P(Deadlines, Stall_SenderThatStandsStill_FailsTheRecv) {
     const Status status = recv->Wait();
     EXPECT_EQ(status.code(), StatusCode::kCommStalled) << status.ToString();
     EXPECT_THAT(status.message(), HasSubstr("rank 1 (fake, pid 66)"));
+    EXPECT_GE(world->clock.Now() - start, Millis(300)) << "it was held";
   }
 }
 
@@ -376,9 +404,11 @@ TEST_P(Deadlines, Stall_CallerThatStandsStillInSharedMemory_FailsAll) {
         });
   });
   ASSERT_EQ(entered.get_future().wait_for(kBound), std::future_status::ready);
+  const Instant start = HoldAll(*world, Millis(700));
   const Status status =
       Pending::Of(world->at(0), Bounded(AllReduceOp(data[0]), {}, Millis(300))).Wait();
   EXPECT_EQ(status.code(), StatusCode::kCommStalled) << status.ToString();
+  EXPECT_GE(world->clock.Now() - start, Millis(300)) << "it was held";
   EXPECT_THAT(status.message(), HasSubstr("rank 1 (node1, pid 1001)"));
   EXPECT_TRUE(world->log(1).WaitFor([](EventLog& log) { return log.stalls.size() == 1; }));
   go_on.set_value();

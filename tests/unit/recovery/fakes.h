@@ -215,6 +215,9 @@ class FakeRendezvous final : public Rendezvous {
   void SayRefused(Status why) {
     control_.Post([this, why] { events_->OnJoinRefused(why); });
   }
+  void SayHeld(Instant until) {
+    control_.Post([this, until] { events_->OnHeld(until); });
+  }
   void SayLost(Status why) {
     control_.Post([this, why] { events_->OnSessionLost(why); });
   }
@@ -364,6 +367,14 @@ class FakeFactory final : public CommunicatorFactory {
     record_->Note([](Record&) {});
     return communicator;
   }
+  void Hold(Instant until) override {
+    std::lock_guard lock(mutex_);
+    held_until_ = until;
+  }
+  Instant held_until() const {
+    std::lock_guard lock(mutex_);
+    return held_until_;
+  }
   void Close(Deadline) override {
     {
       std::lock_guard lock(mutex_);
@@ -414,6 +425,7 @@ class FakeFactory final : public CommunicatorFactory {
   mutable std::mutex mutex_;
   // Guarded by mutex_:
   Script script_;
+  Instant held_until_ = Instant::min();
   bool closed_ = false;
   std::vector<std::shared_ptr<FakeCommunicator>> created_;
   TaskThread comm_;

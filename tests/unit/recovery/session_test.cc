@@ -331,6 +331,14 @@ TEST_F(SessionTest, Close_WakesWhoWaitsInRebuild) {
   EXPECT_THAT(status.message(), HasSubstr("the session is closed"));
 }
 
+TEST_F(SessionTest, Hold_ReachesTheCommunicators) {
+  Boot();
+  const Instant until = clock_.Now() + std::chrono::minutes(30);
+  rendezvous_->SayHeld(until);
+  rendezvous_->Settle();
+  EXPECT_EQ(factory_->held_until(), until);
+}
+
 TEST_F(SessionTest, Close_BeforeInit_IsFine) {
   Open();
   session_->Close();

@@ -298,7 +298,7 @@ std::vector<ServerMessage> AllServerMessages() {
           Event(SessionLostEvent{SomeFailure()}),
           Event(HeartbeatAckEvent{8}),
           Event(PingEvent{9}),
-          Event(HeldEvent{2, "h", 7, true, 1500, "why"}),
+          Event(HeldEvent{2, "h", 7, true, 1500, "why", 2000}),
           Event(DrainingEvent{"why"})};
 }
 

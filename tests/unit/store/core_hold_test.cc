@@ -86,6 +86,18 @@ TEST_F(Holds, HeldMemberThatIsDead_IsLostAtOnce) {
   EXPECT_EQ(Release({1, ""}).status.code(), StatusCode::kNotFound);
 }
 
+TEST_F(Holds, Everybody_IsToldHowLongAnyoneIsHeld) {
+  const std::vector<ConnectionId> control = Run(3, kWait);
+  Hold({1, "", 20000, ""});
+  EXPECT_EQ(Take<HeldEvent>(control[0])->job_for_ms, 20000u);
+  Hold({2, "", 5000, ""});
+  EXPECT_EQ(Take<HeldEvent>(control[0])->job_for_ms, 20000u);
+  Release({1, ""});
+  EXPECT_EQ(Take<HeldEvent>(control[0])->job_for_ms, 5000u);
+  Release({});
+  EXPECT_EQ(Take<HeldEvent>(control[0])->job_for_ms, 0u);
+}
+
 TEST_F(Holds, AHost_AndAllItsSessionsAreHeld) {
   const std::vector<ConnectionId> control = Run(3, kWait);
   // A second session of the process of rank 1, in another world.

@@ -42,6 +42,9 @@ class EventLog final : public RendezvousEvents {
   void OnSessionLost(const Status& why) override {
     Note("lost " + std::string(CodeName(why.code())));
   }
+  void OnHeld(Instant until) override {
+    Note(until > SystemClock().Now() + std::chrono::seconds(30) ? "held" : "not held");
+  }
 
   void Note(std::string text) {
     std::lock_guard lock(mutex_);
@@ -162,6 +165,16 @@ TEST_F(ControlClientTest, Events_ArriveInOrderWithTasksBetween) {
                                             "refused WORLD_SIZE", "task"));
   CloseOrderly(*rendezvous);
   EXPECT_FALSE(rendezvous->Post([] {}));
+}
+
+// By what is said of the job: another member may still be held when one is so no longer.
+TEST_F(ControlClientTest, Holds_AreToldUntilNobodyIsHeld) {
+  auto rendezvous = Started(TestWelcome());
+  line_->SendEvent(HeldEvent{.rank = 1, .held = true, .for_ms = 60'000, .job_for_ms = 60'000});
+  line_->SendEvent(HeldEvent{.rank = 2, .held = false, .job_for_ms = 50'000});
+  line_->SendEvent(HeldEvent{.rank = 1, .held = false});
+  EXPECT_THAT(events_.Await(3), ElementsAre("held", "held", "not held"));
+  CloseOrderly(*rendezvous);
 }
 
 TEST_F(ControlClientTest, MessagesBeforeTheConnection_AreSentInOrder) {
