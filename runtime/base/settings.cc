@@ -71,6 +71,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_ALLOW_SHARED_GPU", Form::kSwitch, Effect::kNone},
     Known{"RESILIENT_SOCKET_IFNAME", Form::kText},
     Known{"RESILIENT_SHM_LIMIT", Form::kBytes},
+    Known{"RESILIENT_CHECKSUM", Form::kSwitch},
     Known{"RESILIENT_LOG", Form::kLog},
     Known{"RESILIENT_OWNER", Form::kOwner},
     Known{"RESILIENT_SUPERVISED", Form::kSwitch},
@@ -260,6 +261,8 @@ void Assign(const Values& values, Settings* settings) {
   duration("RESILIENT_OP_DEADLINE", &settings->op_deadline);
   if (const auto found = values.find("RESILIENT_SHM_LIMIT"); found != values.end())
     settings->shm_limit = ParseBytes(found->second).value_or(settings->shm_limit);
+  if (const auto found = values.find("RESILIENT_CHECKSUM"); found != values.end())
+    settings->checksums = found->second == "1";
   text("RESILIENT_SOCKET_IFNAME", &settings->socket_ifname);
   text("RESILIENT_LOG", &settings->log);
   text("RESILIENT_OWNER", &settings->owner);

@@ -91,14 +91,9 @@ class StreamingReduction : public Collective {
       windows_.push_back(
           Window(*this, all.subspan(window_ * static_cast<std::size_t>(r), window_)));
     }
-    // No message will move these on.
-    if (result_.empty()) return OnReduced();
-    if (size() == 1) Advance();
+    if (size() == 1) Advance();  // No message will.
   }
   PayloadSink* WindowOf(int peer) { return &windows_[static_cast<std::size_t>(peer)]; }
-
-  // The whole result is final.
-  virtual void OnReduced() {}
 
   const Operation& op() const { return op_; }
   std::size_t element() const { return element_; }
@@ -144,7 +139,6 @@ class StreamingReduction : public Collective {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer != rank()) host().SpaceFreed(peer);
     }
-    if (reduced_ == result_.size()) OnReduced();
   }
 
   void ReduceUpTo(std::size_t ready) {
@@ -201,13 +195,16 @@ class TwoRoundAllReduce final : public StreamingReduction {
     if (phase == kScatter) return WindowOf(peer);
     return &finals_[static_cast<std::size_t>(peer)];
   }
-  void OnReduced() override {
+  // The reduction keeps up with what comes, but what has come is known to be whole only now.
+  void OnPart(int, std::uint8_t phase) override {
+    if (phase != kScatter || ++scattered_ < size() - 1) return;
     for (int peer = 0; peer < size(); ++peer) {
       if (peer != rank()) Send(peer, kGather, Part(rank()));
     }
   }
 
   std::vector<FlatSink> finals_;
+  int scattered_ = 0;  // Inputs that are here.
 };
 
 // Everyone sends everyone the part that it reduces.

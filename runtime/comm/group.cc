@@ -61,7 +61,8 @@ std::unique_ptr<Connector> CommGroup::MakeConnector(int peer, Lane lane) {
 MessageLink* CommGroup::AddLink(int peer, Lane lane, std::unique_ptr<MessageLink>& slot,
                                 FileDescriptor socket) {
   slot = std::make_unique<MessageLink>(MakeTcpStream(std::move(socket)),
-                                       static_cast<LinkListener&>(*this), peer, lane);
+                                       static_cast<LinkListener&>(*this), peer, lane,
+                                       context_.checksums);
   return slot.get();
 }
 

@@ -26,6 +26,7 @@ struct LoopContext {
   const Clock& clock;
   Instant now;                       // Of this turn.
   std::size_t shm_limit = 0;         // Bytes of shared memory a group; 0: none.
+  bool checksums = false;            // With what is sent.
   std::vector<FinishedOp> finished;  // Completions to run at the end of this turn.
 };
 
@@ -88,6 +89,7 @@ class CommGroup final : private LinkListener,
 
   HeaderVerdict OnHeader(MessageLink& link, const MessageHeader& header) override;
   void OnMessage(MessageLink& link, const MessageHeader& header) override;
+  void OnDamaged(MessageLink& link, const MessageHeader& header) override;
   void OnSent(MessageLink& link, std::uint64_t token) override;
   void OnEnd(MessageLink& link, const Status& why) override;
   void OnEndAhead(MessageLink& link, const std::optional<MessageHeader>& goodbye) override;

@@ -196,6 +196,16 @@ void CommGroup::OnMessage(MessageLink& link, const MessageHeader& header) {
   }
 }
 
+void CommGroup::OnDamaged(MessageLink& link, const MessageHeader& header) {
+  if (state_ != State::kLive) return;
+  std::string call_site;
+  if (header.type == MessageType::kPointToPoint)
+    call_site = point_to_point_.CallSiteOfRecv(link.peer());
+  if (header.type == MessageType::kCollective && current_ != nullptr)
+    call_site = current_op_.op.call_site;
+  FailCommunicator(DamagedPayload(spec_, link.peer(), header, call_site));
+}
+
 void CommGroup::OnSent(MessageLink& link, std::uint64_t /*token*/) {
   if (state_ != State::kLive) return;
   if (link.lane() == Lane::kPointToPoint) return point_to_point_.OnSent(link.peer());

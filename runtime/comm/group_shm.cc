@@ -107,7 +107,7 @@ void CommGroup::Decide(bool shared) {
 void CommGroup::UseSharedMemory(std::unique_ptr<ShmSegment> segment) {
   segment->CloseOffer();
   transport_ = Transport::kSharedMemory;
-  lane_ = &port_->OpenLane(std::move(segment), std::exchange(pending_, {}));
+  lane_ = &port_->OpenLane(std::move(segment), std::exchange(pending_, {}), context_.checksums);
   for (int peer = 0; peer < port_->size(); ++peer) {
     if (!PeerAt(peer).end.ok()) lane_->OnPeerEnded(peer, PeerAt(peer).end);
   }

@@ -15,26 +15,40 @@ namespace {
 constexpr std::size_t kStagingBytes = 16u << 10;
 constexpr std::size_t kReadBudgetBytes = 1u << 20;   // One turn of one link.
 constexpr std::size_t kWriteBudgetBytes = 1u << 20;  // One turn of one link.
-constexpr std::size_t kWritePieces = 16;
+constexpr std::size_t kWritePieces = 17;
+constexpr std::size_t kMessagePieces = 3;
+// What is summed ahead of the kernel: it shall find it in the cache.
+constexpr std::size_t kSumAheadBytes = 128u << 10;
 // Read ahead of a held message once the peer has ended the stream: what the kernel had buffered.
 constexpr std::size_t kLookAheadLimitBytes = 64u << 20;
+
+std::span<const std::byte> BytesOf(std::string_view text) {
+  return std::as_bytes(std::span<const char>(text));
+}
 
 }  // namespace
 
 MessageLink::MessageLink(std::unique_ptr<ByteStream> stream, LinkListener& listener, int peer,
-                         Lane lane)
+                         Lane lane, bool checksums)
     : listener_(listener),
       peer_(peer),
       lane_(lane),
+      checksums_(checksums),
       stream_(std::move(stream)),
       staging_(kStagingBytes) {}
+
+MessageLink::Output& MessageLink::Queue(const MessageHeader& header) {
+  Output& out = outbox_.emplace_back();
+  out.checksum = checksums_ && header.payload_bytes > 0;
+  out.head = EncodeMessage(header, out.checksum);
+  return out;
+}
 
 void MessageLink::Send(const MessageHeader& header, std::span<const std::byte> payload,
                        std::uint64_t token) {
   RESILIENT_CHECK(header.payload_bytes == payload.size() && !finishing_);
   if (dead()) return;
-  Output& out = outbox_.emplace_back();
-  out.head = EncodeMessage(header);
+  Output& out = Queue(header);
   out.payload = payload;
   out.token = token;
 }
@@ -42,10 +56,9 @@ void MessageLink::Send(const MessageHeader& header, std::span<const std::byte> p
 void MessageLink::SendOwned(const MessageHeader& header, std::string payload) {
   RESILIENT_CHECK(header.payload_bytes == payload.size() && !finishing_);
   if (dead()) return;
-  Output& out = outbox_.emplace_back();
-  out.head = EncodeMessage(header);
+  Output& out = Queue(header);
   out.owned = std::move(payload);  // The deque never moves it: the span stays valid.
-  out.payload = std::as_bytes(std::span<const char>(out.owned));
+  out.payload = BytesOf(out.owned);
 }
 
 std::size_t MessageLink::DetachSends() {
@@ -59,7 +72,7 @@ std::size_t MessageLink::DetachSends() {
     Output& copy = kept.back();
     if (borrowed)
       copy.owned.assign(reinterpret_cast<const char*>(copy.payload.data()), copy.payload.size());
-    copy.payload = std::as_bytes(std::span<const char>(copy.owned));
+    copy.payload = BytesOf(copy.owned);
     copy.token = 0;
   }
   outbox_ = std::move(kept);
@@ -87,12 +100,17 @@ void MessageLink::Flush() {
   while (!dead() && !outbox_.empty() && budget > 0) {
     std::array<iovec, kWritePieces> pieces;
     std::size_t used = 0;
-    for (auto out = outbox_.begin(); out != outbox_.end() && used + 2 <= kWritePieces; ++out) {
-      const std::size_t of_head = std::min(out->sent, out->head.size());
-      if (of_head < out->head.size())
-        pieces[used++] = {out->head.data() + of_head, out->head.size() - of_head};
-      const std::span<const std::byte> rest = out->payload.subspan(out->sent - of_head);
-      if (!rest.empty()) pieces[used++] = {const_cast<std::byte*>(rest.data()), rest.size()};
+    for (auto out = outbox_.begin(); out != outbox_.end(); ++out) {
+      if (used + kMessagePieces > kWritePieces) break;
+      const std::size_t ready = SumUp(*out);
+      std::size_t skip = out->sent;
+      for (const std::span<const std::byte> part :
+           {BytesOf(out->head), out->payload.first(ready), BytesOf(out->trailer)}) {
+        const std::span<const std::byte> rest = part.subspan(std::min(skip, part.size()));
+        skip -= part.size() - rest.size();
+        if (!rest.empty()) pieces[used++] = {const_cast<std::byte*>(rest.data()), rest.size()};
+      }
+      if (ready < out->payload.size()) break;
     }
     const IoResult result = stream_->Write({pieces.data(), used});
     switch (result.state) {
@@ -119,11 +137,26 @@ void MessageLink::Flush() {
   }
 }
 
+std::size_t MessageLink::SumUp(Output& out) {
+  if (!out.checksum || !out.trailer.empty()) return out.payload.size();
+  if (out.summed == 0) {
+    sent_sum_.Begin();
+    sent_sum_.Update(BytesOf(out.head));
+  }
+  const std::size_t gone = out.sent - std::min(out.sent, out.head.size());
+  const std::size_t end = std::min(out.payload.size(), gone + kSumAheadBytes);
+  sent_sum_.Update(out.payload.subspan(out.summed, end - out.summed));
+  out.summed = end;
+  if (end == out.payload.size()) out.trailer = EncodeChecksum(sent_sum_.Value());
+  return end;
+}
+
 void MessageLink::AfterWrite(std::size_t bytes) {
   moved_ = true;
   while (bytes > 0 && !dead()) {
     Output& out = outbox_.front();
-    const std::size_t total = out.head.size() + out.payload.size();
+    const std::size_t total =
+        out.head.size() + out.payload.size() + (out.checksum ? kChecksumBytes : 0);
     const std::size_t part = std::min(bytes, total - out.sent);
     out.sent += part;
     bytes -= part;
@@ -181,7 +214,7 @@ void MessageLink::Read() {
     staged_end_ += result.bytes - direct;
     if (direct > 0) {
       payload_left_ -= direct;
-      sink_->Commit(direct);
+      Commit(space.data(), direct);
     }
     if (result.bytes >= budget) {
       // More may be staged than poll() knows of.
@@ -202,6 +235,8 @@ bool MessageLink::Step() {
       return Offer();
     case Stage::kPayload:
       return StepPayload();
+    case Stage::kTrailer:
+      return StepTrailer();
   }
   return false;
 }
@@ -215,11 +250,16 @@ bool MessageLink::StepHeader() {
       return false;
     }
     header_ = std::move(*header);
+    if (header_.checksum) {
+      received_sum_.Begin();
+      received_sum_.Update(BytesOf(Staged().substr(0, kMessageHeaderBytes)));
+    }
     Consume(kMessageHeaderBytes);
     stage_ = Stage::kCallSite;
   }
   if (Staged().size() < header_.call_site_bytes) return false;
   header_.call_site = Staged().substr(0, header_.call_site_bytes);
+  if (header_.checksum) received_sum_.Update(BytesOf(header_.call_site));
   Consume(header_.call_site_bytes);
   stage_ = Stage::kHeld;
   return Offer();
@@ -241,19 +281,20 @@ bool MessageLink::Offer() {
   stage_ = Stage::kPayload;
   sink_ = verdict.sink;
   payload_left_ = header_.payload_bytes;
-  if (payload_left_ == 0) MessageDone();
+  if (payload_left_ == 0) PayloadDone();
   return true;
 }
 
 bool MessageLink::StepPayload() {
   if (payload_left_ == 0) {
-    MessageDone();
+    PayloadDone();
     return true;
   }
   const std::string_view staged = Staged();
   std::size_t part = std::min<std::uint64_t>(staged.size(), payload_left_);
+  std::span<std::byte> space;
   if (sink_ != nullptr) {
-    const std::span<std::byte> space = sink_->Space();
+    space = sink_->Space();
     if (space.empty()) {
       stalled_ = true;
       return false;
@@ -265,14 +306,38 @@ bool MessageLink::StepPayload() {
   if (part == 0) return false;
   Consume(part);
   payload_left_ -= part;
-  if (sink_ != nullptr) sink_->Commit(part);
+  if (sink_ != nullptr) Commit(space.data(), part);
   return true;
 }
 
-void MessageLink::MessageDone() {
+void MessageLink::Commit(const std::byte* at, std::size_t bytes) {
+  if (header_.checksum) received_sum_.Update({at, bytes});
+  sink_->Commit(bytes);
+}
+
+void MessageLink::PayloadDone() {
+  if (header_.checksum) {
+    stage_ = Stage::kTrailer;
+    return;
+  }
   stage_ = Stage::kHeader;
   sink_ = nullptr;
   listener_.OnMessage(*this, header_);
+}
+
+bool MessageLink::StepTrailer() {
+  if (Staged().size() < kChecksumBytes) return false;
+  const std::uint64_t told = DecodeChecksum(Staged().substr(0, kChecksumBytes));
+  Consume(kChecksumBytes);
+  stage_ = Stage::kHeader;
+  // What was dropped harms nobody.
+  const bool kept = std::exchange(sink_, nullptr) != nullptr;
+  if (kept && told != received_sum_.Value()) {
+    listener_.OnDamaged(*this, header_);
+  } else {
+    listener_.OnMessage(*this, header_);
+  }
+  return true;
 }
 
 void MessageLink::EndReading(const Status& why) {

@@ -14,6 +14,7 @@
 #include <resilient/status.h>
 
 #include "runtime/comm/byte_stream.h"
+#include "runtime/comm/checksum.h"
 #include "runtime/comm/wire.h"
 
 namespace resilient {
@@ -61,6 +62,8 @@ class LinkListener {
   virtual HeaderVerdict OnHeader(MessageLink& link, const MessageHeader& header) = 0;
   // The payload of `header` is complete.
   virtual void OnMessage(MessageLink& link, const MessageHeader& header) = 0;
+  // In place of OnMessage: what came is not what was sent, and its sink has it.
+  virtual void OnDamaged(MessageLink& link, const MessageHeader& header) = 0;
   // A message sent with this token (not 0) is wholly with the kernel: its memory is free.
   virtual void OnSent(MessageLink& link, std::uint64_t token) = 0;
   // Nothing more will be received. `why` is OK when the stream ended between two messages.
@@ -71,11 +74,14 @@ class LinkListener {
 };
 
 // Messages over a byte stream. Sending: a queue that borrows payloads. Receiving: header first, the
-// listener then says where the payload goes, or holds the header; that is the back-pressure.
+// listener then says where the payload goes, or holds the header; that is the back-pressure. A
+// sender that has checksums puts one behind each payload, summed up piece by piece shortly before
+// it leaves; who receives it follows.
 // Owner: a group. Thread: loop-confined. Lifetime: the listener outlives it.
 class MessageLink {
  public:
-  MessageLink(std::unique_ptr<ByteStream> stream, LinkListener& listener, int peer, Lane lane);
+  MessageLink(std::unique_ptr<ByteStream> stream, LinkListener& listener, int peer, Lane lane,
+              bool checksums);
 
   int peer() const { return peer_; }
   Lane lane() const { return lane_; }
@@ -127,19 +133,28 @@ class MessageLink {
     std::string head;   // Header and call site.
     std::string owned;  // The payload where it is not borrowed.
     std::span<const std::byte> payload;
-    std::size_t sent = 0;  // Of head and payload together.
+    bool checksum = false;
+    std::size_t summed = 0;  // Of the payload.
+    std::string trailer;     // The checksum, once all is summed.
+    std::size_t sent = 0;    // Of head, payload and trailer together.
     std::uint64_t token = 0;
   };
-  enum class Stage { kHeader, kCallSite, kHeld, kPayload };
+  enum class Stage { kHeader, kCallSite, kHeld, kPayload, kTrailer };
 
   bool HasOutput() const { return !outbox_.empty() || (finishing_ && !finished_); }
+  Output& Queue(const MessageHeader& header);
+  // How much of its payload may leave now.
+  std::size_t SumUp(Output& out);
   void AfterWrite(std::size_t bytes);
   // Handles what has been read. False when no more can be handled for now.
   bool Step();
   bool StepHeader();
   bool StepPayload();
+  bool StepTrailer();
+  // `bytes` of the payload are at `at`, where the sink wanted them.
+  void Commit(const std::byte* at, std::size_t bytes);
   bool Offer();
-  void MessageDone();
+  void PayloadDone();
   void EndReading(const Status& why);
   // Reads all that is left into the staging buffer and looks at its end.
   void LookAhead();
@@ -149,6 +164,7 @@ class MessageLink {
   LinkListener& listener_;
   const int peer_;
   const Lane lane_;
+  const bool checksums_;
   std::unique_ptr<ByteStream> stream_;
 
   std::deque<Output> outbox_;
@@ -156,6 +172,7 @@ class MessageLink {
   bool write_broken_ = false;
   bool finishing_ = false;
   bool finished_ = false;
+  RunningChecksum sent_sum_;  // Of the first message that is not summed to its end.
 
   std::vector<std::byte> staging_;  // Bytes read and not yet handled: [begin, end).
   std::size_t staged_begin_ = 0;
@@ -164,6 +181,7 @@ class MessageLink {
   MessageHeader header_;
   PayloadSink* sink_ = nullptr;
   std::uint64_t payload_left_ = 0;
+  RunningChecksum received_sum_;
   bool stalled_ = false;  // A held header or a full sink.
   bool resumed_ = false;
   bool looked_ahead_ = false;

@@ -166,6 +166,32 @@ Status SendRecvMismatch(const GroupSpec& spec, int peer, const MessageHeader& th
       DetailOf(spec, peer, seq));
 }
 
+Status DamagedPayload(const GroupSpec& spec, int peer, const MessageHeader& theirs,
+                      const std::string& call_site) {
+  const GroupMember& sender = MemberOf(spec, peer);
+  const GroupMember& receiver = MemberOf(spec, spec.rank);
+  const bool point_to_point = theirs.type == MessageType::kPointToPoint;
+  std::string what = "a notice";
+  if (point_to_point || theirs.type == MessageType::kCollective)
+    what = Describe(OperationOf(theirs)) + At(theirs.call_site);
+  const std::string culprits =
+      sender.host == receiver.host
+          ? StrCat("the memory of host ", receiver.host,
+                   " has changed them: look at its memory "
+                   "errors (EDAC counters, kernel log) and run the job without it")
+          : StrCat("the memory of host ", sender.host, " or ", receiver.host,
+                   " or the network between them has changed them: look at the memory errors "
+                   "(EDAC counters, kernel log) and the network adapters (ethtool -S, checksum "
+                   "offload) of both and run the job without the one at fault");
+  return Status(
+      StatusCode::kCommFailed,
+      StrCat(theirs.payload_bytes, " bytes of ", what, " from ", NameOf(sender),
+             " have come damaged to ", NameOf(receiver), At(call_site),
+             ": they do not have the checksum with which they were sent (group ", spec.name,
+             point_to_point ? ", message " : ", operation ", theirs.seq, "); ", culprits),
+      DetailOf(spec, peer, theirs.seq));
+}
+
 Status PeerLeft(const GroupSpec& spec, int peer, const std::string& waiting, std::uint64_t seq) {
   const std::string need =
       waiting.empty() ? std::string() : StrCat(" while operation ", seq, " ", waiting, " needs it");

@@ -45,6 +45,10 @@ Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& the
 // kMismatch: the message that `peer` sent differs from what the local recv describes.
 Status SendRecvMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                         const Operation& recv, std::uint64_t seq);
+// kCommFailed: the payload that `peer` sent with `theirs` is not what has come. `call_site`: of the
+// operation here, empty when it is not known.
+Status DamagedPayload(const GroupSpec& spec, int peer, const MessageHeader& theirs,
+                      const std::string& call_site);
 // kLeft: `peer` has left and `waiting` (empty: nothing in particular) needs it.
 Status PeerLeft(const GroupSpec& spec, int peer, const std::string& waiting, std::uint64_t seq);
 // kLeft: all other ranks have left and `waiting`, which any of them could have served, still waits.

@@ -193,6 +193,11 @@ void PointToPoint::OnMessage(MessageLink& link) {
   FailRecvsOfLeaver(rank);
 }
 
+std::string PointToPoint::CallSiteOfRecv(int peer) {
+  const SubmittedOp* recv = Receiver(PeerAt(peer));
+  return recv != nullptr ? recv->op.call_site : std::string();
+}
+
 void PointToPoint::OnLeft(int peer, std::optional<std::uint64_t> announced) {
   Peer& state = PeerAt(peer);
   state.left = true;

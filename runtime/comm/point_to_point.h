@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "runtime/comm/group_port.h"
@@ -44,6 +45,9 @@ class PointToPoint {
   HeaderVerdict OnHeader(MessageLink& link, const MessageHeader& header);
   void OnMessage(MessageLink& link);
   void OnSent(int peer);
+
+  // Of the recv that what comes from `peer` right now is for; empty when it is not known.
+  std::string CallSiteOfRecv(int peer);
 
   // `peer` has left, after it had sent us `announced` messages (nullopt: its goodbye on another
   // link will tell).

@@ -16,6 +16,7 @@ namespace resilient {
 // written where the rank sleeps and looked at by whoever publishes.
 struct ShmBoard::Control {
   alignas(64) std::atomic<std::uint64_t> published;
+  std::atomic<std::uint32_t> checksums;             // 1 from before the first step, or 0.
   alignas(64) std::atomic<std::uint32_t> sleeping;  // 0, or 1 + the rank it waits for.
 };
 
@@ -30,12 +31,14 @@ long Futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
 
 }  // namespace
 
-ShmBoard::ShmBoard(std::span<std::byte> memory, const ShmGeometry& geometry, int rank)
+ShmBoard::ShmBoard(std::span<std::byte> memory, const ShmGeometry& geometry, int rank,
+                   bool checksums)
     : memory_(memory), geometry_(geometry), rank_(rank) {
   static_assert(sizeof(Control) <= ShmGeometry::kControlBytes);
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
   static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
   RESILIENT_CHECK(memory.size() >= geometry.TotalBytes() && rank >= 0 && rank < geometry.ranks);
+  ControlOf(rank).checksums.store(checksums ? 1 : 0, std::memory_order_relaxed);
 }
 
 ShmBoard::Control& ShmBoard::ControlOf(int rank) const {
@@ -65,6 +68,10 @@ void ShmBoard::Publish() {
 bool ShmBoard::HasPublished(int rank, std::uint64_t step) const {
   // Sequentially consistent for Sleep: must not pass the store of `sleeping`. Costs nothing here.
   return ControlOf(rank).published.load(std::memory_order_seq_cst) >= step;
+}
+
+bool ShmBoard::HasChecksums(int rank) const {
+  return ControlOf(rank).checksums.load(std::memory_order_relaxed) != 0;
 }
 
 int ShmBoard::FirstMissing() const {

@@ -20,7 +20,9 @@ namespace resilient {
 class ShmBoard {
  public:
   // `memory` is shared by all ranks, zeroed before the first has begun, and outlives the board.
-  ShmBoard(std::span<std::byte> memory, const ShmGeometry& geometry, int rank);
+  // `checksums`: this rank puts them beside its data.
+  ShmBoard(std::span<std::byte> memory, const ShmGeometry& geometry, int rank,
+           bool checksums = false);
 
   int rank() const { return rank_; }
   int size() const { return geometry_.ranks; }
@@ -35,6 +37,8 @@ class ShmBoard {
   void Publish();
 
   bool HasPublished(int rank, std::uint64_t step) const;
+  // REQUIRES: it has published a step.
+  bool HasChecksums(int rank) const;
   // The lowest rank that has not published the present step; -1 when all have.
   int FirstMissing() const;
 

@@ -7,6 +7,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
+#include "runtime/comm/checksum.h"
 #include "runtime/comm/mismatch.h"
 
 namespace resilient {
@@ -71,7 +72,8 @@ ShmCollective::ShmCollective(const Operation& op, std::uint64_t seq, const Group
     : op_(op), seq_(seq), spec_(spec), board_(board), element_(SizeOf(op.dtype)) {
   const auto n = static_cast<std::size_t>(board.size());
   const std::size_t counts = HasOneCount(op.kind) ? 0 : 2 * n * sizeof(std::uint64_t);
-  data_offset_ = (kHeadBytes + counts + kLine - 1) / kLine * kLine;
+  sums_offset_ = kHeadBytes + counts;
+  data_offset_ = (sums_offset_ + n * sizeof(std::uint64_t) + kLine - 1) / kLine * kLine;
   capacity_ = (board.slot_bytes() - data_offset_) / kLine * kLine;
   region_ = capacity_ / n / kLine * kLine;
   RESILIENT_CHECK(region_ > 0);
@@ -79,9 +81,8 @@ ShmCollective::ShmCollective(const Operation& op, std::uint64_t seq, const Group
 
 ShmCollective::Progress ShmCollective::Advance() {
   if (!published_) {
-    std::byte* slot = board_.NextSlot();
-    if (round_ == 0) WriteHead(slot);
-    Write(round_, slot + data_offset_);
+    if (round_ == 0) WriteHead(board_.NextSlot());
+    Write(round_);
     board_.Publish();
     published_ = true;
     return Progress::kMoved;
@@ -92,6 +93,7 @@ ShmCollective::Progress ShmCollective::Advance() {
     rounds_ = std::max<std::uint64_t>(1, RoundsFor(LongestPart()));
   }
   Read(round_);
+  if (!failure_.ok()) return Progress::kFailed;
   published_ = false;
   return ++round_ == rounds_ ? Progress::kDone : Progress::kMoved;
 }
@@ -119,7 +121,13 @@ bool ShmCollective::CompareHeads() {
   const Head& own = HeadAt(board_.Slot(rank(), step()));
   for (int peer = 0; peer < size(); ++peer) {
     const Head& head = HeadAt(board_.Slot(peer, step()));
-    if (head.seq == own.seq && SameCollective(head, own)) continue;
+    if (head.seq == own.seq && SameCollective(head, own)) {
+      // What it writes later may come to lie where its head is.
+      if (board_.HasChecksums(peer)) call_sites_.resize(static_cast<std::size_t>(size()));
+      if (!call_sites_.empty())
+        call_sites_[static_cast<std::size_t>(peer)] = HeaderOf(head).call_site;
+      continue;
+    }
     failure_ = CollectiveMismatch(spec_, peer, HeaderOf(head), HeaderOf(own));
     return false;
   }
@@ -143,6 +151,29 @@ bool ShmCollective::ComparePairs() {
     }
   }
   return true;
+}
+
+void ShmCollective::Put(std::uint64_t step, int region, const std::byte* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  // Of where it comes from: the copy is part of the way.
+  if (board_.HasChecksums(rank())) SumOf(rank(), step, region) = ChecksumOf({from, bytes});
+  std::memcpy(Region(rank(), step, region), from, bytes);
+}
+
+const std::byte* ShmCollective::Get(int rank, std::uint64_t step, int region, std::size_t bytes) {
+  const std::byte* data = Region(rank, step, region);
+  if (bytes > 0 && board_.HasChecksums(rank) &&
+      SumOf(rank, step, region) != ChecksumOf({data, bytes}))
+    OnDamage(rank, bytes);
+  return data;
+}
+
+void ShmCollective::OnDamage(int rank, std::size_t bytes) {
+  if (!failure_.ok()) return;
+  MessageHeader sent = HeaderOf(op_, seq_);
+  sent.payload_bytes = bytes;
+  sent.call_site = call_sites_[static_cast<std::size_t>(rank)];
+  failure_ = DamagedPayload(spec_, rank, sent, op_.call_site);
 }
 
 std::size_t ShmCollective::LongestPart() const {

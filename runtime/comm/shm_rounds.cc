@@ -39,7 +39,7 @@ class ShmBarrier final : public ShmCollective {
 
  private:
   std::uint64_t RoundsFor(std::size_t) const override { return 1; }
-  void Write(std::uint64_t, std::byte*) override {}
+  void Write(std::uint64_t) override {}
   void Read(std::uint64_t) override {}
 };
 
@@ -49,11 +49,12 @@ class ShmBroadcast final : public ShmCollective {
 
  private:
   std::uint64_t RoundsFor(std::size_t bytes) const override { return Pieces(bytes, capacity()); }
-  void Write(std::uint64_t round, std::byte* slot) override {
-    if (rank() == op().root) Copy(slot, At(round), Length(round));
+  void Write(std::uint64_t round) override {
+    if (rank() == op().root) Put(step() + 1, 0, At(round), Length(round));
   }
   void Read(std::uint64_t round) override {
-    if (rank() != op().root) Copy(At(round), SlotData(op().root, step()), Length(round));
+    const std::size_t bytes = Length(round);
+    if (rank() != op().root) Copy(At(round), Get(op().root, step(), 0, bytes), bytes);
   }
   std::byte* At(std::uint64_t round) const { return Bytes(op().data) + round * capacity(); }
   std::size_t Length(std::uint64_t round) const {
@@ -68,11 +69,12 @@ class ShmGather final : public ShmCollective {
 
  private:
   std::uint64_t RoundsFor(std::size_t bytes) const override { return Pieces(bytes, capacity()); }
-  void Write(std::uint64_t round, std::byte* slot) override {
+  void Write(std::uint64_t round) override {
     const std::size_t offset = round * capacity();
     const bool wanted = op().kind == OpKind::kAllGather || rank() != op().root;
     if (wanted) {
-      Copy(slot, Bytes(op().data) + offset, PieceOf(op().count * element(), capacity(), round));
+      Put(step() + 1, 0, Bytes(op().data) + offset,
+          PieceOf(op().count * element(), capacity(), round));
     }
     if (round == 0 && !op().outputs.empty()) {
       CopyOwn(op().outputs[static_cast<std::size_t>(rank())],
@@ -84,8 +86,8 @@ class ShmGather final : public ShmCollective {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       const Part& output = op().outputs[static_cast<std::size_t>(peer)];
-      Copy(Bytes(output.data) + round * capacity(), SlotData(peer, step()),
-           PieceOf(BytesOf(output, element()), capacity(), round));
+      const std::size_t bytes = PieceOf(BytesOf(output, element()), capacity(), round);
+      Copy(Bytes(output.data) + round * capacity(), Get(peer, step(), 0, bytes), bytes);
     }
   }
 };
@@ -97,13 +99,13 @@ class ShmExchange final : public ShmCollective {
 
  private:
   std::uint64_t RoundsFor(std::size_t bytes) const override { return Pieces(bytes, region()); }
-  void Write(std::uint64_t round, std::byte* slot) override {
+  void Write(std::uint64_t round) override {
     if (op().inputs.empty()) return;
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       const Part& input = op().inputs[static_cast<std::size_t>(peer)];
-      Copy(slot + region() * static_cast<std::size_t>(peer), Bytes(input.data) + round * region(),
-           PieceOf(BytesOf(input, element()), region(), round));
+      Put(step() + 1, peer, Bytes(input.data) + round * region(),
+          PieceOf(BytesOf(input, element()), region(), round));
     }
     const auto own = static_cast<std::size_t>(rank());
     if (round == 0) CopyOwn(Output(rank()), op().inputs[own], element());
@@ -112,8 +114,8 @@ class ShmExchange final : public ShmCollective {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank() || (op().kind == OpKind::kScatter && peer != op().root)) continue;
       const Part output = Output(peer);
-      Copy(Bytes(output.data) + round * region(), Region(peer, step(), rank()),
-           PieceOf(BytesOf(output, element()), region(), round));
+      const std::size_t bytes = PieceOf(BytesOf(output, element()), region(), round);
+      Copy(Bytes(output.data) + round * region(), Get(peer, step(), rank(), bytes), bytes);
     }
   }
   Part Output(int peer) const {
@@ -146,13 +148,13 @@ class ShmReduce final : public ShmReducing {
 
  private:
   std::uint64_t RoundsFor(std::size_t bytes) const override { return Pieces(bytes, capacity()); }
-  void Write(std::uint64_t round, std::byte* slot) override {
-    if (rank() != op().root) Copy(slot, At(round), Length(round));
+  void Write(std::uint64_t round) override {
+    if (rank() != op().root) Put(step() + 1, 0, At(round), Length(round));
   }
   void Read(std::uint64_t round) override {
     if (rank() != op().root) return;
     for (int peer = 0; peer < size(); ++peer)
-      InputOf(peer) = peer == rank() ? At(round) : SlotData(peer, step());
+      InputOf(peer) = peer == rank() ? At(round) : Get(peer, step(), 0, Length(round));
     Reduce(Length(round), At(round));
   }
   std::byte* At(std::uint64_t round) const { return Bytes(op().data) + round * capacity(); }
@@ -167,22 +169,23 @@ class ShmReduceScatter final : public ShmReducing {
 
  private:
   std::uint64_t RoundsFor(std::size_t bytes) const override { return Pieces(bytes, region()); }
-  void Write(std::uint64_t round, std::byte* slot) override {
+  void Write(std::uint64_t round) override {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       const Part& input = op().inputs[static_cast<std::size_t>(peer)];
-      Copy(slot + region() * static_cast<std::size_t>(peer), Bytes(input.data) + round * region(),
-           PieceOf(BytesOf(input, element()), region(), round));
+      Put(step() + 1, peer, Bytes(input.data) + round * region(),
+          PieceOf(BytesOf(input, element()), region(), round));
     }
   }
   void Read(std::uint64_t round) override {
     const std::size_t offset = round * region();
+    const std::size_t bytes = PieceOf(op().count * element(), region(), round);
     for (int peer = 0; peer < size(); ++peer) {
       InputOf(peer) = peer == rank()
                           ? Bytes(op().inputs[static_cast<std::size_t>(rank())].data) + offset
-                          : Region(peer, step(), rank());
+                          : Get(peer, step(), rank(), bytes);
     }
-    Reduce(PieceOf(op().count * element(), region(), round), Bytes(op().data) + offset);
+    Reduce(bytes, Bytes(op().data) + offset);
   }
 };
 
@@ -193,12 +196,15 @@ class ShmAllReduceOnce final : public ShmReducing {
 
  private:
   std::uint64_t RoundsFor(std::size_t) const override { return 1; }
-  void Write(std::uint64_t, std::byte* slot) override {
-    Copy(slot, Bytes(op().data), op().count * element());
+  void Write(std::uint64_t) override {
+    Put(step() + 1, 0, Bytes(op().data), op().count * element());
   }
   void Read(std::uint64_t) override {
-    for (int peer = 0; peer < size(); ++peer) InputOf(peer) = SlotData(peer, step());
-    Reduce(op().count * element(), Bytes(op().data));
+    const std::size_t bytes = op().count * element();
+    std::byte* own = Bytes(op().data);
+    for (int peer = 0; peer < size(); ++peer)
+      InputOf(peer) = peer == rank() ? own : Get(peer, step(), 0, bytes);
+    Reduce(bytes, own);
   }
 };
 
@@ -210,26 +216,25 @@ class ShmAllReduce final : public ShmReducing {
 
  private:
   std::uint64_t RoundsFor(std::size_t bytes) const override { return Pieces(bytes, Stretch()) + 1; }
-  void Write(std::uint64_t round, std::byte* slot) override {
+  void Write(std::uint64_t round) override {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       const Chunk part = PartOf(round, peer);
-      Copy(slot + region() * static_cast<std::size_t>(peer), Bytes(op().data) + part.begin,
-           part.count);
+      Put(step() + 1, peer, Bytes(op().data) + part.begin, part.count);
     }
   }
   void Read(std::uint64_t round) override {
     const Chunk own = PartOf(round, rank());
     std::byte* out = Bytes(op().data) + own.begin;
     for (int peer = 0; peer < size(); ++peer)
-      InputOf(peer) = peer == rank() ? out : Region(peer, step(), rank());
+      InputOf(peer) = peer == rank() ? out : Get(peer, step(), rank(), own.count);
     Reduce(own.count, out);
-    Copy(Region(rank(), step(), rank()), out, own.count);
+    Put(step(), rank(), out, own.count);
     if (round == 0) return;
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       const Chunk part = PartOf(round - 1, peer);
-      Copy(Bytes(op().data) + part.begin, Region(peer, step() - 1, peer), part.count);
+      Copy(Bytes(op().data) + part.begin, Get(peer, step() - 1, peer, part.count), part.count);
     }
   }
 

@@ -15,6 +15,7 @@ namespace {
 constexpr std::uint32_t kHelloMagic = 0x484d4352;    // "RCMH"
 constexpr std::uint32_t kReplyMagic = 0x524d4352;    // "RCMR"
 constexpr std::uint32_t kMessageMagic = 0x4d4d4352;  // "RCMM"
+constexpr std::uint16_t kChecksumFlag = 1;
 
 // Appends integers in little-endian order whatever the machine's order is.
 class Writer {
@@ -145,7 +146,7 @@ Result<HelloVerdict> DecodeHelloReply(std::string_view bytes) {
   return verdict;
 }
 
-std::string EncodeMessage(const MessageHeader& header) {
+std::string EncodeMessage(const MessageHeader& header, bool checksum) {
   const std::string_view site = std::string_view(header.call_site).substr(0, kMaxCallSite);
   return Writer()
       .Put(kMessageMagic)
@@ -155,7 +156,7 @@ std::string EncodeMessage(const MessageHeader& header) {
       .Put(static_cast<std::uint8_t>(header.reduce))
       .Put(header.phase)
       .Put(static_cast<std::uint8_t>(site.size()))
-      .Put(std::uint16_t{0})
+      .Put(checksum ? kChecksumFlag : std::uint16_t{0})
       .Put(static_cast<std::int32_t>(header.root))
       .Put(header.tag)
       .Put(std::uint32_t{0})
@@ -177,7 +178,8 @@ Result<MessageHeader> DecodeMessage(std::string_view fixed) {
   header.reduce = static_cast<ReduceOp>(in.Get<std::uint8_t>());
   header.phase = in.Get<std::uint8_t>();
   header.call_site_bytes = in.Get<std::uint8_t>();
-  in.Get<std::uint16_t>();
+  const auto flags = in.Get<std::uint16_t>();
+  header.checksum = flags == kChecksumFlag;
   header.root = in.Get<std::int32_t>();
   header.tag = in.Get<std::uint32_t>();
   in.Get<std::uint32_t>();
@@ -185,7 +187,8 @@ Result<MessageHeader> DecodeMessage(std::string_view fixed) {
   header.count = in.Get<std::uint64_t>();
   header.factor = std::bit_cast<double>(in.Get<std::uint64_t>());
   header.payload_bytes = in.Get<std::uint64_t>();
-  if (!KnownEnums(header) || header.call_site_bytes > kMaxCallSite) return NotOurs("message");
+  if (!KnownEnums(header) || header.call_site_bytes > kMaxCallSite || flags > kChecksumFlag)
+    return NotOurs("message");
   if (header.type == MessageType::kGoodbye && header.payload_bytes != 0) return NotOurs("message");
   if (header.type == MessageType::kFault && header.payload_bytes > kMaxFaultText)
     return NotOurs("message");
@@ -194,6 +197,10 @@ Result<MessageHeader> DecodeMessage(std::string_view fixed) {
     return NotOurs("message");
   return header;
 }
+
+std::string EncodeChecksum(std::uint64_t checksum) { return Writer().Put(checksum).Take(); }
+
+std::uint64_t DecodeChecksum(std::string_view bytes) { return Reader(bytes).Get<std::uint64_t>(); }
 
 std::string EncodeFault(const Status& status) {
   const FailureDetail& detail = status.detail();

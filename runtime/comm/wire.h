@@ -13,11 +13,13 @@ namespace resilient {
 
 // What goes over a link between two ranks, little-endian. The connecting side sends a Hello and
 // waits for a HelloReply; then both sides send messages: a fixed header, the call site, the
-// payload. All of this file is pure.
-inline constexpr std::uint16_t kWireVersion = 2;
+// payload, and behind a payload, where its sender was told so (RESILIENT_CHECKSUM), the checksum of
+// all of the message before it. All of this file is pure.
+inline constexpr std::uint16_t kWireVersion = 3;
 inline constexpr std::size_t kHelloFixedBytes = 48;
 inline constexpr std::size_t kHelloReplyBytes = 8;
 inline constexpr std::size_t kMessageHeaderBytes = 56;
+inline constexpr std::size_t kChecksumBytes = 8;
 inline constexpr std::size_t kMaxCallSite = 120;
 inline constexpr std::size_t kMaxGroupName = 1024;
 inline constexpr std::size_t kMaxSecret = 256;
@@ -86,13 +88,19 @@ struct MessageHeader {
   std::uint64_t payload_bytes = 0;
   std::string call_site;
 
-  std::size_t call_site_bytes = 0;  // Set by the decoder, before the call site has been read.
+  // Set by the decoder.
+  std::size_t call_site_bytes = 0;  // The call site itself follows.
+  bool checksum = false;            // Behind the payload.
 };
 
-// Header and call site; the call site is cut to kMaxCallSite.
-std::string EncodeMessage(const MessageHeader& header);
+// Header and call site; the call site is cut to kMaxCallSite. `checksum`: one follows the payload.
+std::string EncodeMessage(const MessageHeader& header, bool checksum = false);
 // Decodes the fixed part. kProtocol when it is no header of ours.
 Result<MessageHeader> DecodeMessage(std::string_view fixed);
+
+std::string EncodeChecksum(std::uint64_t checksum);
+// REQUIRES: kChecksumBytes bytes.
+std::uint64_t DecodeChecksum(std::string_view bytes);
 
 // A failure as it is told to a peer.
 std::string EncodeFault(const Status& status);

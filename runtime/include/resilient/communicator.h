@@ -141,6 +141,9 @@ struct CpuFabricOptions {
   // Bytes of shared memory that a group may take where all its ranks are on one host; the same on
   // all ranks. 0, or too little for the group: TCP inside the host as well.
   std::size_t shm_limit = 256u << 20;
+  // A checksum goes with all data that this rank sends. Receivers follow the sender: ranks may
+  // differ. What has come damaged fails the communicator with kCommFailed.
+  bool checksums = false;
 };
 
 // The CPU transport: one listener and one comm thread per session, TCP links per group and pair,
