@@ -153,6 +153,23 @@ inline std::vector<Transport> AllTransports() {
           {.name = "shm", .make = with(CpuFabricOptions().shm_limit), .roots_run_ahead = false}};
 }
 
+// With checksums; for a part of the suites.
+inline std::vector<Transport> ChecksummedTransports() {
+  std::vector<Transport> transports;
+  for (const bool shared : {false, true}) {
+    const auto make = [shared](const Clock& clock, CommunicatorEvents& events) {
+      CpuFabricOptions options;
+      if (!shared) options.shm_limit = 0;
+      options.checksums = true;
+      return MakeCpuFabric(std::move(options), clock, events);
+    };
+    transports.push_back({.name = shared ? "shmChecksummed" : "tcpChecksummed",
+                          .make = make,
+                          .roots_run_ahead = !shared});
+  }
+  return transports;
+}
+
 // Operations over a vector, which the caller keeps.
 template <typename T>
 Operation MakeOp(OpKind kind, DataType type, std::vector<T>& data) {

@@ -54,6 +54,11 @@ std::vector<Case> AllCases() {
   for (const Transport& transport : AllTransports()) {
     for (const int size : Sizes()) cases.push_back({.transport = transport, .size = size});
   }
+  for (const Transport& transport : ChecksummedTransports()) {
+    for (const int size : {2, 5}) {
+      if (size == 2 || !kSanitized) cases.push_back({.transport = transport, .size = size});
+    }
+  }
   return cases;
 }
 
