@@ -178,7 +178,7 @@ void RunRank(Program& program, Communicator& communicator, int rank) {
 void RunPrograms(const Transport& transport, std::uint64_t seed) {
   SCOPED_TRACE("RESILIENT_TEST_SEED=" + std::to_string(seed) + " on " + transport.name);
   Random random(seed);
-  const int size = 1 + static_cast<int>(random.Below(6));
+  const int size = 1 + static_cast<int>(random.Below(8));
   const int groups = 1 + static_cast<int>(random.Below(3));
   World world(transport, size);
   std::deque<Program> programs;
