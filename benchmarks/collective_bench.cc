@@ -19,6 +19,7 @@
 #include <vector>
 
 #include <resilient/communicator.h>
+#include <resilient/settings.h>
 
 namespace resilient {
 namespace {
@@ -183,7 +184,15 @@ int Serve(Communicator& communicator, const std::string& directory) {
 int RankMain(int rank, int ranks, int channel, const std::string& directory) {
   SystemClock clock;
   Events events;
-  Result<std::unique_ptr<CommunicatorFactory>> fabric = MakeCpuFabric({}, clock, events);
+  const Result<Settings> settings = ParseSettings(ProcessEnvironment());
+  if (!settings.ok()) {
+    std::fprintf(stderr, "collective_bench: %s\n", settings.status().ToString().c_str());
+    return 1;
+  }
+  CpuFabricOptions options;
+  options.shm_limit = settings->shm_limit;
+  options.checksums = settings->checksums;
+  Result<std::unique_ptr<CommunicatorFactory>> fabric = MakeCpuFabric(options, clock, events);
   if (!fabric.ok()) {
     std::fprintf(stderr, "collective_bench: %s\n", fabric.status().ToString().c_str());
     return 1;

@@ -67,6 +67,7 @@ CONFINED = (
     (re.compile(r"^microhttpd"), ("store/server/http_endpoint.cc",)),
     (re.compile(r"\.pb\.h$"), ("store/core/codec.cc", "store/core/codec_watch.cc")),
     (re.compile(r"^google/protobuf/"), ("store/core/codec.cc",)),
+    (re.compile(r"^xxh"), ("runtime/comm/checksum.cc",)),
     (re.compile(r"^pybind11/"), ("torch_plugin/csrc/",)),
     (re.compile(r"^(torch|ATen|c10|c10d)/"), ("torch_plugin/csrc/", "torch_plugin/include/")),
     (re.compile(r"^Python\.h$"), ("torch_plugin/csrc/",)),

@@ -112,6 +112,7 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_TIMEOUT_POLICY", "strict"},
                                                    {"RESILIENT_OP_DEADLINE", "90s"},
                                                    {"RESILIENT_SHM_LIMIT", "64MiB"},
+                                                   {"RESILIENT_CHECKSUM", "1"},
                                                    {"RESILIENT_SOCKET_IFNAME", "eth0,lo"},
                                                    {"RESILIENT_LOG", "json:debug"},
                                                    {"RESILIENT_OWNER", "12:345"},
@@ -127,6 +128,7 @@ TEST(ParseSettings, EveryField_IsRead) {
   EXPECT_TRUE(settings->strict_timeouts);
   EXPECT_EQ(settings->op_deadline, seconds(90));
   EXPECT_EQ(settings->shm_limit, 64u << 20);
+  EXPECT_TRUE(settings->checksums);
   EXPECT_EQ(settings->socket_ifname, "eth0,lo");
   EXPECT_EQ(settings->log, "json:debug");
   EXPECT_EQ(settings->owner, "12:345");
@@ -148,7 +150,8 @@ const Environment kWithEffect = {{"RESILIENT_STORE", "host:1"},
                                  {"RESILIENT_TIMEOUT_POLICY", "strict"},
                                  {"RESILIENT_OP_DEADLINE", "120s"},
                                  {"RESILIENT_SOCKET_IFNAME", "eth0"},
-                                 {"RESILIENT_SHM_LIMIT", "256MiB"}};
+                                 {"RESILIENT_SHM_LIMIT", "256MiB"},
+                                 {"RESILIENT_CHECKSUM", "1"}};
 const Environment kWithoutEffect = {{"RESILIENT_TAKE_OVER", "nccl,gloo"},
                                     {"RESILIENT_HEAL", "auto"},
                                     {"RESILIENT_STALL", "1h"},
@@ -231,6 +234,7 @@ TEST(ParseSettings, BadValue_NamesVariableValueAndForms) {
       {"RESILIENT_OP_DEADLINE", "0", "at least 1 s"},
       {"RESILIENT_SHM_LIMIT", "256MB", "\"256MiB\""},
       {"RESILIENT_SHM_LIMIT", "-1", "a number of bytes"},
+      {"RESILIENT_CHECKSUM", "on", "\"0\" or \"1\""},
       {"RESILIENT_REPLAY", "true", "\"0\" or \"1\""},
       {"RESILIENT_LOG", "loud", "debug, info, warn, error or off"},
       {"RESILIENT_LOG", "json:", "debug, info, warn, error or off"},

@@ -72,6 +72,12 @@ TEST(Wire, Message_RoundTripAndGarbage) {
   EXPECT_EQ(back->seq, 1ull << 40);
   EXPECT_EQ(back->payload_bytes, 36u);
   EXPECT_EQ(back->call_site_bytes, kMaxCallSite);
+  EXPECT_FALSE(back->checksum);
+  std::string flagged = EncodeMessage(header, true).substr(0, kMessageHeaderBytes);
+  EXPECT_TRUE(DecodeMessage(flagged)->checksum);
+  flagged[10] = 2;  // A flag of a later version.
+  EXPECT_FALSE(DecodeMessage(flagged).ok());
+  EXPECT_EQ(DecodeChecksum(EncodeChecksum(~7ull)), ~7ull);
   for (std::size_t i = 0; i < 8; ++i) {  // Magic, type, kind, dtype, reduce.
     std::string broken = bytes.substr(0, kMessageHeaderBytes);
     broken[i] = '\x7f';
