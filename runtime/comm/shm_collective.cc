@@ -172,7 +172,7 @@ void ShmCollective::OnDamage(int rank, std::size_t bytes) {
   if (!failure_.ok()) return;
   MessageHeader sent = HeaderOf(op_, seq_);
   sent.payload_bytes = bytes;
-  sent.call_site = call_sites_[static_cast<std::size_t>(rank)];
+  if (!call_sites_.empty()) sent.call_site = call_sites_[static_cast<std::size_t>(rank)];
   failure_ = DamagedPayload(spec_, rank, sent, op_.call_site);
 }
 
