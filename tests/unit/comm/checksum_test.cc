@@ -228,8 +228,8 @@ class Damage : public ::testing::TestWithParam<Case> {
   // What reduces counts bits, so that no flip is rounded away.
   Call MakeCall() const {
     Call call{.kind = GetParam().kind, .dtype = DataType::kInt32};
-    if (IsReduction(call.kind)) call.reduce = ReduceOp::kSum;
-    if (IsRooted(call.kind)) {
+    if (Reduces(call.kind)) call.reduce = ReduceOp::kSum;
+    if (HasRoot(call.kind)) {
       const bool from_root = call.kind == OpKind::kBroadcast || call.kind == OpKind::kScatter;
       call.root = from_root ? 1 : 0;
     }

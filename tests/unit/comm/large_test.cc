@@ -76,8 +76,8 @@ class Large : public ::testing::TestWithParam<Transport> {
   // In all 64 MiB that a rank gives or gets, whichever is more.
   void RunAndCheck(World& world, OpKind kind) {
     Call block{.kind = kind, .dtype = DataType::kFloat32};
-    if (IsReduction(kind)) block.reduce = ReduceOp::kAvg;
-    if (IsRooted(kind)) block.root = 1;
+    if (Reduces(kind)) block.reduce = ReduceOp::kAvg;
+    if (HasRoot(kind)) block.root = 1;
     SetCounts(block, world.size(), kBlock);
     const bool one_part =
         kind == OpKind::kAllReduce || kind == OpKind::kBroadcast || kind == OpKind::kReduce;
