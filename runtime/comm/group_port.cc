@@ -198,10 +198,11 @@ Result<Communicator::Ran> GroupPort::Run(Operation op, Completion done,
   return ran;
 }
 
-ShmLane& GroupPort::OpenLane(std::unique_ptr<ShmSegment> segment, std::deque<SubmittedOp> waiting) {
+ShmLane& GroupPort::OpenLane(std::unique_ptr<ShmSegment> segment, const ShmGeometry& geometry,
+                             std::deque<SubmittedOp> waiting) {
   std::lock_guard lock(mutex_);
   RESILIENT_CHECK(lane_ == nullptr);
-  lane_ = std::make_unique<ShmLane>(*this, abort_.get(), std::move(segment), clock_);
+  lane_ = std::make_unique<ShmLane>(*this, abort_.get(), std::move(segment), geometry, clock_);
   // In the order in which they were submitted.
   for (SubmittedOp& op : waiting) lane_->Submit(std::move(op));
   for (SubmittedOp& op : std::exchange(ops_, {})) Queue(std::move(op));

@@ -14,7 +14,7 @@ namespace resilient {
 // What goes over a link between two ranks, little-endian. The connecting side sends a Hello and
 // waits for a HelloReply; then both sides send messages: a fixed header, the call site, the
 // payload. All of this file is pure.
-inline constexpr std::uint16_t kWireVersion = 2;
+inline constexpr std::uint16_t kWireVersion = 3;
 inline constexpr std::size_t kHelloFixedBytes = 48;
 inline constexpr std::size_t kHelloReplyBytes = 8;
 inline constexpr std::size_t kMessageHeaderBytes = 56;
@@ -36,6 +36,7 @@ struct Hello {
   Lane lane = Lane::kCollective;
   std::string secret;
   std::string group;
+  std::string shm_offer;  // ShmStreamOffer::text; empty: none.
 };
 
 std::string EncodeHello(const Hello& hello);
@@ -46,7 +47,9 @@ Result<Hello> DecodeHello(std::string_view bytes);
 
 enum class HelloVerdict : std::uint8_t {
   kAccepted = 1,
-  kLeft = 2  // That rank was in this group and has left it.
+  kLeft = 2,  // That rank was in this group and has left it.
+  // As kAccepted; the bytes go through the shared memory that was offered.
+  kAcceptedShared = 3
 };
 std::string EncodeHelloReply(HelloVerdict verdict);
 Result<HelloVerdict> DecodeHelloReply(std::string_view bytes);
