@@ -46,7 +46,8 @@ std::optional<ShmStreamGeometry> ShmAllowance::Take(int peer, Lane lane) {
   const std::size_t fixed = both_ways ? kControl : kControl + kReturn;
   if (worth <= fixed) return std::nullopt;
   const std::size_t room = (worth - fixed) / (both_ways ? 2 : 1);
-  const std::size_t ring = std::min(kBestRingBytes, std::bit_floor(room));
+  const std::size_t best = both_ways ? kBestCollectiveRingBytes : kBestRingBytes;
+  const std::size_t ring = std::min(best, std::bit_floor(room));
   if (ring < kLeastRingBytes) return std::nullopt;
   const ShmStreamGeometry geometry{.forward_bytes = ring,
                                    .backward_bytes = both_ways ? ring : kReturn};

@@ -18,8 +18,10 @@ namespace resilient {
 // Pure. Owner: a group. Thread: loop-confined.
 class ShmAllowance {
  public:
-  static constexpr std::size_t kBestRingBytes = 512u << 10;
-  static constexpr std::size_t kLeastRingBytes = 32u << 10;  // With less, TCP is as fast.
+  // More gains little. Links of collectives have two rings, and are there whether used or not.
+  static constexpr std::size_t kBestRingBytes = 1u << 20;
+  static constexpr std::size_t kBestCollectiveRingBytes = 512u << 10;
+  static constexpr std::size_t kLeastRingBytes = 128u << 10;  // With less, TCP is as fast.
 
   // `limit`: bytes of the whole group on one host.
   ShmAllowance(const GroupSpec& spec, std::size_t limit);

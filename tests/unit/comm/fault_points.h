@@ -55,7 +55,7 @@ inline std::vector<FaultCase> AllFaultCases() {
     const bool steps = shm_limit > 0 && !spans_hosts;
     for (FaultCase one :
          {sized("AllReduceSmall", OpKind::kAllReduce, 100),
-          sized("AllReduceLarge", OpKind::kAllReduce, steps ? 10'000 : 100'000),
+          sized("AllReduceLarge", OpKind::kAllReduce, steps ? 10'000 : 200'000),
           sized("Broadcast", OpKind::kBroadcast, 10'000),
           sized("AllGather", OpKind::kAllGather, 10'000), sized("Barrier", OpKind::kBarrier, 0),
           sized("Reduce", OpKind::kReduce, 10'000), sized("Gather", OpKind::kGather, 10'000),
@@ -70,7 +70,7 @@ inline std::vector<FaultCase> AllFaultCases() {
   };
   add("Tcp", 0, false);
   add("Shm", LeastShmLimit(kFaultRanks), false);
-  add("Mixed", 1u << 20, true);  // Rings that no part of a large operation fits into.
+  add("Mixed", 2u << 20, true);  // Rings that no part of a large operation fits into.
   return cases;
 }
 
