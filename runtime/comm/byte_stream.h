@@ -14,7 +14,7 @@ namespace resilient {
 struct IoResult {
   enum class State {
     kMoved,    // `bytes` > 0 were moved.
-    kBlocked,  // Nothing can be moved now; poll() tells when.
+    kBlocked,  // Nothing can be moved now; see ByteStream::PollFor.
     kEnd,      // Read: the peer sends no more. Never for a write.
     kBroken    // `error` is the errno.
   };
@@ -23,13 +23,26 @@ struct IoResult {
   int error = 0;
 };
 
+// What the owner of a stream waits for, or what has come. Thread: value type.
+struct StreamEvents {
+  bool bytes = false;  // Read may do something.
+  bool room = false;   // Write may do something.
+  bool end = false;    // The peer sends no more: Read says so behind what is left.
+
+  bool any() const { return bytes || room || end; }
+};
+
 // A two-way stream of bytes to one peer process: the seam at which transports differ (TCP; shared
-// memory). Owner: a MessageLink. Thread: loop-confined. Nothing blocks.
+// memory). Owner: a MessageLink or, before there is one, a Connector. Thread: loop-confined.
+// Nothing blocks.
 class ByteStream {
  public:
   virtual ~ByteStream() = default;
-  // For poll().
+  // What to poll for until one of `wanted` comes; OnReady tells from what poll() said which of the
+  // three there may be. Bytes are waited for behind a Read that was blocked, room behind a Write.
   virtual int fd() const = 0;
+  virtual short PollFor(const StreamEvents& wanted) const = 0;
+  virtual StreamEvents OnReady(short revents) = 0;
   virtual IoResult Read(std::span<const iovec> into) = 0;
   virtual IoResult Write(std::span<const iovec> from) = 0;
   // No more bytes follow; those written still arrive. Reading goes on.

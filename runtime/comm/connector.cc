@@ -19,14 +19,20 @@ constexpr Duration kLongestDelay = Millis(1000);
 // A connect that gets no answer at all is tried anew: the route may have changed.
 constexpr Duration kConnectPatience = Millis(5000);
 
+std::string Greeting(Hello hello, const ShmStreamOffer* offer) {
+  if (offer != nullptr) hello.shm_offer = offer->text();
+  return EncodeHello(hello);
+}
+
 }  // namespace
 
-Connector::Connector(ConnectorListener& listener, int peer, std::string endpoint, std::string hello,
-                     std::uint64_t seed)
+Connector::Connector(ConnectorListener& listener, std::string address, Hello hello,
+                     std::unique_ptr<ShmStreamOffer> offer, std::uint64_t seed)
     : listener_(listener),
-      peer_(peer),
-      endpoint_(std::move(endpoint)),
+      peer_(hello.to),
+      endpoint_(std::move(address)),
       hello_(std::move(hello)),
+      offer_(std::move(offer)),
       random_(seed) {}
 
 short Connector::Interest() const {
@@ -74,6 +80,7 @@ void Connector::OnReady(Instant now) {
       if (Status outcome = ConnectOutcome(socket_, address_); !outcome.ok())
         return Fail(now, outcome);
       stage_ = Stage::kSendingHello;
+      greeting_ = Greeting(hello_, offer_.get());
       sent_ = 0;
       reply_.clear();
       return SendHello(now);
@@ -85,14 +92,14 @@ void Connector::OnReady(Instant now) {
 }
 
 void Connector::SendHello(Instant now) {
-  const ssize_t n = send(socket_.get(), hello_.data() + sent_, hello_.size() - sent_,
+  const ssize_t n = send(socket_.get(), greeting_.data() + sent_, greeting_.size() - sent_,
                          MSG_DONTWAIT | MSG_NOSIGNAL);
   if (n < 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return;
     return Fail(now, Status(StatusCode::kUnreachable, StrCat(endpoint_, ": ", strerror(errno))));
   }
   sent_ += static_cast<std::size_t>(n);
-  if (sent_ == hello_.size()) stage_ = Stage::kAwaitingReply;
+  if (sent_ == greeting_.size()) stage_ = Stage::kAwaitingReply;
 }
 
 void Connector::ReadReply(Instant now) {
@@ -109,17 +116,28 @@ void Connector::ReadReply(Instant now) {
   if (reply_.size() < kHelloReplyBytes) return;
   const Result<HelloVerdict> verdict = DecodeHelloReply(reply_);
   if (!verdict) return Fail(now, verdict.status());
-  stage_ = Stage::kDone;
-  if (*verdict == HelloVerdict::kAccepted) {
-    listener_.OnConnected(*this, std::move(socket_));
-  } else {
-    socket_.Reset();
-    listener_.OnPeerLeft(*this);
+  switch (*verdict) {
+    case HelloVerdict::kAccepted:
+      stage_ = Stage::kDone;
+      offer_.reset();
+      return listener_.OnConnected(*this, MakeTcpStream(std::move(socket_)));
+    case HelloVerdict::kAcceptedShared:
+      if (offer_ == nullptr) {
+        return Fail(now, Status(StatusCode::kProtocol,
+                                StrCat(endpoint_, " takes shared memory that nobody offered")));
+      }
+      stage_ = Stage::kDone;
+      return listener_.OnConnected(*this, offer_->MakeStream(std::move(socket_)));
+    case HelloVerdict::kLeft:
+      Cancel();
+      return listener_.OnPeerLeft(*this);
   }
 }
 
 void Connector::Fail(Instant now, const Status& why) {
   socket_.Reset();
+  // A peer that took it on the connection that is gone: the memory is used.
+  if (offer_ != nullptr && offer_->taken()) offer_.reset();
   stage_ = Stage::kWaiting;
   const Duration ceiling = std::min(kLongestDelay, kFirstDelay * (1 << std::min(failures_, 10)));
   ++failures_;
@@ -129,15 +147,20 @@ void Connector::Fail(Instant now, const Status& why) {
   listener_.OnAttemptFailed(*this, why);
 }
 
-FileDescriptor Connector::TakeSocketEarly() {
-  if (stage_ != Stage::kAwaitingReply) return {};
+std::unique_ptr<ByteStream> Connector::TakeStreamEarly() {
+  if (stage_ != Stage::kAwaitingReply) return nullptr;
   stage_ = Stage::kDone;
-  return std::move(socket_);
+  // The peer may be about to take the offer, or have done so with its reply still on its way: who
+  // comes first decides.
+  if (offer_ != nullptr && !offer_->Withdraw()) return offer_->MakeStream(std::move(socket_));
+  offer_.reset();
+  return MakeTcpStream(std::move(socket_));
 }
 
 void Connector::Cancel() {
   stage_ = Stage::kDone;
   socket_.Reset();
+  offer_.reset();
 }
 
 }  // namespace resilient

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include <resilient/clock.h>
 #include <resilient/status.h>
 
 #include "runtime/base/random.h"
+#include "runtime/comm/shm_stream.h"
+#include "runtime/comm/wire.h"
 #include "runtime/net/socket.h"
 
 namespace resilient {
@@ -16,8 +19,8 @@ class Connector;
 class ConnectorListener {
  public:
   virtual ~ConnectorListener() = default;
-  // The peer has accepted; the socket is the listener's and the connector is done.
-  virtual void OnConnected(Connector& connector, FileDescriptor socket) = 0;
+  // The peer has accepted; the connector is done.
+  virtual void OnConnected(Connector& connector, std::unique_ptr<ByteStream> stream) = 0;
   // The peer has left this group; the connector is done.
   virtual void OnPeerLeft(Connector& connector) = 0;
   // One more attempt has failed; the next one follows by itself.
@@ -26,12 +29,13 @@ class ConnectorListener {
 
 // Makes one connection to a peer: connect, send the hello, wait for the reply. The peer may not be
 // there yet, may not know the group yet, or may be dead; who can tell is the membership service, so
-// this tries for ever, with growing delays. Owner: a group. Thread: loop-confined.
+// this tries for ever, with growing delays. The peer chooses whether the stream goes through the
+// shared memory that is offered with it. Owner: a group. Thread: loop-confined.
 class Connector {
  public:
-  // `endpoint` as in GroupMember; `hello` is encoded. The listener outlives the connector.
-  Connector(ConnectorListener& listener, int peer, std::string endpoint, std::string hello,
-            std::uint64_t seed);
+  // `address` as in Endpoint; `offer` may be null. The listener outlives the connector.
+  Connector(ConnectorListener& listener, std::string address, Hello hello,
+            std::unique_ptr<ShmStreamOffer> offer, std::uint64_t seed);
 
   int peer() const { return peer_; }
   bool done() const { return stage_ == Stage::kDone; }
@@ -44,9 +48,9 @@ class Connector {
 
   void OnReady(Instant now);
   void OnTime(Instant now);
-  // Sends what is left of the hello and gives the socket away without waiting for the reply: for a
-  // goodbye to a peer that does not know the group yet. Invalid when there is no connection.
-  FileDescriptor TakeSocketEarly();
+  // Gives the stream away without waiting for the reply: for a goodbye to a peer that does not know
+  // the group yet. Null when there is no connection that has said hello.
+  std::unique_ptr<ByteStream> TakeStreamEarly();
   // No more attempts and no callback.
   void Cancel();
 
@@ -61,13 +65,15 @@ class Connector {
   ConnectorListener& listener_;
   const int peer_;
   const std::string endpoint_;
-  const std::string hello_;
+  const Hello hello_;
+  std::unique_ptr<ShmStreamOffer> offer_;
   Random random_;
   HostPort address_;
   Stage stage_ = Stage::kWaiting;
   Instant when_ = Instant::min();  // Of the next attempt, or when this one is given up.
   int failures_ = 0;
   FileDescriptor socket_;
+  std::string greeting_;  // The hello of this attempt, encoded.
   std::size_t sent_ = 0;
   std::string reply_;
 };

@@ -20,13 +20,6 @@ constexpr Duration kAttemptReportInterval = Millis(1000);
 // Turns of one group before the others get theirs.
 constexpr int kTurns = 16;
 
-bool SendReply(const FileDescriptor& socket, HelloVerdict verdict) {
-  // The first bytes on a new connection: its buffer is empty, they fit.
-  const std::string reply = EncodeHelloReply(verdict);
-  const ssize_t n = send(socket.get(), reply.data(), reply.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  return n == static_cast<ssize_t>(reply.size());
-}
-
 }  // namespace
 
 CommGroup::CommGroup(std::shared_ptr<GroupPort> port, LoopContext& context, std::uint64_t seed)
@@ -35,8 +28,9 @@ CommGroup::CommGroup(std::shared_ptr<GroupPort> port, LoopContext& context, std:
       context_(context),
       seed_(seed),
       peers_(spec_.members.size()),
+      allowance_(spec_, context_.shm_limit),
       point_to_point_(spec_, *this) {
-  if (!MayShareMemory()) transport_ = Transport::kLinks;
+  if (!allowance_.OneHost()) transport_ = Transport::kLinks;
   for (int peer = 0; peer < spec_.rank; ++peer)
     PeerAt(peer).connector = MakeConnector(peer, Lane::kCollective);
   UpdateConnected();
@@ -53,16 +47,15 @@ std::unique_ptr<Connector> CommGroup::MakeConnector(int peer, Lane lane) {
   const GroupMember& member = spec_.members[static_cast<std::size_t>(peer)];
   const std::uint64_t seed =
       seed_ + static_cast<std::uint64_t>(peer) * 2 + (lane == Lane::kPointToPoint ? 1 : 0);
-  return std::make_unique<Connector>(static_cast<ConnectorListener&>(*this), peer,
-                                     DecodeEndpoint(member.endpoint).address, EncodeHello(hello),
-                                     seed);
+  return std::make_unique<Connector>(static_cast<ConnectorListener&>(*this),
+                                     DecodeEndpoint(member.endpoint).address, hello,
+                                     OfferStream(peer, lane), seed);
 }
 
 MessageLink* CommGroup::AddLink(int peer, Lane lane, std::unique_ptr<MessageLink>& slot,
-                                FileDescriptor socket) {
-  slot = std::make_unique<MessageLink>(MakeTcpStream(std::move(socket)),
-                                       static_cast<LinkListener&>(*this), peer, lane,
-                                       context_.checksums);
+                                std::unique_ptr<ByteStream> stream) {
+  slot = std::make_unique<MessageLink>(std::move(stream), static_cast<LinkListener&>(*this), peer,
+                                       lane, context_.checksums);
   return slot.get();
 }
 
@@ -184,7 +177,7 @@ void CommGroup::OnTime() {
   }
   if (!settled && context_.now < linger_until_) return;
   // A peer that has not made this group yet finds the goodbye when it does.
-  TakeSocketsEarly();
+  TakeStreamsEarly();
   ForEachLink([&](MessageLink& link) {
     if (!link.finishing()) SayGoodbye(link);
     if (link.wants_flush()) link.Flush();
@@ -198,13 +191,15 @@ Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
   const bool collective = hello.lane == Lane::kCollective;
   const bool tell_failure = state_ == State::kLingering && failed_ && collective;
   if (state_ != State::kLive && !tell_failure) {
-    SendReply(socket, HelloVerdict::kLeft);
+    SendReply(socket.get(), HelloVerdict::kLeft);
     return Routing::kRefuse;
   }
   if (collective && hello.from < spec_.rank) return Routing::kRefuse;  // That one we connect.
   std::unique_ptr<MessageLink>& slot = collective ? peer.link : peer.inbound;
-  if (slot != nullptr || !SendReply(socket, HelloVerdict::kAccepted)) return Routing::kRefuse;
-  MessageLink* link = AddLink(hello.from, hello.lane, slot, std::move(socket));
+  if (slot != nullptr) return Routing::kRefuse;
+  std::unique_ptr<ByteStream> stream = AcceptStream(hello, socket);
+  if (stream == nullptr) return Routing::kRefuse;
+  MessageLink* link = AddLink(hello.from, hello.lane, slot, std::move(stream));
   if (tell_failure) {
     SayGoodbye(*link);
   } else if (collective) {
@@ -215,15 +210,22 @@ Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
   return Routing::kTaken;
 }
 
-void CommGroup::OnConnected(Connector& connector, FileDescriptor socket) {
+bool CommGroup::SendReply(int socket, HelloVerdict verdict) {
+  // The first bytes on a new connection: its buffer is empty, they fit.
+  const std::string reply = EncodeHelloReply(verdict);
+  const ssize_t n = send(socket, reply.data(), reply.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  return n == static_cast<ssize_t>(reply.size());
+}
+
+void CommGroup::OnConnected(Connector& connector, std::unique_ptr<ByteStream> stream) {
   const int rank = connector.peer();
   Peer& peer = PeerAt(rank);
   if (&connector == peer.outbound_connector.get()) {
     if (state_ != State::kLive || point_to_point_.HasLeft(rank)) return;
-    MessageLink* link = AddLink(rank, Lane::kPointToPoint, peer.outbound, std::move(socket));
+    MessageLink* link = AddLink(rank, Lane::kPointToPoint, peer.outbound, std::move(stream));
     return point_to_point_.SetOutbound(rank, link);
   }
-  MessageLink* link = AddLink(rank, Lane::kCollective, peer.link, std::move(socket));
+  MessageLink* link = AddLink(rank, Lane::kCollective, peer.link, std::move(stream));
   if (state_ == State::kLive) return UpdateConnected();
   SayGoodbye(*link);
 }
@@ -348,17 +350,17 @@ void CommGroup::BeginLinger(const Status& status) {
   for (Peer& peer : peers_) {
     if (peer.outbound_connector != nullptr) peer.outbound_connector->Cancel();
   }
-  TakeSocketsEarly();
+  TakeStreamsEarly();
   ForEachLink([&](MessageLink& link) { SayGoodbye(link); });
   // Not from the beginning of this turn: copying what was half sent may have taken long.
   linger_until_ = context_.clock.Now() + kLinger;
 }
 
-void CommGroup::TakeSocketsEarly() {
+void CommGroup::TakeStreamsEarly() {
   for (Peer& peer : peers_) {
     if (peer.connector == nullptr || peer.connector->done()) continue;
-    FileDescriptor early = peer.connector->TakeSocketEarly();
-    if (early.valid())
+    std::unique_ptr<ByteStream> early = peer.connector->TakeStreamEarly();
+    if (early != nullptr)
       AddLink(peer.connector->peer(), Lane::kCollective, peer.link, std::move(early));
   }
 }

@@ -15,6 +15,7 @@
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/message_link.h"
 #include "runtime/comm/point_to_point.h"
+#include "runtime/comm/shm_allowance.h"
 #include "runtime/comm/switchboard.h"
 #include "runtime/net/socket.h"
 
@@ -93,7 +94,7 @@ class CommGroup final : private LinkListener,
   void OnSent(MessageLink& link, std::uint64_t token) override;
   void OnEnd(MessageLink& link, const Status& why) override;
   void OnEndAhead(MessageLink& link, const std::optional<MessageHeader>& goodbye) override;
-  void OnConnected(Connector& connector, FileDescriptor socket) override;
+  void OnConnected(Connector& connector, std::unique_ptr<ByteStream> stream) override;
   void OnPeerLeft(Connector& connector) override;
   void OnAttemptFailed(Connector& connector, const Status& why) override;
   void SendPart(int peer, std::uint8_t phase, std::span<const std::byte> payload) override;
@@ -116,7 +117,8 @@ class CommGroup final : private LinkListener,
   }
   std::unique_ptr<Connector> MakeConnector(int peer, Lane lane);
   MessageLink* AddLink(int peer, Lane lane, std::unique_ptr<MessageLink>& slot,
-                       FileDescriptor socket);
+                       std::unique_ptr<ByteStream> stream);
+  static bool SendReply(int socket, HelloVerdict verdict);
   void UpdateConnected();
 
   bool StartNext();
@@ -136,7 +138,9 @@ class CommGroup final : private LinkListener,
   Status LateCollective(const SubmittedOp& op, OpTimeouts::Verdict verdict) const;
 
   // Shared memory: group_shm.cc.
-  bool MayShareMemory() const;
+  std::unique_ptr<ShmStreamOffer> OfferStream(int peer, Lane lane);
+  std::unique_ptr<ByteStream> AcceptStream(const Hello& hello, FileDescriptor& socket);
+  std::optional<ShmGeometry> BoardGeometry() const;
   void OfferSegment();
   void OnShmMessage(int peer, const MessageHeader& header, const std::string& text);
   void SendShm(int peer, ShmMessage message, bool yes, std::string text);
@@ -153,8 +157,8 @@ class CommGroup final : private LinkListener,
   // The whole communicator is over because of `status`; the peers are told.
   void FailCommunicator(const Status& status);
   void BeginLinger(const Status& status);
-  // Connectors that have said hello give their sockets up for a goodbye.
-  void TakeSocketsEarly();
+  // Connectors that have said hello give their streams up for a goodbye.
+  void TakeStreamsEarly();
   void SayGoodbye(MessageLink& link);
   void CloseEverything();
 
@@ -170,6 +174,7 @@ class CommGroup final : private LinkListener,
   bool connected_ = false;  // OnConnected was told.
   bool resolved_ = false;   // Every peer has connected or left: collectives may start.
 
+  ShmAllowance allowance_;
   Transport transport_ = Transport::kUndecided;
   std::unique_ptr<ShmSegment> segment_;  // Offered or attached, until the decision.
   bool all_attached_ = true;             // Rank 0: of those that have answered.

@@ -198,11 +198,12 @@ Result<Communicator::Ran> GroupPort::Run(Operation op, Completion done,
   return ran;
 }
 
-ShmLane& GroupPort::OpenLane(std::unique_ptr<ShmSegment> segment, std::deque<SubmittedOp> waiting,
-                             bool checksums) {
+ShmLane& GroupPort::OpenLane(std::unique_ptr<ShmSegment> segment, const ShmGeometry& geometry,
+                             std::deque<SubmittedOp> waiting, bool checksums) {
   std::lock_guard lock(mutex_);
   RESILIENT_CHECK(lane_ == nullptr);
-  lane_ = std::make_unique<ShmLane>(*this, abort_.get(), std::move(segment), clock_, checksums);
+  lane_ = std::make_unique<ShmLane>(*this, abort_.get(), std::move(segment), geometry, clock_,
+                                    checksums);
   // In the order in which they were submitted.
   for (SubmittedOp& op : waiting) lane_->Submit(std::move(op));
   for (SubmittedOp& op : std::exchange(ops_, {})) Queue(std::move(op));

@@ -94,9 +94,10 @@ class GroupPort {
   // No more operations are accepted but refused with `cause` (the first one wins); returns those
   // not yet taken.
   std::vector<SubmittedOp> Close(const Status& cause);
-  // From now on collectives go to a lane on `segment`, beginning with `waiting`. At most once.
-  ShmLane& OpenLane(std::unique_ptr<ShmSegment> segment, std::deque<SubmittedOp> waiting,
-                    bool checksums);
+  // From now on collectives go to a lane on `segment`, which `geometry` divides, beginning with
+  // `waiting`. At most once.
+  ShmLane& OpenLane(std::unique_ptr<ShmSegment> segment, const ShmGeometry& geometry,
+                    std::deque<SubmittedOp> waiting, bool checksums);
   void OnCompleted() { outstanding_.fetch_sub(1, std::memory_order_acq_rel); }
   // Whoever runs a collective is at its next step.
   void OnStep() {

@@ -2,29 +2,48 @@
 #include <utility>
 
 #include "runtime/base/log.h"
-#include "runtime/comm/endpoint.h"
 #include "runtime/comm/group.h"
 
-// How a group comes to its shared memory: rank 0 makes a segment and offers it to everyone, each
-// answers whether it has attached, and rank 0 tells the verdict. Until then collectives wait.
+// How a group comes to its shared memory. Links: who connects offers some to a peer on its host.
+// Collectives inside a host: rank 0 makes a segment and offers it to everyone, each answers whether
+// it has attached, and rank 0 tells the verdict. Until then collectives wait.
 
 namespace resilient {
 
-// Looks only at what is equal on all ranks: where one waits for a verdict, rank 0 gives it.
-bool CommGroup::MayShareMemory() const {
-  const std::string host = DecodeEndpoint(spec_.members.front().endpoint).host_id;
-  if (host.empty()) return false;
-  for (const GroupMember& member : spec_.members) {
-    if (DecodeEndpoint(member.endpoint).host_id != host) return false;
+std::unique_ptr<ShmStreamOffer> CommGroup::OfferStream(int peer, Lane lane) {
+  const std::optional<ShmStreamGeometry> geometry = allowance_.Take(peer, lane);
+  if (!geometry) return nullptr;
+  Result<std::unique_ptr<ShmStreamOffer>> offer = ShmStreamOffer::Make(*geometry);
+  if (offer) return std::move(*offer);
+  RESILIENT_LOG(kWarn, "group ", spec_.name, " has a TCP link to rank ", peer,
+                " on its host: ", offer.status().message());
+  return nullptr;
+}
+
+std::unique_ptr<ByteStream> CommGroup::AcceptStream(const Hello& hello, FileDescriptor& socket) {
+  if (!hello.shm_offer.empty()) {
+    const int connection = socket.get();
+    Result<std::unique_ptr<ByteStream>> stream = AttachShmStream(hello.shm_offer, socket);
+    if (stream) {
+      return SendReply(connection, HelloVerdict::kAcceptedShared) ? std::move(*stream) : nullptr;
+    }
+    if (stream.status().code() != StatusCode::kCancelled) {
+      RESILIENT_LOG(kWarn, "group ", spec_.name, " has a TCP link to rank ", hello.from,
+                    " on its host: ", stream.status().message());
+    }
   }
-  return true;
+  return SendReply(socket.get(), HelloVerdict::kAccepted) ? MakeTcpStream(std::move(socket))
+                                                          : nullptr;
+}
+
+std::optional<ShmGeometry> CommGroup::BoardGeometry() const {
+  return ShmGeometry::Within(context_.shm_limit, port_->size());
 }
 
 void CommGroup::OfferSegment() {
-  const std::optional<ShmGeometry> geometry =
-      ShmGeometry::Within(context_.shm_limit, port_->size());
+  const std::optional<ShmGeometry> geometry = BoardGeometry();
   if (!geometry) return Decide(false);
-  Result<std::unique_ptr<ShmSegment>> segment = ShmSegment::Create(*geometry);
+  Result<std::unique_ptr<ShmSegment>> segment = ShmSegment::Create(geometry->TotalBytes());
   if (!segment.ok()) {
     RESILIENT_LOG(kWarn, "group ", spec_.name,
                   " uses TCP inside the host: ", segment.status().message());
@@ -65,15 +84,15 @@ void CommGroup::OnShmMessage(int peer, const MessageHeader& header, const std::s
 }
 
 void CommGroup::Answer(const std::string& text) {
-  const std::optional<ShmGeometry> geometry =
-      ShmGeometry::Within(context_.shm_limit, port_->size());
+  const std::optional<ShmGeometry> geometry = BoardGeometry();
   const std::optional<ShmSegment::Offer> offer = ShmSegment::DecodeOffer(text);
   Status why(StatusCode::kProtocol, "the offer cannot be read");
   if (!geometry) {
     why = Status(StatusCode::kResourceExhausted,
                  StrCat("RESILIENT_SHM_LIMIT is too little for ", port_->size(), " ranks"));
   } else if (offer) {
-    Result<std::unique_ptr<ShmSegment>> segment = ShmSegment::Attach(*offer, *geometry);
+    Result<std::unique_ptr<ShmSegment>> segment =
+        ShmSegment::Attach(*offer, geometry->TotalBytes());
     if (segment.ok()) segment_ = std::move(*segment);
     why = segment.status();
   }
@@ -107,7 +126,8 @@ void CommGroup::Decide(bool shared) {
 void CommGroup::UseSharedMemory(std::unique_ptr<ShmSegment> segment) {
   segment->CloseOffer();
   transport_ = Transport::kSharedMemory;
-  lane_ = &port_->OpenLane(std::move(segment), std::exchange(pending_, {}), context_.checksums);
+  lane_ = &port_->OpenLane(std::move(segment), *BoardGeometry(), std::exchange(pending_, {}),
+                           context_.checksums);
   for (int peer = 0; peer < port_->size(); ++peer) {
     if (!PeerAt(peer).end.ok()) lane_->OnPeerEnded(peer, PeerAt(peer).end);
   }

@@ -1,7 +1,5 @@
 #include "runtime/comm/message_link.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -348,11 +346,9 @@ void MessageLink::EndReading(const Status& why) {
 
 short MessageLink::Interest() const {
   if (dead()) return 0;
-  short events = 0;
-  if (!read_ended_ && !stalled_) events |= POLLIN;
-  if (!read_ended_ && stalled_ && !resumed_ && !looked_ahead_) events |= POLLRDHUP;
-  if (write_blocked_ && HasOutput() && !write_broken_) events |= POLLOUT;
-  return events;
+  return stream_->PollFor({.bytes = !read_ended_ && !stalled_,
+                           .room = write_blocked_ && HasOutput() && !write_broken_,
+                           .end = !read_ended_ && stalled_ && !resumed_ && !looked_ahead_});
 }
 
 void MessageLink::LookAhead() {
@@ -377,14 +373,14 @@ void MessageLink::LookAhead() {
 
 void MessageLink::OnReady(short revents) {
   if (dead()) return;
+  const StreamEvents ready = stream_->OnReady(revents);
   // The peer has ended the stream while we hold a message of it: it has left or it died, and
   // nobody must wait for that to be known until the message is wanted.
-  if ((revents & (POLLRDHUP | POLLERR | POLLHUP)) && stalled_ && !resumed_ && !looked_ahead_)
-    LookAhead();
+  if (ready.end && stalled_ && !resumed_ && !looked_ahead_) LookAhead();
   if (dead()) return;
-  // An error shows on both sides; the write that follows finds it and gives up.
-  if (revents & (POLLOUT | POLLERR | POLLHUP)) write_blocked_ = false;
-  if ((revents & (POLLIN | POLLERR | POLLHUP)) && !stalled_ && !read_ended_) Read();
+  // If it is an error that shows, the write that follows finds it and gives up.
+  if (ready.room) write_blocked_ = false;
+  if (ready.bytes && !stalled_ && !read_ended_) Read();
 }
 
 void MessageLink::Kill() {

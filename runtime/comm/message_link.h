@@ -64,7 +64,7 @@ class LinkListener {
   virtual void OnMessage(MessageLink& link, const MessageHeader& header) = 0;
   // In place of OnMessage: what came is not what was sent, and its sink has it.
   virtual void OnDamaged(MessageLink& link, const MessageHeader& header) = 0;
-  // A message sent with this token (not 0) is wholly with the kernel: its memory is free.
+  // A message sent with this token (not 0) is wholly with the stream: its memory is free.
   virtual void OnSent(MessageLink& link, std::uint64_t token) = 0;
   // Nothing more will be received. `why` is OK when the stream ended between two messages.
   virtual void OnEnd(MessageLink& link, const Status& why) = 0;
@@ -107,12 +107,12 @@ class MessageLink {
 
   // Offers a held header, or a full sink, again at the next Read.
   void Resume();
-  // Whether Read would do something without new bytes from the kernel.
+  // Whether Read would do something without new bytes from the stream.
   bool wants_read() const { return resumed_ && !dead() && !read_ended_; }
   // Whether Flush would try to write.
   bool wants_flush() const { return !dead() && !write_blocked_ && HasOutput(); }
 
-  // Writes what the kernel takes. Reads until the kernel has no more, a header is held, or the
+  // Writes what the stream takes. Reads until the stream has no more, a header is held, or the
   // turn's budget is spent, so that one peer cannot starve the others.
   void Flush();
   void Read();

@@ -48,13 +48,13 @@ struct ShmLane::Running {
 };
 
 ShmLane::ShmLane(GroupPort& port, const AbortCell* abort, std::unique_ptr<ShmSegment> segment,
-                 const Clock& clock, bool checksums)
+                 const ShmGeometry& geometry, const Clock& clock, bool checksums)
     : port_(port),
       abort_(abort),
       segment_(std::move(segment)),
       clock_(clock),
       spins_(SpinsFor(port.size())),
-      board_(segment_->memory(), segment_->geometry(), port.spec().rank, checksums),
+      board_(segment_->memory(), geometry, port.spec().rank, checksums),
       ends_(static_cast<std::size_t>(port.size())) {}
 
 ShmLane::~ShmLane() { RESILIENT_CHECK(!thread_.Joinable()); }

@@ -33,7 +33,7 @@ class ShmLane {
  public:
   // `port` owns the lane; `abort` may be null.
   ShmLane(GroupPort& port, const AbortCell* abort, std::unique_ptr<ShmSegment> segment,
-          const Clock& clock, bool checksums);
+          const ShmGeometry& geometry, const Clock& clock, bool checksums);
   ~ShmLane();
   ShmLane(const ShmLane&) = delete;
   ShmLane& operator=(const ShmLane&) = delete;

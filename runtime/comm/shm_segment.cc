@@ -74,23 +74,22 @@ std::optional<ShmSegment::Offer> ShmSegment::DecodeOffer(std::string_view text) 
   return offer;
 }
 
-ShmSegment::ShmSegment(FileDescriptor file, std::span<std::byte> memory,
-                       const ShmGeometry& geometry)
-    : file_(std::move(file)), memory_(memory), geometry_(geometry) {}
+ShmSegment::ShmSegment(FileDescriptor file, std::span<std::byte> memory)
+    : file_(std::move(file)), memory_(memory) {}
 
 ShmSegment::~ShmSegment() { munmap(memory_.data(), memory_.size()); }
 
-Result<std::unique_ptr<ShmSegment>> ShmSegment::Create(const ShmGeometry& geometry) {
+Result<std::unique_ptr<ShmSegment>> ShmSegment::Create(std::size_t bytes) {
   FileDescriptor file(memfd_create("resilient", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file.valid()) {
     return Status(StatusCode::kResourceExhausted,
                   StrCat("cannot make shared memory: ", std::strerror(errno)));
   }
-  const auto bytes = static_cast<off_t>(geometry.TotalBytes());
   // Reserved now: memory that is missing later would be a SIGBUS in the middle of an operation.
-  int reserved = ftruncate(file.get(), bytes);
+  const auto size = static_cast<off_t>(bytes);
+  int reserved = ftruncate(file.get(), size);
   if (reserved == 0) {
-    do reserved = fallocate(file.get(), 0, 0, bytes);
+    do reserved = fallocate(file.get(), 0, 0, size);
     while (reserved != 0 && errno == EINTR);
   }
   if (reserved != 0) {
@@ -100,11 +99,10 @@ Result<std::unique_ptr<ShmSegment>> ShmSegment::Create(const ShmGeometry& geomet
   }
   // Nobody can make it shorter under the others.
   fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
-  return Map(std::move(file), geometry);
+  return Map(std::move(file), bytes);
 }
 
-Result<std::unique_ptr<ShmSegment>> ShmSegment::Attach(const Offer& offer,
-                                                       const ShmGeometry& geometry) {
+Result<std::unique_ptr<ShmSegment>> ShmSegment::Attach(const Offer& offer, std::size_t bytes) {
   const std::string path = StrCat("/proc/", offer.pid, "/fd/", offer.fd);
   FileDescriptor file(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY));
   if (!file.valid()) {
@@ -117,17 +115,15 @@ Result<std::unique_ptr<ShmSegment>> ShmSegment::Attach(const Offer& offer,
   const bool same = seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && fstat(file.get(), &found) == 0 &&
                     found.st_ino == offer.inode &&
                     static_cast<std::uint64_t>(found.st_size) == offer.bytes &&
-                    offer.bytes == geometry.TotalBytes();
+                    offer.bytes == bytes;
   if (!same) {
     return Status(StatusCode::kUnreachable,
                   StrCat("the shared memory of process ", offer.pid, " is not what it offered"));
   }
-  return Map(std::move(file), geometry);
+  return Map(std::move(file), bytes);
 }
 
-Result<std::unique_ptr<ShmSegment>> ShmSegment::Map(FileDescriptor file,
-                                                    const ShmGeometry& geometry) {
-  const std::size_t bytes = geometry.TotalBytes();
+Result<std::unique_ptr<ShmSegment>> ShmSegment::Map(FileDescriptor file, std::size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   if (memory == MAP_FAILED) {
     return Status(StatusCode::kResourceExhausted,
@@ -136,7 +132,7 @@ Result<std::unique_ptr<ShmSegment>> ShmSegment::Map(FileDescriptor file,
   // A forked child has no part in the group.
   madvise(memory, bytes, MADV_DONTFORK);
   const std::span<std::byte> mapped(static_cast<std::byte*>(memory), bytes);
-  return std::unique_ptr<ShmSegment>(new ShmSegment(std::move(file), mapped, geometry));
+  return std::unique_ptr<ShmSegment>(new ShmSegment(std::move(file), mapped));
 }
 
 ShmSegment::Offer ShmSegment::MakeOffer() const {

@@ -30,11 +30,12 @@ struct ShmGeometry {
   std::size_t TotalBytes() const;
 };
 
-// Memory that the ranks of one group on one host share. Its pages belong to no file system: they go
-// with the last process that maps them, however it ends. Rank 0 creates it and offers it to its
+// Memory that ranks of one group on one host share. Its pages belong to no file system: they go
+// with the last process that maps them, however it ends. One rank creates it and offers it to its
 // peers, which open it through its descriptor in /proc. Not inherited by forked children.
 //
-// Owner: the lane of a group. Thread: the mapping is immutable; what is in it belongs to ShmBoard.
+// Owner: the lane of a group, or a stream. Thread: the mapping is immutable; what is in it belongs
+// to ShmBoard or ShmStream.
 class ShmSegment {
  public:
   // What a peer needs to attach. Text: "pid fd bytes inode".
@@ -48,10 +49,10 @@ class ShmSegment {
   static std::optional<Offer> DecodeOffer(std::string_view text);
 
   // Zeroed, its memory reserved. kResourceExhausted when the host has no room for it.
-  static Result<std::unique_ptr<ShmSegment>> Create(const ShmGeometry& geometry);
-  // kUnreachable when this process may not see that one's descriptors, or it has closed it.
-  static Result<std::unique_ptr<ShmSegment>> Attach(const Offer& offer,
-                                                    const ShmGeometry& geometry);
+  static Result<std::unique_ptr<ShmSegment>> Create(std::size_t bytes);
+  // kUnreachable when this process may not see that one's descriptors, it has closed it, or it is
+  // not of `bytes`.
+  static Result<std::unique_ptr<ShmSegment>> Attach(const Offer& offer, std::size_t bytes);
 
   ~ShmSegment();
   ShmSegment(const ShmSegment&) = delete;
@@ -62,16 +63,14 @@ class ShmSegment {
   // All peers have attached or never will.
   void CloseOffer() { file_.Reset(); }
 
-  const ShmGeometry& geometry() const { return geometry_; }
   std::span<std::byte> memory() const { return memory_; }
 
  private:
-  ShmSegment(FileDescriptor file, std::span<std::byte> memory, const ShmGeometry& geometry);
-  static Result<std::unique_ptr<ShmSegment>> Map(FileDescriptor file, const ShmGeometry& geometry);
+  ShmSegment(FileDescriptor file, std::span<std::byte> memory);
+  static Result<std::unique_ptr<ShmSegment>> Map(FileDescriptor file, std::size_t bytes);
 
   FileDescriptor file_;
   const std::span<std::byte> memory_;
-  const ShmGeometry geometry_;
 };
 
 // Names the host as far as shared memory reaches: equal for two processes when each can open the

@@ -68,7 +68,7 @@ bool Switchboard::ReadHello(Caller& caller) {
       wanted = *length;
     }
     if (caller.bytes.size() == wanted) break;
-    char buffer[kHelloFixedBytes + kMaxSecret + kMaxGroupName];
+    char buffer[kHelloFixedBytes + kMaxSecret + kMaxGroupName + kMaxShmText];
     // Not a byte more than the hello: what follows belongs to the group.
     const ssize_t n = recv(caller.socket.get(), buffer, wanted - caller.bytes.size(), MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;

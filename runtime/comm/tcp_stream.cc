@@ -1,5 +1,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -21,6 +22,17 @@ class TcpStream final : public ByteStream {
   }
 
   int fd() const override { return socket_.get(); }
+  short PollFor(const StreamEvents& wanted) const override {
+    return static_cast<short>((wanted.bytes ? POLLIN : 0) | (wanted.room ? POLLOUT : 0) |
+                              (wanted.end ? POLLRDHUP : 0));
+  }
+  StreamEvents OnReady(short revents) override {
+    // An error shows on both sides.
+    const bool error = (revents & (POLLERR | POLLHUP)) != 0;
+    return {.bytes = error || (revents & POLLIN) != 0,
+            .room = error || (revents & POLLOUT) != 0,
+            .end = error || (revents & POLLRDHUP) != 0};
+  }
 
   IoResult Read(std::span<const iovec> into) override {
     msghdr message = Message(into);

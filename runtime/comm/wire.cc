@@ -77,7 +77,8 @@ bool ParseNumber(std::string_view text, T* value) {
 }  // namespace
 
 std::string EncodeHello(const Hello& hello) {
-  RESILIENT_CHECK(hello.secret.size() <= kMaxSecret && hello.group.size() <= kMaxGroupName);
+  RESILIENT_CHECK(hello.secret.size() <= kMaxSecret && hello.group.size() <= kMaxGroupName &&
+                  hello.shm_offer.size() <= kMaxShmText);
   return Writer()
       .Put(kHelloMagic)
       .Put(kWireVersion)
@@ -89,9 +90,11 @@ std::string EncodeHello(const Hello& hello) {
       .Put(static_cast<std::int32_t>(hello.to))
       .Put(static_cast<std::uint32_t>(hello.secret.size()))
       .Put(static_cast<std::uint32_t>(hello.group.size()))
-      .Put(std::uint64_t{0})  // Room for features.
+      .Put(static_cast<std::uint32_t>(hello.shm_offer.size()))
+      .Put(std::uint32_t{0})
       .Append(hello.secret)
       .Append(hello.group)
+      .Append(hello.shm_offer)
       .Take();
 }
 
@@ -108,8 +111,10 @@ Result<std::size_t> HelloLength(std::string_view fixed) {
   Reader lengths(fixed.substr(32));
   const auto secret = lengths.Get<std::uint32_t>();
   const auto group = lengths.Get<std::uint32_t>();
-  if (secret > kMaxSecret || group > kMaxGroupName) return NotOurs("greeting");
-  return kHelloFixedBytes + secret + group;
+  const auto shm_offer = lengths.Get<std::uint32_t>();
+  if (secret > kMaxSecret || group > kMaxGroupName || shm_offer > kMaxShmText)
+    return NotOurs("greeting");
+  return kHelloFixedBytes + secret + group + shm_offer;
 }
 
 Result<Hello> DecodeHello(std::string_view bytes) {
@@ -122,11 +127,13 @@ Result<Hello> DecodeHello(std::string_view bytes) {
   hello.from = in.Get<std::int32_t>();
   hello.to = in.Get<std::int32_t>();
   const auto secret = in.Get<std::uint32_t>();
+  const auto group = in.Get<std::uint32_t>();
   const bool known_lane = hello.lane == Lane::kCollective || hello.lane == Lane::kPointToPoint;
   if (!known_lane || hello.from < 0 || hello.to < 0 || hello.from == hello.to)
     return NotOurs("greeting");
   hello.secret = bytes.substr(kHelloFixedBytes, secret);
-  hello.group = bytes.substr(kHelloFixedBytes + secret);
+  hello.group = bytes.substr(kHelloFixedBytes + secret, group);
+  hello.shm_offer = bytes.substr(kHelloFixedBytes + secret + group);
   return hello;
 }
 
@@ -142,7 +149,8 @@ Result<HelloVerdict> DecodeHelloReply(std::string_view bytes) {
   Reader in(bytes);
   if (in.Get<std::uint32_t>() != kReplyMagic) return NotOurs("reply");
   const auto verdict = static_cast<HelloVerdict>(in.Get<std::uint8_t>());
-  if (verdict != HelloVerdict::kAccepted && verdict != HelloVerdict::kLeft) return NotOurs("reply");
+  if (verdict < HelloVerdict::kAccepted || verdict > HelloVerdict::kAcceptedShared)
+    return NotOurs("reply");
   return verdict;
 }
 

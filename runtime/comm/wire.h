@@ -38,6 +38,7 @@ struct Hello {
   Lane lane = Lane::kCollective;
   std::string secret;
   std::string group;
+  std::string shm_offer;  // ShmStreamOffer::text; empty: none.
 };
 
 std::string EncodeHello(const Hello& hello);
@@ -48,7 +49,9 @@ Result<Hello> DecodeHello(std::string_view bytes);
 
 enum class HelloVerdict : std::uint8_t {
   kAccepted = 1,
-  kLeft = 2  // That rank was in this group and has left it.
+  kLeft = 2,  // That rank was in this group and has left it.
+  // As kAccepted; the bytes go through the shared memory that was offered.
+  kAcceptedShared = 3
 };
 std::string EncodeHelloReply(HelloVerdict verdict);
 Result<HelloVerdict> DecodeHelloReply(std::string_view bytes);

@@ -138,16 +138,17 @@ struct CpuFabricOptions {
   // "eth1,eth0": listens at an address of the first one that exists instead.
   std::string interfaces;
   std::string name = "res-comm";  // Thread name.
-  // Bytes of shared memory that a group may take where all its ranks are on one host; the same on
-  // all ranks. 0, or too little for the group: TCP inside the host as well.
+  // Bytes of shared memory that a group may take on one host; the same on all ranks. 0, or too
+  // little for the group: TCP inside the host as well.
   std::size_t shm_limit = 256u << 20;
   // A checksum goes with all data that this rank sends. Receivers follow the sender: ranks may
   // differ. What has come damaged fails the communicator with kCommFailed.
   bool checksums = false;
 };
 
-// The CPU transport: one listener and one comm thread per session, TCP links per group and pair,
-// shared memory for the collectives of groups inside one host.
+// The CPU transport: one listener and one comm thread per session, links per group and pair, over
+// TCP or inside a host through shared memory; shared memory for the collectives of groups inside
+// one host.
 // kUnreachable when the address cannot be bound, kSetting when no interface exists. `events`
 // outlives the factory.
 Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions options,

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -133,6 +134,8 @@ using FabricMaker =
 struct Transport {
   std::string name;
   FabricMaker make;
+  // The number of the host that a rank believes to be on; null: all are on one.
+  std::function<int(int rank)> host_of = nullptr;
   // Whether a rank that needs nothing of another may end an operation before that one has entered
   // it: the root of a broadcast, all but the root of a gather.
   bool roots_run_ahead = true;
@@ -150,7 +153,24 @@ inline std::vector<Transport> AllTransports() {
     };
   };
   return {{.name = "tcp", .make = with(0)},
-          {.name = "shm", .make = with(CpuFabricOptions().shm_limit), .roots_run_ahead = false}};
+          {.name = "shm", .make = with(CpuFabricOptions().shm_limit), .roots_run_ahead = false},
+          {.name = "mixed", .make = with(CpuFabricOptions().shm_limit), .host_of = [](int rank) {
+             return rank % 2;
+           }}};
+}
+
+// Mappings of shared memory in this process.
+inline std::size_t MappedSegments() {
+  std::ifstream maps("/proc/self/maps");
+  std::size_t count = 0;
+  for (std::string line; std::getline(maps, line);)
+    count += line.find("/memfd:resilient") != std::string::npos ? 1 : 0;
+  return count;
+}
+
+// An endpoint of this host as if it were on another one, unless `host` is 0.
+inline std::string OnHost(const std::string& endpoint, int host) {
+  return host == 0 ? endpoint : endpoint + "#" + std::to_string(host);
 }
 
 // With checksums; for a part of the suites.
@@ -212,7 +232,7 @@ inline Operation RecvOp(std::vector<float>& data, int from, std::uint32_t tag) {
 // N ranks in this process, each with a fabric of its own.
 class World {
  public:
-  World(const Transport& transport, int size) {
+  World(const Transport& transport, int size) : host_of_(transport.host_of) {
     for (int rank = 0; rank < size; ++rank) {
       events.push_back(std::make_unique<EventLog>());
       auto fabric = transport.make(clock, *events.back());
@@ -249,7 +269,8 @@ class World {
   }
   std::string endpoint(int rank) const {
     const auto& fabric = fabrics[static_cast<std::size_t>(rank)];
-    return fabric ? fabric->endpoint() : "127.0.0.1:1";
+    if (fabric == nullptr) return "127.0.0.1:1";
+    return OnHost(fabric->endpoint(), host_of_ ? host_of_(rank) : 0);
   }
   std::shared_ptr<Communicator> Create(int rank, GroupSpec spec,
                                        std::shared_ptr<AbortCell> abort = nullptr) {
@@ -279,6 +300,9 @@ class World {
   std::vector<std::unique_ptr<EventLog>> events;
   std::vector<std::unique_ptr<CommunicatorFactory>> fabrics;
   std::vector<std::shared_ptr<Communicator>> group;  // The group "world", by rank.
+
+ private:
+  const std::function<int(int)> host_of_;
 };
 
 inline void ExpectAllOk(const std::vector<Status>& outcomes) {

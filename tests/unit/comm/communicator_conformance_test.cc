@@ -53,6 +53,8 @@ std::vector<Case> AllCases() {
   std::vector<Case> cases;
   for (const Transport& transport : AllTransports()) {
     for (const int size : Sizes()) cases.push_back({.transport = transport, .size = size});
+    // Two pairs.
+    if (kSanitized && transport.host_of) cases.push_back({.transport = transport, .size = 4});
   }
   for (const Transport& transport : ChecksummedTransports()) {
     for (const int size : {2, 5}) {

@@ -25,6 +25,8 @@ const Status kLost(StatusCode::kRankLost, "rank 9 (nowhere, pid 9) was killed");
 class Failure : public ::testing::TestWithParam<Transport> {
  protected:
   std::unique_ptr<World> MakeWorld(int size) { return std::make_unique<World>(GetParam(), size); }
+  // The least size in which the first and the last rank are on one host, if any two are.
+  int SizeWithAPair() const { return GetParam().host_of ? 3 : 2; }
 };
 
 INSTANTIATE_TEST_SUITE_P(Transports, Failure, ::testing::ValuesIn(AllTransports()),
@@ -422,14 +424,20 @@ TEST_P(Failure, Leave_CancelsOwnOperationsAndFreesTheirMemory) {
 }
 
 TEST_P(Failure, Leave_BeforeThePeerMadeTheGroup_IsToldLater) {
-  for (const int leaver : {0, 1}) {
-    const auto world = MakeWorld(2);
+  const int last = SizeWithAPair() - 1;
+  for (const int leaver : {0, last}) {
+    const auto world = MakeWorld(last + 1);
     auto early = world->Create(leaver, world->Spec("short", leaver));
-    EXPECT_EQ(Pending::Of(world->at(0), BarrierOp()).seq, 1u);
-    EXPECT_TRUE(Pending::Of(world->at(1), BarrierOp()).Wait().ok());  // The hello has gone out.
+    ExpectAllOk(world->RunAll([](int) { return BarrierOp(); }));  // The hello has gone out.
     early->Leave();
-    const auto late = world->Create(1 - leaver, world->Spec("short", 1 - leaver));
-    EXPECT_EQ(Pending::Of(*late, BarrierOp()).Wait().code(), StatusCode::kLeft);
+    const int other = last - leaver;
+    const auto late = world->Create(other, world->Spec("short", other));
+    Data data(4);
+    EXPECT_EQ(Pending::Of(*late, RecvOp(data, leaver, 0)).Wait().code(), StatusCode::kLeft);
+    if (last == 1) {
+      EXPECT_EQ(Pending::Of(*late, BarrierOp()).Wait().code(), StatusCode::kLeft);
+    }
+    EXPECT_EQ(world->log(other).LostCount(leaver), 0);
   }
 }
 
@@ -524,15 +532,16 @@ std::size_t OpenDescriptors() {
 }
 
 TEST_P(Failure, TwoHundredGroups_LeakNoDescriptor) {
-  const auto world = MakeWorld(2);
+  const int last = SizeWithAPair() - 1;
+  const auto world = MakeWorld(last + 1);
   ExpectAllOk(world->RunAll([](int) { return BarrierOp(); }));
   const std::size_t before = OpenDescriptors();
   for (std::uint64_t i = 2; i < 202; ++i) {
     const auto group = world->CreateAll("cycle", i);
     Data data(4), got(4);
-    std::vector<Pending> pending = {
-        Pending::Of(*group[0], BarrierOp()), Pending::Of(*group[1], BarrierOp()),
-        Pending::Of(*group[0], SendOp(data, 1, 0)), Pending::Of(*group[1], RecvOp(got, 0, 0))};
+    std::vector<Pending> pending = {Pending::Of(*group.front(), SendOp(data, last, 0)),
+                                    Pending::Of(*group.back(), RecvOp(got, 0, 0))};
+    for (const auto& one : group) pending.push_back(Pending::Of(*one, BarrierOp()));
     for (const Pending& one : pending) ASSERT_TRUE(one.Wait().ok());
     if (i % 2 == 0) {
       for (const auto& one : group) one->Abort(kLost);

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <fstream>
 
 #include "runtime/base/random.h"
 #include "runtime/comm/step_observer.h"
@@ -92,14 +91,6 @@ std::size_t OpenDescriptors() {
   return count;
 }
 
-std::size_t MappedSegments() {
-  std::ifstream maps("/proc/self/maps");
-  std::size_t count = 0;
-  for (std::string line; std::getline(maps, line);)
-    count += line.find("/memfd:resilient") != std::string::npos ? 1 : 0;
-  return count;
-}
-
 class FaultPoints : public ::testing::TestWithParam<FaultCase> {
  protected:
   FaultPoints()
@@ -113,7 +104,8 @@ class FaultPoints : public ::testing::TestWithParam<FaultCase> {
                           [this](const GroupSpec& group, std::uint64_t step) {
                             point_.Observe(group, step);
                           });
-                    }},
+                    },
+                .host_of = [](int rank) { return GetParam().HostOf(rank); }},
                kFaultRanks) {
     // The outcomes of the group "world" say that its descriptors and memory are all there.
     ExpectAllOk(world_.RunAll([](int) { return BarrierOp(); }));
@@ -184,7 +176,7 @@ bool FaultPoints::AbortAt(std::uint64_t step, bool stands) {
     since = world_.clock.Now();
   }
   Await(pending[1], since);
-  if (GetParam().shm_limit > 0) {
+  if (GetParam().shm_limit > 0 && !GetParam().spans_hosts) {
     EXPECT_EQ(point_.StepsAfter(), 0) << "goes on after an abort";
   }
   for (int r = 0; r < kFaultRanks; ++r) {

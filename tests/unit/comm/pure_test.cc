@@ -36,7 +36,8 @@ TEST(Wire, Hello_RoundTrip) {
                     .to = 1,
                     .lane = Lane::kPointToPoint,
                     .secret = "s3cret",
-                    .group = "world"};
+                    .group = "world",
+                    .shm_offer = "1 2 3 4 5 6"};
   const std::string bytes = EncodeHello(hello);
   ASSERT_EQ(*HelloLength(std::string_view(bytes).substr(0, kHelloFixedBytes)), bytes.size());
   const auto back = DecodeHello(bytes);
@@ -48,6 +49,21 @@ TEST(Wire, Hello_RoundTrip) {
   EXPECT_EQ(back->lane, Lane::kPointToPoint);
   EXPECT_EQ(back->secret, "s3cret");
   EXPECT_EQ(back->group, "world");
+  EXPECT_EQ(back->shm_offer, "1 2 3 4 5 6");
+}
+
+TEST(Wire, HelloReply_RoundTripAndGarbage) {
+  for (const auto verdict :
+       {HelloVerdict::kAccepted, HelloVerdict::kLeft, HelloVerdict::kAcceptedShared}) {
+    const std::string bytes = EncodeHelloReply(verdict);
+    ASSERT_EQ(bytes.size(), kHelloReplyBytes);
+    EXPECT_EQ(*DecodeHelloReply(bytes), verdict);
+  }
+  for (const char verdict : {0, 4}) {
+    std::string bytes = EncodeHelloReply(HelloVerdict::kAccepted);
+    bytes[4] = verdict;
+    EXPECT_FALSE(DecodeHelloReply(bytes).ok());
+  }
 }
 
 TEST(Wire, Message_RoundTripAndGarbage) {

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 #include <set>
 #include <thread>
 
@@ -24,19 +23,12 @@
 #include "runtime/comm/shm_board.h"
 #include "runtime/comm/shm_collective.h"
 #include "runtime/comm/shm_segment.h"
+#include "tests/unit/comm/comm_world.h"
 #include "tests/unit/comm/fault_points.h"
 #include "tests/unit/comm/trial.h"
 
 namespace resilient::testing {
 namespace {
-
-std::size_t MappedSegments() {
-  std::ifstream maps("/proc/self/maps");
-  std::size_t count = 0;
-  for (std::string line; std::getline(maps, line);)
-    count += line.find("/memfd:resilient") != std::string::npos ? 1 : 0;
-  return count;
-}
 
 std::set<std::string> SharedFiles() {
   std::set<std::string> names;
@@ -91,9 +83,9 @@ TEST(ShmSegment, IsSharedZeroedAndGone) {
   const std::set<std::string> files = SharedFiles();
   ASSERT_EQ(MappedSegments(), 0u);
   {
-    const auto made = ShmSegment::Create(Least(2));
+    const auto made = ShmSegment::Create(Least(2).TotalBytes());
     ASSERT_TRUE(made.ok()) << made.status().ToString();
-    const auto attached = ShmSegment::Attach((*made)->MakeOffer(), Least(2));
+    const auto attached = ShmSegment::Attach((*made)->MakeOffer(), Least(2).TotalBytes());
     ASSERT_TRUE(attached.ok()) << attached.status().ToString();
     EXPECT_EQ(MappedSegments(), 2u);
     const auto mine = (*made)->memory();
@@ -113,11 +105,12 @@ TEST(ShmSegment, IsSharedZeroedAndGone) {
 }
 
 TEST(ShmSegment, Attach_RefusesWhatWasNotOffered) {
-  const auto made = ShmSegment::Create(Least(2));
+  const auto made = ShmSegment::Create(Least(2).TotalBytes());
   ASSERT_TRUE(made.ok());
   const ShmSegment::Offer offer = (*made)->MakeOffer();
   const auto refused = [](const ShmSegment::Offer& changed, const ShmGeometry& geometry) {
-    return ShmSegment::Attach(changed, geometry).status().code() == StatusCode::kUnreachable;
+    return ShmSegment::Attach(changed, geometry.TotalBytes()).status().code() ==
+           StatusCode::kUnreachable;
   };
   EXPECT_TRUE(refused(offer, Least(3))) << "another size here";
   ShmSegment::Offer changed = offer;
@@ -141,14 +134,14 @@ TEST(ShmSegment, Attach_RefusesWhatWasNotOffered) {
 }
 
 TEST(ShmSegment, MoreThanAFileCanHave_IsRefused) {
-  const auto made = ShmSegment::Create({.ranks = 1, .slot_bytes = std::size_t{1} << 61});
+  const auto made = ShmSegment::Create(std::size_t{1} << 63);
   ASSERT_FALSE(made.ok());
   EXPECT_EQ(made.status().code(), StatusCode::kResourceExhausted);
   EXPECT_NE(made.status().message().find("RESILIENT_SHM_LIMIT"), std::string::npos);
 }
 
 TEST(ShmSegment, IsNotInAForkedChild) {
-  const auto made = ShmSegment::Create(Least(2));
+  const auto made = ShmSegment::Create(Least(2).TotalBytes());
   ASSERT_TRUE(made.ok());
   const int fd = (*made)->MakeOffer().fd;
   const pid_t child = fork();
@@ -166,12 +159,12 @@ TEST(ShmSegment, IsNotInAForkedChild) {
 class ShmBoardTest : public ::testing::Test {
  protected:
   void Make(int ranks) {
-    auto made = ShmSegment::Create(Least(ranks));
+    auto made = ShmSegment::Create(Least(ranks).TotalBytes());
     ASSERT_TRUE(made.ok()) << made.status().ToString();
     segment_ = std::move(*made);
     boards_.clear();
     for (int rank = 0; rank < ranks; ++rank) {
-      boards_.push_back(std::make_unique<ShmBoard>(segment_->memory(), segment_->geometry(), rank));
+      boards_.push_back(std::make_unique<ShmBoard>(segment_->memory(), Least(ranks), rank));
     }
   }
   // Runs `body` of each rank on a thread of its own.
