@@ -1,13 +1,11 @@
 """Programs on fully sharded models and their checkpoints; see frameworks.py."""
 
 import copy
-import os
-import signal
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from frameworks import batch, compare, ended_by, join, layers
+from frameworks import batch, compare, die, join, layers, lost, ready
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -205,15 +203,10 @@ def loses_a_rank(victim):
     rank, size = join("resilient", None)
     model = sharded(layers(), init_device_mesh("cpu", (size,)))
     train(model, rank, 1)
+    ready(rank, victim)
     if rank == victim:
-
-        def end(module, gradients):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        model.middle.register_full_backward_pre_hook(end)
-    with ended_by(victim):
-        train(model, rank, 100)
-    return True
+        model.middle.register_full_backward_pre_hook(lambda *_: die())
+    return lost(victim, train, model, rank, 100)
 
 
 def loses_a_rank_saving(victim, folder):
@@ -221,8 +214,8 @@ def loses_a_rank_saving(victim, folder):
     rank, size = join("resilient", None)
     model = sharded(layers(), init_device_mesh("cpu", (size,)))
     dcp.save(get_model_state_dict(model), checkpoint_id=f"{folder}/first")
+    ready(rank, victim)
     if rank == victim:
-        os.kill(os.getpid(), signal.SIGKILL)
-    with ended_by(victim):
-        dcp.save(get_model_state_dict(model), checkpoint_id=f"{folder}/second")
-    return True
+        die()
+    state = get_model_state_dict(model)
+    return lost(victim, lambda: dcp.save(state, checkpoint_id=f"{folder}/second"))

@@ -1,13 +1,11 @@
 """Programs on meshes of ranks, functional collectives, DTensor and objects; see frameworks.py."""
 
 import copy
-import os
-import signal
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from frameworks import batch, ended_by, join, layers
+from frameworks import batch, die, join, layers, lost, ready
 from tensors import same, values
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -251,9 +249,7 @@ def loses_a_rank(victim, how):
             return ours.redistribute(mesh, [Replicate(), Shard(0)]).full_tensor()
 
     step(torch.ones(4))
+    ready(rank, victim)
     if rank == victim:
-        os.kill(os.getpid(), signal.SIGKILL)
-    with ended_by(victim):
-        for _ in range(100):
-            step(torch.ones(4))
-    return True
+        die()
+    return lost(victim, step, torch.ones(4))

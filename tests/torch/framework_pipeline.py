@@ -1,12 +1,10 @@
 """Programs on pipelines of stages that send to each other; see frameworks.py."""
 
 import copy
-import os
-import signal
 
 import torch
 import torch.distributed as dist
-from frameworks import batch, ended_by, join
+from frameworks import batch, die, join, lost, ready
 from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -171,15 +169,14 @@ def loses_a_rank(victim, schedule):
     rank, size = join("resilient", None)
     run, parts, count = made(rank, size, schedule)
     train(run, parts, count - 1, 1)
+    ready(rank, victim)
     if rank == victim:
         forwards = []
 
         def end(module, inputs):
             forwards.append(None)
             if len(forwards) == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
 
         parts[rank].register_forward_pre_hook(end)
-    with ended_by(victim):
-        train(run, parts, count - 1, 100)
-    return True
+    return lost(victim, train, run, parts, count - 1, 100)

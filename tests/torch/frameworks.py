@@ -4,15 +4,21 @@ A program is a function of (backend, meeting, ...) that returns {name: tensor or
 each rank. It is fed the same numbers on both.
 """
 
-import contextlib
 import os
+import signal
+import time
 
 import torch
 import torch.distributed as dist
+from rank_server import hear, tell
 from tensors import same
 from torch import nn
 
+import torch_resilient
+
 SECONDS = 60
+ROUNDING = {"rtol": 1e-4, "atol": 1e-5}
+ROUNDING_BF16 = {"rtol": 0.02, "atol": 2e-3}  # Of what was added up in bf16.
 
 
 def join(backend, meeting):
@@ -29,9 +35,16 @@ def join(backend, meeting):
 
 def same_as_gloo(world, tmp_path, program, size, *args, exact, seconds=SECONDS):
     """Runs the program by both and compares rank by rank: bit for bit, or, where not `exact`, up to
-    rounding (Gloo does not add in the order of ranks). Returns our results."""
-    ours = world.run(program, size, "resilient", None, *args, seconds=seconds)
-    theirs = world.run(program, size, "gloo", str(tmp_path / "meeting"), *args, seconds=seconds)
+    rounding (Gloo does not add in the order of ranks, nor bf16 in float). Returns our results."""
+    more = {
+        "env": {
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        },
+        "seconds": seconds,
+    }
+    ours = world.run(program, size, "resilient", None, *args, **more)
+    theirs = world.run(program, size, "gloo", str(tmp_path / "meeting"), *args, **more)
     for rank, (result, expected) in enumerate(zip(ours, theirs, strict=True)):
         assert result and result.keys() == expected.keys()
         for name in result:
@@ -45,7 +58,8 @@ def compare(ours, expected, what, exact):
     elif exact:
         same(ours, expected, what)
     else:
-        torch.testing.assert_close(ours, expected, msg=lambda text: f"{what}: {text}")
+        close = ROUNDING_BF16 if what.startswith("bf16") else ROUNDING
+        torch.testing.assert_close(ours, expected, msg=lambda text: f"{what}: {text}", **close)
 
 
 def batch(rank, step, rows=6, inputs=20, outputs=5):
@@ -78,20 +92,31 @@ def parameters(module, prefix=""):
     return {f"{prefix}{name}": value.detach().clone() for name, value in module.named_parameters()}
 
 
-@contextlib.contextmanager
-def ended_by(victim):
-    """For the survivors of the death of `victim`: what ends the block names it. The class may be
-    one of the framework's, which then keeps our text."""
-    import torch_resilient
+def ready(rank, victim):
+    """All ranks call it before the end of one of them, which waits until all are here."""
+    tell("ready")
+    if rank == victim:
+        hear()
 
+
+def die():
+    """Ends this rank as the kernel would; the test is told when."""
+    tell(time.time())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lost(victim, function, *args):
+    """For the others: what `function` raises names the victim, even where the framework has put an
+    exception of its own around it. When the loss was known, and when it was raised."""
     try:
-        yield
+        function(*args)
     except Exception as error:
+        raised = time.time()
         ours = error
         while not isinstance(ours, torch_resilient.RankLostError) and ours.__cause__ is not None:
             ours = ours.__cause__
         assert isinstance(ours, torch_resilient.RankLostError), repr(error)
         assert str(ours).startswith("[resilient:RANK_LOST]"), str(ours)
         assert ours.rank == victim, str(ours)
-    else:
-        raise AssertionError("nothing was raised")
+        return torch_resilient.last_incident()["known"], raised
+    raise AssertionError("nothing was raised")
