@@ -5,6 +5,7 @@ harness with the number of its control socket; each request there is one pickled
 descriptors: stdout, stderr and the rank's channel.
 """
 
+import gc
 import importlib.util
 import os
 import pickle
@@ -118,10 +119,16 @@ def _threads():
 
 def main():
     control = socket.socket(fileno=int(sys.argv[1]))
+    sys.modules["triton"] = None  # Makes code for GPUs; at a rank's end it lists what is frozen.
     import numpy
     import torch
     import torch._dynamo  # Two seconds that DDP and optimizers would spend in each rank.
     import torch.distributed
+    import torch.distributed.checkpoint.state_dict
+    import torch.distributed.fsdp
+    import torch.distributed.optim
+    import torch.distributed.pipelining
+    import torch.distributed.tensor.parallel
     import torch.nn.parallel
     import torch.utils.data
 
@@ -129,6 +136,9 @@ def main():
     numpy.random.seed(0)
     # The modules of ranks say `import rank_server`; they must find this one, with its channel.
     sys.modules["rank_server"] = sys.modules["__main__"]
+    # A rank's end looks only at what the rank has made, and takes 0.4 s of a core instead of 1.1.
+    gc.collect()
+    gc.freeze()
     become_rank(*serve(control))
 
 
