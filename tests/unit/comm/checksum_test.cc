@@ -56,6 +56,8 @@ class DamagedStream final : public ByteStream {
   DamagedStream(FileDescriptor socket, std::size_t at)
       : inner_(MakeTcpStream(std::move(socket))), at_(at) {}
   int fd() const override { return inner_->fd(); }
+  short PollFor(const StreamEvents& wanted) const override { return inner_->PollFor(wanted); }
+  StreamEvents OnReady(short revents) override { return inner_->OnReady(revents); }
   IoResult Read(std::span<const iovec> into) override {
     const IoResult result = inner_->Read(into);
     std::size_t left = result.bytes;
