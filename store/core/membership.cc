@@ -58,9 +58,9 @@ Status Membership::Ready(SessionId session, std::uint64_t generation, Moment mom
 Status Membership::Leave(SessionId session, Moment moment, MembershipEffects& effects) {
   Participant* who = Find(session);
   if (!who || !who->Active()) return {};  // Nothing to give up, or a repeat.
+  if (who->hold) EndHolds({who}, "it has left", moment, effects);
   const State before = who->state;
   who->state = State::kLeft;
-  who->hold.reset();
   who->out = Status(StatusCode::kStaleGeneration,
                     "this session has left the job; open a new one to join again");
   --active_;
@@ -177,6 +177,7 @@ void Membership::OnControlOpen(SessionId session, Moment moment, MembershipEffec
   who->connected = true;
   who->closed_at.reset();
   PushState(*who, effects);
+  PushHolds(session, moment, effects);
   if (who->answers_due > 0) effects.Tell(session, PingEvent{++pings_});
   if (who->Active()) who->last_seen = moment.now;
 }
@@ -302,9 +303,9 @@ void Membership::LoseLeaver(Participant& who, const ExitReportOp& report, Moment
 
 void Membership::Lose(Participant& who, const Status& cause, Moment moment,
                       MembershipEffects& effects, std::string_view event) {
+  if (who.hold) EndHolds({&who}, "it is lost", moment, effects);
   const State before = who.state;
   who.state = State::kLost;
-  who.hold.reset();
   who.out = OutOfJob(cause);
   who.accusation.reset();
   who.answers_due = 0;

@@ -193,6 +193,9 @@ class Membership {
   void EndDueHolds(Moment moment, MembershipEffects& effects);
   void TellHolds(const std::vector<Participant*>& which, HeldEvent event, const std::string& text,
                  Moment moment, MembershipEffects& effects);
+  const Participant* HeldLongest() const;  // Null: nobody is held.
+  // For one that was not there when it was told: who is held longest.
+  void PushHolds(SessionId session, Moment moment, MembershipEffects& effects) const;
   Status LossOf(const Participant& who, const std::string& how, Moment moment) const;
 
   // What a row is to be written of: membership_rows.cc.
@@ -241,6 +244,7 @@ class Membership {
   std::uint64_t rounds_ = 0;  // Of this life.
   std::uint64_t generation_;
   std::uint64_t pings_ = 0;
+  Instant any_held_until_ = Instant::min();  // The latest end that any hold has had.
   bool ended_well_ = true;
   bool host_left_ = false;                 // The store listens no more: no world begins here.
   std::size_t active_ = 0;                 // Participants with a lease.

@@ -18,6 +18,10 @@ Status NobodyMatches(const std::string& job, int rank, const std::string& host) 
                                            (host.empty() ? "" : " on host " + host));
 }
 
+std::uint64_t WholeMillis(Duration duration) {
+  return static_cast<std::uint64_t>(std::chrono::ceil<Millis>(duration).count());
+}
+
 }  // namespace
 
 // A process stands still as a whole: with one of its sessions the others are silent, too.
@@ -68,6 +72,7 @@ Result<std::int64_t> Membership::Release(const ReleaseOp& op, Moment moment,
 
 void Membership::BeginHold(Participant& who, Moment moment, MembershipEffects& effects) {
   who.held_until = moment.now + who.hold->limit;
+  any_held_until_ = std::max(any_held_until_, who.held_until);
   Arm(who.held_until, TimerKind::kHold, who.session);
   effects.held.push_back(who.session);
 }
@@ -113,14 +118,33 @@ void Membership::TellHolds(const std::vector<Participant*>& which, HeldEvent eve
                                     {{"job", job_}, {"members", std::to_string(which.size())}},
                                     std::to_string(which.size()) + " members are " + text});
   }
-  Duration left{};
-  for (const auto& [session, who] : participants_) {
-    if (who.hold) left = std::max(left, who.held_until - moment.now);
-  }
-  event.job_for_ms = static_cast<std::uint64_t>(std::chrono::ceil<Millis>(left).count());
+  const Participant* longest = HeldLongest();
+  event.job_for_ms = longest ? WholeMillis(longest->held_until - moment.now) : 0;
   for (const auto& [session, who] : participants_) {
     if (who.Active()) effects.Tell(session, event);
   }
+}
+
+const Participant* Membership::HeldLongest() const {
+  const Participant* longest = nullptr;
+  for (const auto& [session, who] : participants_) {
+    if (who.hold && (!longest || who.held_until > longest->held_until)) longest = &who;
+  }
+  return longest;
+}
+
+void Membership::PushHolds(SessionId session, Moment moment, MembershipEffects& effects) const {
+  if (moment.now >= any_held_until_) return;  // Joins are many, holds are rare.
+  const Participant* who = HeldLongest();
+  if (!who) return;
+  HeldEvent event;
+  event.rank = who->request.rank;
+  event.host = who->hello.process.host;
+  event.pid = who->hello.process.pid;
+  event.held = true;
+  event.for_ms = event.job_for_ms = WholeMillis(who->held_until - moment.now);
+  event.reason = who->hold->reason;
+  effects.Tell(session, event);
 }
 
 }  // namespace resilient::store

@@ -46,6 +46,7 @@ Status Membership::Join(SessionId session, const Hello& hello, const JoinRequest
     by_process_[{hello.process.boot_id, hello.process.pid}].insert(session);
     ++active_;
     effects.granted.push_back(session);
+    PushHolds(session, moment, effects);
   }
   who.last_seen = moment.now;
   Changed(who);

@@ -98,6 +98,39 @@ TEST_F(Holds, Everybody_IsToldHowLongAnyoneIsHeld) {
   EXPECT_EQ(Take<HeldEvent>(control[0])->job_for_ms, 0u);
 }
 
+TEST_F(Holds, HeldMemberThatIsLostOrLeaves_IsHeldNoMore) {
+  const std::vector<ConnectionId> control = Run(4, kWait);
+  Hold({1, "", 60000, ""});
+  EXPECT_EQ(Take<HeldEvent>(control[0])->job_for_ms, 60000u);
+  Send(control[1], LeaveOp{});
+  EXPECT_EQ(Take<HeldEvent>(control[0])->job_for_ms, 0u);
+  Hold({2, "", 60000, ""});
+  EXPECT_EQ(Take<HeldEvent>(control[0])->job_for_ms, 60000u);
+  ExitReportOp report;
+  report.process = HelloOf(2, Role::kControl).process;
+  report.signal = 9;
+  Ask(Admin(), report);
+  EXPECT_EQ(Take<HeldEvent>(control[0])->job_for_ms, 0u);
+}
+
+TEST_F(Holds, WhoWasNotThere_IsToldWhenItComes) {
+  const std::vector<ConnectionId> control = Run(3, kWait);
+  Hold({1, "", 60000, "gdb"});
+  Close(control[0]);
+  Advance(seconds(1), {control[2]});
+  const ConnectionId again = Open(HelloOf(0, Role::kControl));
+  const auto held = Take<HeldEvent>(again);
+  ASSERT_TRUE(held);
+  EXPECT_TRUE(held->held);
+  EXPECT_EQ(held->rank, 1);
+  EXPECT_EQ(held->reason, "gdb");
+  EXPECT_EQ(held->job_for_ms, 59000u);
+
+  const ConnectionId newcomer = Open(HelloOf(0, Role::kControl, "another world"));
+  Send(newcomer, JoinOp{JoinOf(0, 1, kWait)});
+  EXPECT_EQ(Take<HeldEvent>(newcomer)->job_for_ms, 59000u);
+}
+
 TEST_F(Holds, AHost_AndAllItsSessionsAreHeld) {
   const std::vector<ConnectionId> control = Run(3, kWait);
   // A second session of the process of rank 1, in another world.
