@@ -48,7 +48,7 @@ Result<std::unique_ptr<CommunicatorFactory>> MakeObservedCpuFabric(CpuFabricOpti
   if (!address) return address.status();
   auto requests = std::make_unique<FabricRequests>();
   auto loop = std::make_unique<FabricLoop>(std::move(*listener), *requests, clock, events,
-                                           RandomSeed(), options.shm_limit);
+                                           RandomSeed(), options);
   return MakeFabric(
       {.endpoint = EncodeEndpoint({.address = FormatHostPort(*address),
                                    .host_id = options.shm_limit > 0 ? ShmHostId() : std::string()}),

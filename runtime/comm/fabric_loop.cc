@@ -26,13 +26,15 @@ bool SameSecret(const std::string& a, const std::string& b) {
 }  // namespace
 
 FabricLoop::FabricLoop(FileDescriptor listener, FabricRequests& requests, const Clock& clock,
-                       CommunicatorEvents& events, std::uint64_t seed, std::size_t shm_limit)
+                       CommunicatorEvents& events, std::uint64_t seed,
+                       const CpuFabricOptions& options)
     : requests_(requests),
       clock_(clock),
       context_{.events = events,
                .clock = clock,
                .now = clock.Now(),
-               .shm_limit = shm_limit,
+               .shm_limit = options.shm_limit,
+               .hierarchical = options.hierarchical,
                .finished = {}},
       seed_(seed),
       switchboard_(std::move(listener), *this) {}

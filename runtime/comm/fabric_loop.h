@@ -20,7 +20,7 @@ class FabricLoop final : public GroupLoop, private HelloRouter {
  public:
   // `requests` outlives the loop.
   FabricLoop(FileDescriptor listener, FabricRequests& requests, const Clock& clock,
-             CommunicatorEvents& events, std::uint64_t seed, std::size_t shm_limit);
+             CommunicatorEvents& events, std::uint64_t seed, const CpuFabricOptions& options);
 
   void Run() override;
 

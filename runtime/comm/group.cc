@@ -27,6 +27,13 @@ bool SendReply(const FileDescriptor& socket, HelloVerdict verdict) {
   return n == static_cast<ssize_t>(reply.size());
 }
 
+std::vector<std::string> HostIds(const GroupSpec& spec) {
+  std::vector<std::string> ids;
+  for (const GroupMember& member : spec.members)
+    ids.push_back(DecodeEndpoint(member.endpoint).host_id);
+  return ids;
+}
+
 }  // namespace
 
 CommGroup::CommGroup(std::shared_ptr<GroupPort> port, LoopContext& context, std::uint64_t seed)
@@ -34,6 +41,7 @@ CommGroup::CommGroup(std::shared_ptr<GroupPort> port, LoopContext& context, std:
       spec_(port_->spec()),
       context_(context),
       seed_(seed),
+      layout_(LayoutOf(HostIds(spec_))),
       peers_(spec_.members.size()),
       point_to_point_(spec_, *this) {
   if (!MayShareMemory()) transport_ = Transport::kLinks;
@@ -48,6 +56,7 @@ std::unique_ptr<Connector> CommGroup::MakeConnector(int peer, Lane lane) {
                     .from = spec_.rank,
                     .to = peer,
                     .lane = lane,
+                    .hierarchical = context_.hierarchical,
                     .secret = spec_.secret,
                     .group = spec_.name};
   const GroupMember& member = spec_.members[static_cast<std::size_t>(peer)];
@@ -206,6 +215,8 @@ Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
   MessageLink* link = AddLink(hello.from, hello.lane, slot, std::move(socket));
   if (tell_failure) {
     SayGoodbye(*link);
+  } else if (hello.hierarchical != context_.hierarchical) {
+    FailCommunicator(OrderMismatch(spec_, hello.from, hello.hierarchical));
   } else if (collective) {
     UpdateConnected();
   } else {

@@ -34,6 +34,7 @@ struct Hello {
   int from = -1;  // Group ranks.
   int to = -1;
   Lane lane = Lane::kCollective;
+  bool hierarchical = false;  // How the sender reduces: all ranks of a group must do the same.
   std::string secret;
   std::string group;
 };
