@@ -133,6 +133,8 @@ using FabricMaker =
 struct Transport {
   std::string name;
   FabricMaker make;
+  // The number of the host that a rank believes to be on; null: all are on one.
+  std::function<int(int rank)> host_of = nullptr;
   // Whether a rank that needs nothing of another may end an operation before that one has entered
   // it: the root of a broadcast, all but the root of a gather.
   bool roots_run_ahead = true;
@@ -150,7 +152,15 @@ inline std::vector<Transport> AllTransports() {
     };
   };
   return {{.name = "tcp", .make = with(0)},
-          {.name = "shm", .make = with(CpuFabricOptions().shm_limit), .roots_run_ahead = false}};
+          {.name = "shm", .make = with(CpuFabricOptions().shm_limit), .roots_run_ahead = false},
+          {.name = "mixed", .make = with(CpuFabricOptions().shm_limit), .host_of = [](int rank) {
+             return rank % 2;
+           }}};
+}
+
+// An endpoint of this host as if it were on another one, unless `host` is 0.
+inline std::string OnHost(const std::string& endpoint, int host) {
+  return host == 0 ? endpoint : endpoint + "#" + std::to_string(host);
 }
 
 // Operations over a vector, which the caller keeps.
@@ -195,7 +205,7 @@ inline Operation RecvOp(std::vector<float>& data, int from, std::uint32_t tag) {
 // N ranks in this process, each with a fabric of its own.
 class World {
  public:
-  World(const Transport& transport, int size) {
+  World(const Transport& transport, int size) : host_of_(transport.host_of) {
     for (int rank = 0; rank < size; ++rank) {
       events.push_back(std::make_unique<EventLog>());
       auto fabric = transport.make(clock, *events.back());
@@ -232,7 +242,8 @@ class World {
   }
   std::string endpoint(int rank) const {
     const auto& fabric = fabrics[static_cast<std::size_t>(rank)];
-    return fabric ? fabric->endpoint() : "127.0.0.1:1";
+    if (fabric == nullptr) return "127.0.0.1:1";
+    return OnHost(fabric->endpoint(), host_of_ ? host_of_(rank) : 0);
   }
   std::shared_ptr<Communicator> Create(int rank, GroupSpec spec,
                                        std::shared_ptr<AbortCell> abort = nullptr) {
@@ -262,6 +273,9 @@ class World {
   std::vector<std::unique_ptr<EventLog>> events;
   std::vector<std::unique_ptr<CommunicatorFactory>> fabrics;
   std::vector<std::shared_ptr<Communicator>> group;  // The group "world", by rank.
+
+ private:
+  const std::function<int(int)> host_of_;
 };
 
 inline void ExpectAllOk(const std::vector<Status>& outcomes) {

@@ -128,7 +128,8 @@ class RankProcess {
     for (const int rank : ranks) {
       if (rank == rank_) spec.rank = static_cast<int>(spec.members.size());
       spec.members.push_back({.global_rank = rank,
-                              .endpoint = endpoints_[static_cast<std::size_t>(rank)],
+                              .endpoint = OnHost(endpoints_[static_cast<std::size_t>(rank)],
+                                                 plan_.fault->HostOf(rank)),
                               .host = "here"});
     }
     return spec;

@@ -19,6 +19,9 @@ struct FaultCase {
   std::string name;
   Call call;
   std::size_t shm_limit = 0;  // 0: TCP.
+  bool spans_hosts = false;   // The last rank is on a host of its own.
+
+  int HostOf(int rank) const { return spans_hosts && rank == 2 ? 1 : 0; }
   friend void PrintTo(const FaultCase& one, std::ostream* out) { *out << one.name; }
 };
 
@@ -48,21 +51,26 @@ inline std::vector<FaultCase> AllFaultCases() {
     return FaultCase{.name = name, .call = call};
   };
   std::vector<FaultCase> cases;
-  for (const bool shm : {false, true}) {
+  const auto add = [&](const char* transport, std::size_t shm_limit, bool spans_hosts) {
+    const bool steps = shm_limit > 0 && !spans_hosts;
     for (FaultCase one :
          {sized("AllReduceSmall", OpKind::kAllReduce, 100),
-          sized("AllReduceLarge", OpKind::kAllReduce, shm ? 10'000 : 100'000),
+          sized("AllReduceLarge", OpKind::kAllReduce, steps ? 10'000 : 100'000),
           sized("Broadcast", OpKind::kBroadcast, 10'000),
           sized("AllGather", OpKind::kAllGather, 10'000), sized("Barrier", OpKind::kBarrier, 0),
           sized("Reduce", OpKind::kReduce, 10'000), sized("Gather", OpKind::kGather, 10'000),
           sized("Scatter", OpKind::kScatter, 3'000),
           sized("ReduceScatter", OpKind::kReduceScatter, 3'000),
           sized("AllToAll", OpKind::kAllToAll, 3'000)}) {
-      one.name += shm ? "Shm" : "Tcp";
-      one.shm_limit = shm ? LeastShmLimit(kFaultRanks) : 0;
+      one.name += transport;
+      one.shm_limit = shm_limit;
+      one.spans_hosts = spans_hosts;
       cases.push_back(one);
     }
-  }
+  };
+  add("Tcp", 0, false);
+  add("Shm", LeastShmLimit(kFaultRanks), false);
+  add("Mixed", 1u << 20, true);  // Rings that no part of a large operation fits into.
   return cases;
 }
 
