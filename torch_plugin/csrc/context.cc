@@ -24,6 +24,7 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
     fabric.bind_address = context->options_.bind_address;
     fabric.interfaces = context->options_.socket_ifname;
     fabric.shm_limit = context->options_.shm_limit;
+    fabric.hierarchical = context->options_.hierarchical_order;
     return MakeCpuFabric(std::move(fabric), clock, events);
   };
   auto session = OpenSession(context->options_.session,

@@ -25,6 +25,7 @@ struct ContextOptions {
   std::string bind_address = "127.0.0.1";
   std::string socket_ifname;
   std::size_t shm_limit = CpuFabricOptions().shm_limit;
+  bool hierarchical_order = false;
   TimePolicy time;
 };
 

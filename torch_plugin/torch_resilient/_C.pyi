@@ -54,6 +54,7 @@ class Session:
         tls: TlsFiles = ("", "", ""),
         socket_ifname: str = "",
         shm_limit: int = ...,  # Bytes a group; 0: none.
+        hierarchical_order: bool = False,
         strict_timeouts: bool = False,
         op_deadline: float = 120.0,
         timeout: timedelta = ...,  # What init_process_group was given.

@@ -96,6 +96,7 @@ TEST(ParseSettings, Nothing_GivesTheDefaults) {
   EXPECT_FALSE(settings->strict_timeouts);
   EXPECT_EQ(settings->op_deadline, seconds(120));
   EXPECT_EQ(settings->shm_limit, 256u << 20);
+  EXPECT_FALSE(settings->hierarchical_order);
   EXPECT_EQ(settings->socket_ifname, "");
   EXPECT_EQ(settings->log, "warn");
   EXPECT_TRUE(settings->warnings.empty());
@@ -112,6 +113,7 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_TIMEOUT_POLICY", "strict"},
                                                    {"RESILIENT_OP_DEADLINE", "90s"},
                                                    {"RESILIENT_SHM_LIMIT", "64MiB"},
+                                                   {"RESILIENT_REDUCTION_ORDER", "hierarchical"},
                                                    {"RESILIENT_SOCKET_IFNAME", "eth0,lo"},
                                                    {"RESILIENT_LOG", "json:debug"},
                                                    {"RESILIENT_OWNER", "12:345"},
@@ -127,6 +129,7 @@ TEST(ParseSettings, EveryField_IsRead) {
   EXPECT_TRUE(settings->strict_timeouts);
   EXPECT_EQ(settings->op_deadline, seconds(90));
   EXPECT_EQ(settings->shm_limit, 64u << 20);
+  EXPECT_TRUE(settings->hierarchical_order);
   EXPECT_EQ(settings->socket_ifname, "eth0,lo");
   EXPECT_EQ(settings->log, "json:debug");
   EXPECT_EQ(settings->owner, "12:345");
@@ -148,6 +151,7 @@ const Environment kWithEffect = {{"RESILIENT_STORE", "host:1"},
                                  {"RESILIENT_TIMEOUT_POLICY", "strict"},
                                  {"RESILIENT_OP_DEADLINE", "120s"},
                                  {"RESILIENT_SOCKET_IFNAME", "eth0"},
+                                 {"RESILIENT_REDUCTION_ORDER", "rank"},
                                  {"RESILIENT_SHM_LIMIT", "256MiB"}};
 const Environment kWithoutEffect = {{"RESILIENT_TAKE_OVER", "nccl,gloo"},
                                     {"RESILIENT_HEAL", "auto"},

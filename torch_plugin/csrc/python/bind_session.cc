@@ -82,7 +82,8 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                       std::uint64_t launcher_attempt, bool supervised, std::string expected_server,
                       bool hosts_store, std::string bind_address, std::string token_file,
                       const TlsTuple& tls, std::string socket_ifname, std::size_t shm_limit,
-                      bool strict_timeouts, double op_deadline, std::chrono::milliseconds timeout) {
+                      bool hierarchical_order, bool strict_timeouts, double op_deadline,
+                      std::chrono::milliseconds timeout) {
         ContextOptions options;
         options.connect.addresses = std::move(addresses);
         options.connect.job = std::move(job);
@@ -100,6 +101,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.bind_address = std::move(bind_address);
         options.socket_ifname = std::move(socket_ifname);
         options.shm_limit = shm_limit;
+        options.hierarchical_order = hierarchical_order;
         options.time.strict = strict_timeouts;
         options.time.op_deadline = FromSeconds(op_deadline);
         options.time.world_timeout = timeout;
@@ -112,8 +114,9 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::arg("expected_server") = "", py::arg("hosts_store") = false,
       py::arg("bind_address") = "127.0.0.1", py::arg("token_file") = "",
       py::arg("tls") = TlsTuple(), py::arg("socket_ifname") = "",
-      py::arg("shm_limit") = CpuFabricOptions().shm_limit, py::arg("strict_timeouts") = false,
-      py::arg("op_deadline") = 120.0, py::arg("timeout") = kTorchDefaultTimeout);
+      py::arg("shm_limit") = CpuFabricOptions().shm_limit, py::arg("hierarchical_order") = false,
+      py::arg("strict_timeouts") = false, py::arg("op_deadline") = 120.0,
+      py::arg("timeout") = kTorchDefaultTimeout);
 }
 
 }  // namespace

@@ -32,6 +32,7 @@ py::dict ToDict(const Settings& settings) {
   fields["strict_timeouts"] = settings.strict_timeouts;
   fields["op_deadline"] = ToSeconds(settings.op_deadline);
   fields["shm_limit"] = settings.shm_limit;
+  fields["hierarchical_order"] = settings.hierarchical_order;
   fields["socket_ifname"] = settings.socket_ifname;
   fields["log"] = settings.log;
   fields["owner"] = settings.owner;
