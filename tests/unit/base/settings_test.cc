@@ -232,6 +232,7 @@ TEST(ParseSettings, BadValue_NamesVariableValueAndForms) {
       {"RESILIENT_STALL", "1d", "a duration"},
       {"RESILIENT_HEAL", "yes", "\"explicit\" or \"auto\""},
       {"RESILIENT_TIMEOUT_POLICY", "lax", "\"liveness\" or \"strict\""},
+      {"RESILIENT_REDUCTION_ORDER", "ring", "\"rank\" or \"hierarchical\""},
       {"RESILIENT_OP_DEADLINE", "0", "at least 1 s"},
       {"RESILIENT_SHM_LIMIT", "256MB", "\"256MiB\""},
       {"RESILIENT_SHM_LIMIT", "-1", "a number of bytes"},

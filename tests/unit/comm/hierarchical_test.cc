@@ -118,15 +118,15 @@ TEST_P(Hierarchical, EveryTypeAndOp_EqualTheSerialReferenceBitForBit) {
   }
 }
 
-TEST_P(Hierarchical, Large_EveryRoot_EqualTheSerialReferenceBitForBit) {
+TEST_P(Hierarchical, Large_EqualTheSerialReferenceBitForBit) {
   for (const OpKind kind : kReductions) {
     const std::size_t share = kind == OpKind::kReduceScatter ? static_cast<std::size_t>(size()) : 1;
     for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kUInt8}) {
       Call call = Of(kind, type, ReduceOp::kAvg, 600'011 / share);
-      const int roots = kind == OpKind::kReduce && !kThreadSanitized ? size() : 1;
-      for (call.root = kind == OpKind::kReduce ? 0 : -1; call.root < roots; ++call.root) {
+      const bool rooted = kind == OpKind::kReduce;
+      for (const int root : rooted ? std::vector<int>{0, size() - 1} : std::vector<int>{-1}) {
+        call.root = root;
         RunAndCheck(call);
-        if (kind != OpKind::kReduce) break;
       }
     }
   }
@@ -459,7 +459,7 @@ TEST(HierarchicalSchedule, ReduceAndReduceScatter_SendOnePartialAHost) {
 
 // More messages between two ranks than phases have numbers.
 TEST(HierarchicalSchedule, MoreMessagesThanAPhaseCanNumber) {
-  constexpr int kAlone = 300;
+  constexpr int kAlone = 260;
   std::vector<std::string> ids(kAlone + 2);
   ids[0] = ids[1] = "pair";
   const HostLayout layout = LayoutOf(ids);
