@@ -73,7 +73,7 @@ inline std::vector<FaultCase> AllFaultCases() {
   add("Shm", LeastShmLimit(kFaultRanks), false);
   add("Mixed", 1u << 20, true);  // Rings that no part of a large operation fits into.
   for (FaultCase one : std::vector(cases.end() - 10, cases.end())) {
-    if (!IsReduction(one.call.kind)) continue;
+    if (!Reduces(one.call.kind)) continue;
     one.name += "ByHosts";
     one.hierarchical = true;
     one.call.hosts = {{0, 1}, {2}};

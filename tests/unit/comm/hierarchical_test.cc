@@ -401,7 +401,7 @@ TEST(HierarchicalSchedule, RandomLayoutsCallsAndOrdersOfDelivery_EndWithTheRight
     Call call;
     do {
       call = RandomCall(hosts.size(), 300'000 / static_cast<std::size_t>(hosts.size()), random);
-    } while (!IsReduction(call.kind));
+    } while (!Reduces(call.kind));
     call.hosts = hosts.Ranks();
     Trial trial(call, random);
     ASSERT_TRUE(Network(trial, layout, seed).Run()) << Describe(call);
