@@ -30,6 +30,7 @@ enum class Form {
   kSwitch,
   kHeal,
   kPolicy,
+  kOrder,
   kLog,
   kStoreList,
   kOwner,
@@ -72,6 +73,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_SOCKET_IFNAME", Form::kText},
     Known{"RESILIENT_SHM_LIMIT", Form::kBytes},
     Known{"RESILIENT_CHECKSUM", Form::kSwitch},
+    Known{"RESILIENT_REDUCTION_ORDER", Form::kOrder},
     Known{"RESILIENT_LOG", Form::kLog},
     Known{"RESILIENT_OWNER", Form::kOwner},
     Known{"RESILIENT_SUPERVISED", Form::kSwitch},
@@ -162,6 +164,8 @@ Status Check(const Known& known, std::string_view value) {
       return require(value == "explicit" || value == "auto", "\"explicit\" or \"auto\"");
     case Form::kPolicy:
       return require(value == "liveness" || value == "strict", "\"liveness\" or \"strict\"");
+    case Form::kOrder:
+      return require(value == "rank" || value == "hierarchical", "\"rank\" or \"hierarchical\"");
     case Form::kLog:
       return require(IsLog(value),
                      "debug, info, warn, error or off, with \"json:\" before it for structured "
@@ -263,6 +267,8 @@ void Assign(const Values& values, Settings* settings) {
     settings->shm_limit = ParseBytes(found->second).value_or(settings->shm_limit);
   if (const auto found = values.find("RESILIENT_CHECKSUM"); found != values.end())
     settings->checksums = found->second == "1";
+  if (const auto found = values.find("RESILIENT_REDUCTION_ORDER"); found != values.end())
+    settings->hierarchical_order = found->second == "hierarchical";
   text("RESILIENT_SOCKET_IFNAME", &settings->socket_ifname);
   text("RESILIENT_LOG", &settings->log);
   text("RESILIENT_OWNER", &settings->owner);

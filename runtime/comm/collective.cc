@@ -3,6 +3,14 @@
 #include "runtime/base/check.h"
 
 namespace resilient {
+namespace {
+
+// Of the message between two ranks that has `index`, on the wire.
+std::uint8_t PhaseOf(std::size_t index) {
+  return static_cast<std::uint8_t>(index % Collective::kNotePhase);
+}
+
+}  // namespace
 
 std::span<std::byte> Scratch::Get(std::size_t bytes) {
   if (bytes > size_) {
@@ -16,33 +24,34 @@ std::span<std::byte> Scratch::Get(std::size_t bytes) {
 Collective::Collective(CollectiveHost& host, int rank, int size)
     : host_(host), rank_(rank), size_(size), peers_(static_cast<std::size_t>(size)) {}
 
-void Collective::Expect(int peer, std::uint8_t messages) {
+void Collective::Expect(int peer, std::size_t messages) {
   peers_[static_cast<std::size_t>(peer)].expected = messages;
   parts_due_ += messages;
 }
 
-void Collective::Send(int peer, std::uint8_t phase, std::span<const std::byte> payload) {
-  ++peers_[static_cast<std::size_t>(peer)].unsent;
+void Collective::Send(int peer, std::span<const std::byte> payload) {
+  PeerState& state = peers_[static_cast<std::size_t>(peer)];
+  ++state.unsent;
   ++sends_left_;
-  host_.SendPart(peer, phase, payload);
+  host_.SendPart(peer, PhaseOf(state.sent++), payload);
 }
 
 std::optional<Collective::Due> Collective::NextFrom(int peer) const {
   const PeerState& state = peers_[static_cast<std::size_t>(peer)];
-  if (state.phase >= state.expected) return std::nullopt;
-  return Due{.phase = state.phase, .bytes = BytesFrom(peer, state.phase)};
+  if (state.received >= state.expected) return std::nullopt;
+  return Due{.phase = PhaseOf(state.received), .bytes = BytesFrom(peer, state.received)};
 }
 
 PayloadSink* Collective::Accept(int peer) {
-  return SinkFor(peer, peers_[static_cast<std::size_t>(peer)].phase);
+  return SinkFor(peer, peers_[static_cast<std::size_t>(peer)].received);
 }
 
 void Collective::OnMessage(int peer) {
   PeerState& state = peers_[static_cast<std::size_t>(peer)];
-  RESILIENT_CHECK(state.phase < state.expected);
-  const std::uint8_t phase = state.phase++;
+  RESILIENT_CHECK(state.received < state.expected);
+  const std::size_t index = state.received++;
   --parts_due_;
-  OnPart(peer, phase);
+  OnPart(peer, index);
 }
 
 void Collective::OnSent(int peer) {
@@ -54,16 +63,18 @@ void Collective::OnSent(int peer) {
 
 bool Collective::Needs(int peer) const {
   const PeerState& state = peers_[static_cast<std::size_t>(peer)];
-  return state.phase < state.expected || state.unsent > 0;
+  return state.received < state.expected || state.unsent > 0;
 }
 
 std::unique_ptr<Collective> MakeCollective(const Operation& op, int rank, int size,
-                                           CollectiveHost& host, Scratch& scratch) {
+                                           CollectiveHost& host, Scratch& scratch,
+                                           const HostLayout* levels) {
   switch (op.kind) {
     case OpKind::kAllReduce:
     case OpKind::kReduce:
     case OpKind::kReduceScatter:
-      return MakeReduction(op, rank, size, host, scratch);
+      return levels != nullptr ? MakeHierarchicalReduction(op, rank, *levels, host, scratch)
+                               : MakeReduction(op, rank, size, host, scratch);
     case OpKind::kBroadcast:
     case OpKind::kAllGather:
     case OpKind::kBarrier:

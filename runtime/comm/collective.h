@@ -10,6 +10,7 @@
 #include <resilient/communicator.h>
 
 #include "runtime/comm/message_link.h"
+#include "runtime/comm/schedule.h"
 
 namespace resilient {
 
@@ -43,7 +44,8 @@ class CollectiveHost {
 class Collective {
  public:
   // The phase of a note: a header that only says which operation its sender has entered. Sent where
-  // that rank would never hear of the sender otherwise.
+  // that rank would never hear of the sender otherwise. Messages are numbered below it, and from 0
+  // again: they come in order.
   static constexpr std::uint8_t kNotePhase = 255;
 
   virtual ~Collective() = default;
@@ -70,37 +72,63 @@ class Collective {
  protected:
   Collective(CollectiveHost& host, int rank, int size);
 
-  void Expect(int peer, std::uint8_t messages);
-  void Send(int peer, std::uint8_t phase, std::span<const std::byte> payload);
+  void Expect(int peer, std::size_t messages);
+  void Send(int peer, std::span<const std::byte> payload);
   CollectiveHost& host() { return host_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  virtual std::size_t BytesFrom(int peer, std::uint8_t phase) const = 0;
-  virtual PayloadSink* SinkFor(int peer, std::uint8_t phase) = 0;
-  virtual void OnPart(int /*peer*/, std::uint8_t /*phase*/) {}
+  // Of the message from `peer` that has `index`, from 0.
+  virtual std::size_t BytesFrom(int peer, std::size_t index) const = 0;
+  virtual PayloadSink* SinkFor(int peer, std::size_t index) = 0;
+  virtual void OnPart(int /*peer*/, std::size_t /*index*/) {}
 
  private:
   struct PeerState {
-    std::uint8_t phase = 0;     // Of the next message from it.
-    std::uint8_t expected = 0;  // Messages in all.
-    std::uint8_t unsent = 0;    // Messages to it that are still queued.
+    std::size_t received = 0;  // Messages from it.
+    std::size_t expected = 0;  // Messages from it in all.
+    std::size_t sent = 0;      // Messages to it, and those of them that are still queued.
+    std::size_t unsent = 0;
   };
   CollectiveHost& host_;
   const int rank_;
   const int size_;
   std::vector<PeerState> peers_;
-  int parts_due_ = 0;
-  int sends_left_ = 0;
+  std::size_t parts_due_ = 0;
+  std::size_t sends_left_ = 0;
 };
 
-// REQUIRES: `op` is a valid collective. `op` and `scratch` outlive the result.
+// `levels`: where not null, reductions are hierarchical over these hosts. REQUIRES: `op` is a valid
+// collective. `op`, `scratch` and `levels` outlive the result.
 std::unique_ptr<Collective> MakeCollective(const Operation& op, int rank, int size,
-                                           CollectiveHost& host, Scratch& scratch);
+                                           CollectiveHost& host, Scratch& scratch,
+                                           const HostLayout* levels);
 // Of those that move data as it is, and of those that reduce it.
 std::unique_ptr<Collective> MakeExchange(const Operation& op, int rank, int size,
                                          CollectiveHost& host);
 std::unique_ptr<Collective> MakeReduction(const Operation& op, int rank, int size,
                                           CollectiveHost& host, Scratch& scratch);
+
+// The reductions in two levels, for groups that span hosts
+// (RESILIENT_REDUCTION_ORDER=hierarchical). Inside each host its ranks' elements are combined in
+// rank order; these partial results are combined across hosts, in the order of each host's lowest
+// rank. So the bits depend on nothing but the values and on which ranks share a host.
+//
+// Of partial results nothing is lost: floats of 16 and 8 bits stay float32 until the end, where
+// they are rounded once, and an average is divided once, at the end (ReduceToPartial).
+//
+// Every element has a home, the rank that gets its result first, and in each host an owner: inside
+// the home's host the home itself, elsewhere one of the host's ranks, shared out evenly. Owners
+// take inputs from their host, send the home one partial result, and where all ranks want the
+// result, take it from the home and spread it in their host. Of the B bytes of an all_reduce a host
+// of m of the n ranks on h hosts sends to other hosts
+//   in rank order   2 m B (n - m) / n
+//   hierarchical    B (n - m) / n partial results, and m B (h - 1) / n results
+// which with n / h ranks on each is 2 (n / h) B (h - 1) / h against 2 B (h - 1) / h. (Partial
+// results of floats of less than 32 bits, and of averages of 8 and 16 bits, are wider.)
+// REQUIRES: layout.HasLevels(). `layout` outlives the result.
+std::unique_ptr<Collective> MakeHierarchicalReduction(const Operation& op, int rank,
+                                                      const HostLayout& layout,
+                                                      CollectiveHost& host, Scratch& scratch);
 
 }  // namespace resilient

@@ -30,7 +30,7 @@ class Exchange : public Collective {
       sinks_.emplace_back(from.value_or(Memory()));
       if (peer == rank()) continue;
       if (from) Expect(peer, 1);
-      if (to) Send(peer, 0, *to);
+      if (to) Send(peer, *to);
       // Without a note a peer that sends to us would never hear of this rank: two that each take
       // the other for the root would wait for ever, and one that runs ahead would miss a mismatch.
       if (from && !to) host().SendNote(peer);
@@ -60,10 +60,10 @@ class Exchange : public Collective {
     std::memcpy(from->data(), to->data(), to->size());
   }
 
-  std::size_t BytesFrom(int peer, std::uint8_t) const override {
+  std::size_t BytesFrom(int peer, std::size_t) const override {
     return From(peer).value_or(Memory()).size();
   }
-  PayloadSink* SinkFor(int peer, std::uint8_t) override {
+  PayloadSink* SinkFor(int peer, std::size_t) override {
     return &sinks_[static_cast<std::size_t>(peer)];
   }
 

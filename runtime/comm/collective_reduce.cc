@@ -1,25 +1,22 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/check.h"
 #include "runtime/comm/collective.h"
 #include "runtime/comm/reduce.h"
+#include "runtime/comm/reduce_stream.h"
 #include "runtime/comm/schedule.h"
 
 // The collectives that combine data.
 
 namespace resilient {
 namespace {
-
-// What one peer may be ahead of the slowest one, in a reduction of what all ranks send. Beyond it
-// that peer is read no further: memory stays bounded, and the reduction reads what is still in the
-// cache.
-constexpr std::size_t kWindowBytes = 256u << 10;
-// Reducing less at a time costs more than it gains.
-constexpr std::size_t kReduceStepBytes = 16u << 10;
 
 std::size_t RoundUp16(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
 
@@ -42,18 +39,18 @@ class OneRoundAllReduce final : public Collective {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       Expect(peer, 1);
-      Send(peer, 0, own);
+      Send(peer, own);
     }
     missing_ = size() - 1;
     if (missing_ == 0) Reduce();
   }
 
  private:
-  std::size_t BytesFrom(int, std::uint8_t) const override { return bytes_; }
-  PayloadSink* SinkFor(int peer, std::uint8_t) override {
+  std::size_t BytesFrom(int, std::size_t) const override { return bytes_; }
+  PayloadSink* SinkFor(int peer, std::size_t) override {
     return &sinks_[static_cast<std::size_t>(peer)];
   }
-  void OnPart(int, std::uint8_t) override {
+  void OnPart(int, std::size_t) override {
     if (--missing_ == 0) Reduce();
   }
   void Reduce() {
@@ -72,8 +69,7 @@ class OneRoundAllReduce final : public Collective {
   int missing_ = 0;
 };
 
-// One run of elements that this rank gets from every other and reduces in rank order while they
-// come, through one bounded window a peer.
+// One run of elements that this rank gets from every other and reduces in rank order.
 class StreamingReduction : public Collective {
  public:
   StreamingReduction(const Operation& op, CollectiveHost& host, int rank, int size,
@@ -83,17 +79,30 @@ class StreamingReduction : public Collective {
  protected:
   // Before the first message. `own` is this rank's input and may be `result`.
   void ReduceInto(std::span<const std::byte> own, std::span<std::byte> result) {
-    own_ = own;
-    result_ = result;
-    window_ = std::min(kWindowBytes, RoundUp16(result_.size()));
-    const std::span<std::byte> all = scratch_.Get(window_ * static_cast<std::size_t>(size()));
-    for (int r = 0; r < size(); ++r) {
-      windows_.push_back(
-          Window(*this, all.subspan(window_ * static_cast<std::size_t>(r), window_)));
-    }
-    if (size() == 1) Advance();  // No message will.
+    const std::size_t count = result.size() / element_;
+    ReduceStream::Plan plan{.ranks = std::vector<int>(static_cast<std::size_t>(size())),
+                            .own = rank(),
+                            .element_bytes = element_,
+                            .out_element_bytes = element_};
+    std::iota(plan.ranks.begin(), plan.ranks.end(), 0);
+    plan.pieces.push_back({.own = own.data(), .out = result.data(), .count = count});
+    plan.combine = [this](std::span<const std::byte* const> inputs, std::size_t elements,
+                          std::byte* out) {
+      ReduceInRankOrder(op_.dtype, op_.reduce, op_.factor, inputs, elements, out);
+    };
+    plan.on_piece = [this](std::size_t) { OnReduced(); };
+    const std::span<std::byte> windows = scratch_.Get(ReduceStream::WindowBytes(plan));
+    stream_.emplace(std::move(plan), host(), windows);
+    stream_->AddOwn(count);
   }
-  PayloadSink* WindowOf(int peer) { return &windows_[static_cast<std::size_t>(peer)]; }
+  PayloadSink* WindowOf(int peer) { return stream_->SinkOf(peer); }
+  // What a rank gives is the first that comes from it.
+  void OnPart(int peer, std::size_t index) override {
+    if (index == 0) stream_->OnMessage(peer);
+  }
+
+  // The whole result is final, and nothing that it is made of has come damaged.
+  virtual void OnReduced() {}
 
   const Operation& op() const { return op_; }
   std::size_t element() const { return element_; }
@@ -103,66 +112,10 @@ class StreamingReduction : public Collective {
   std::span<std::byte> Data() const { return MemoryOf({.data = op_.data, .count = op_.count}); }
 
  private:
-  // A ring over the bytes [reduced_, reduced_ + window_) of what one peer sends.
-  class Window final : public PayloadSink {
-   public:
-    Window(StreamingReduction& owner, std::span<std::byte> ring) : owner_(owner), ring_(ring) {}
-    std::span<std::byte> Space() override {
-      const std::size_t end = std::min(owner_.reduced_ + ring_.size(), owner_.result_.size());
-      const std::size_t at = received_ % ring_.size();
-      return ring_.subspan(at, std::min(end - received_, ring_.size() - at));
-    }
-    void Commit(std::size_t bytes) override {
-      received_ += bytes;
-      owner_.Advance();
-    }
-    std::size_t received() const { return received_; }
-    const std::byte* At(std::size_t offset) const { return ring_.data() + offset % ring_.size(); }
-
-   private:
-    StreamingReduction& owner_;
-    std::span<std::byte> ring_;
-    std::size_t received_ = 0;
-  };
-
-  // Reduces what has come from everyone.
-  void Advance() {
-    std::size_t ready = result_.size();
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank())
-        ready = std::min(ready, windows_[static_cast<std::size_t>(peer)].received());
-    }
-    ready -= ready % element_;
-    if (ready == reduced_) return;
-    if (ready - reduced_ < std::min(kReduceStepBytes, result_.size() - reduced_)) return;
-    while (reduced_ < ready) ReduceUpTo(ready);
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) host().SpaceFreed(peer);
-    }
-  }
-
-  void ReduceUpTo(std::size_t ready) {
-    const std::size_t until_wrap = size() == 1 ? ready : window_ - reduced_ % window_;
-    const std::size_t bytes = std::min(ready - reduced_, until_wrap);
-    inputs_.clear();
-    for (int r = 0; r < size(); ++r) {
-      inputs_.push_back(r == rank() ? own_.data() + reduced_
-                                    : windows_[static_cast<std::size_t>(r)].At(reduced_));
-    }
-    ReduceInRankOrder(op_.dtype, op_.reduce, op_.factor, inputs_, bytes / element_,
-                      result_.data() + reduced_);
-    reduced_ += bytes;
-  }
-
   const Operation& op_;
   Scratch& scratch_;
   const std::size_t element_;
-  std::span<const std::byte> own_;
-  std::span<std::byte> result_;
-  std::size_t window_ = 0;
-  std::size_t reduced_ = 0;  // Bytes of result_ that are final.
-  std::vector<Window> windows_;
-  std::vector<const std::byte*> inputs_;
+  std::optional<ReduceStream> stream_;
 };
 
 // Large all_reduce: rank r takes part r from everyone, reduces it in rank order, sends it to all.
@@ -175,36 +128,33 @@ class TwoRoundAllReduce final : public StreamingReduction {
       finals_.emplace_back(Part(peer));
       if (peer == rank()) continue;
       Expect(peer, 2);
-      Send(peer, kScatter, Part(peer));
+      Send(peer, Part(peer));
     }
     ReduceInto(Part(rank()), Part(rank()));
   }
 
  private:
-  static constexpr std::uint8_t kScatter = 0;
-  static constexpr std::uint8_t kGather = 1;
+  static constexpr std::size_t kScatter = 0;
+  static constexpr std::size_t kGather = 1;
 
   std::span<std::byte> Part(int index) const {
     const Chunk chunk = ChunkOf(op().count, size(), index);
     return Data().subspan(chunk.begin * element(), chunk.count * element());
   }
-  std::size_t BytesFrom(int peer, std::uint8_t phase) const override {
+  std::size_t BytesFrom(int peer, std::size_t phase) const override {
     return Part(phase == kScatter ? rank() : peer).size();
   }
-  PayloadSink* SinkFor(int peer, std::uint8_t phase) override {
+  PayloadSink* SinkFor(int peer, std::size_t phase) override {
     if (phase == kScatter) return WindowOf(peer);
     return &finals_[static_cast<std::size_t>(peer)];
   }
-  // The reduction keeps up with what comes, but what has come is known to be whole only now.
-  void OnPart(int, std::uint8_t phase) override {
-    if (phase != kScatter || ++scattered_ < size() - 1) return;
+  void OnReduced() override {
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) Send(peer, kGather, Part(rank()));
+      if (peer != rank()) Send(peer, Part(rank()));
     }
   }
 
   std::vector<FlatSink> finals_;
-  int scattered_ = 0;  // Inputs that are here.
 };
 
 // Everyone sends everyone the part that it reduces.
@@ -216,7 +166,7 @@ class ReduceScatter final : public StreamingReduction {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       Expect(peer, 1);
-      Send(peer, 0, Input(peer));
+      Send(peer, Input(peer));
     }
     ReduceInto(Input(rank()), Data());
   }
@@ -225,8 +175,8 @@ class ReduceScatter final : public StreamingReduction {
   std::span<std::byte> Input(int peer) const {
     return MemoryOf(op().inputs[static_cast<std::size_t>(peer)]);
   }
-  std::size_t BytesFrom(int, std::uint8_t) const override { return Data().size(); }
-  PayloadSink* SinkFor(int peer, std::uint8_t) override { return WindowOf(peer); }
+  std::size_t BytesFrom(int, std::size_t) const override { return Data().size(); }
+  PayloadSink* SinkFor(int peer, std::size_t) override { return WindowOf(peer); }
 };
 
 // Everyone sends all to the root, which reduces it. The root sends notes: without them two ranks
@@ -236,7 +186,7 @@ class Reduce final : public StreamingReduction {
   using StreamingReduction::StreamingReduction;
 
   void Start() override {
-    if (rank() != op().root) return Send(op().root, 0, Data());
+    if (rank() != op().root) return Send(op().root, Data());
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       Expect(peer, 1);
@@ -246,8 +196,8 @@ class Reduce final : public StreamingReduction {
   }
 
  private:
-  std::size_t BytesFrom(int, std::uint8_t) const override { return Data().size(); }
-  PayloadSink* SinkFor(int peer, std::uint8_t) override { return WindowOf(peer); }
+  std::size_t BytesFrom(int, std::size_t) const override { return Data().size(); }
+  PayloadSink* SinkFor(int peer, std::size_t) override { return WindowOf(peer); }
 };
 
 }  // namespace

@@ -20,6 +20,13 @@ constexpr Duration kAttemptReportInterval = Millis(1000);
 // Turns of one group before the others get theirs.
 constexpr int kTurns = 16;
 
+std::vector<std::string> HostIds(const GroupSpec& spec) {
+  std::vector<std::string> ids;
+  for (const GroupMember& member : spec.members)
+    ids.push_back(DecodeEndpoint(member.endpoint).host_id);
+  return ids;
+}
+
 }  // namespace
 
 CommGroup::CommGroup(std::shared_ptr<GroupPort> port, LoopContext& context, std::uint64_t seed)
@@ -27,6 +34,7 @@ CommGroup::CommGroup(std::shared_ptr<GroupPort> port, LoopContext& context, std:
       spec_(port_->spec()),
       context_(context),
       seed_(seed),
+      layout_(LayoutOf(HostIds(spec_))),
       peers_(spec_.members.size()),
       allowance_(spec_, context_.shm_limit),
       point_to_point_(spec_, *this) {
@@ -42,6 +50,7 @@ std::unique_ptr<Connector> CommGroup::MakeConnector(int peer, Lane lane) {
                     .from = spec_.rank,
                     .to = peer,
                     .lane = lane,
+                    .hierarchical = context_.hierarchical,
                     .secret = spec_.secret,
                     .group = spec_.name};
   const GroupMember& member = spec_.members[static_cast<std::size_t>(peer)];
@@ -202,6 +211,8 @@ Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
   MessageLink* link = AddLink(hello.from, hello.lane, slot, std::move(stream));
   if (tell_failure) {
     SayGoodbye(*link);
+  } else if (hello.hierarchical != context_.hierarchical) {
+    FailCommunicator(OrderMismatch(spec_, hello.from, hello.hierarchical));
   } else if (collective) {
     UpdateConnected();
   } else {

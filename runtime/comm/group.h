@@ -28,6 +28,7 @@ struct LoopContext {
   Instant now;                       // Of this turn.
   std::size_t shm_limit = 0;         // Bytes of shared memory a group; 0: none.
   bool checksums = false;            // With what is sent.
+  bool hierarchical = false;         // The order of reductions.
   std::vector<FinishedOp> finished;  // Completions to run at the end of this turn.
 };
 
@@ -166,6 +167,7 @@ class CommGroup final : private LinkListener,
   const GroupSpec& spec_;  // The port's.
   LoopContext& context_;
   const std::uint64_t seed_;
+  const HostLayout layout_;
   State state_ = State::kLive;
   Status end_status_;    // Not OK unless kLive.
   bool failed_ = false;  // end_status_ is a failure that the peers must hear.

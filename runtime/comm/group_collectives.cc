@@ -33,7 +33,8 @@ bool CommGroup::StartNext() {
   pending_.pop_front();
   current_header_ = HeaderOf(current_op_.op, current_op_.seq);
   started_ = current_op_.seq;
-  current_ = MakeCollective(current_op_.op, spec_.rank, port_->size(), *this, scratch_);
+  current_ = MakeCollective(current_op_.op, spec_.rank, port_->size(), *this, scratch_,
+                            context_.hierarchical && layout_.HasLevels() ? &layout_ : nullptr);
   current_->Start();
   CountEntered();
   ForEachLink([](MessageLink& link) {

@@ -152,6 +152,16 @@ Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& the
       DetailOf(spec, peer, ours.seq));
 }
 
+Status OrderMismatch(const GroupSpec& spec, int peer, bool peer_is_hierarchical) {
+  const auto order = [](bool hierarchical) { return hierarchical ? "hierarchical" : "rank"; };
+  return Status(StatusCode::kMismatch,
+                StrCat(NameOf(MemberOf(spec, peer)), " runs with RESILIENT_REDUCTION_ORDER=",
+                       order(peer_is_hierarchical), " where ", NameOf(MemberOf(spec, spec.rank)),
+                       " runs with ", order(!peer_is_hierarchical), " (group ", spec.name,
+                       "); their results would differ: set it to the same value on all ranks"),
+                DetailOf(spec, peer, 0));
+}
+
 Status SendRecvMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                         const Operation& recv, std::uint64_t seq) {
   Operation sent = OperationOf(theirs);

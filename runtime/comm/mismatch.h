@@ -42,6 +42,8 @@ Status PartMismatch(const GroupSpec& spec, int from, const MessageHeader& theirs
 // kMismatch: `peer` has gone on to `theirs`, a later operation, without its part in `ours`.
 Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                        const MessageHeader& ours);
+// kMismatch: `peer` reduces in the other order than this rank.
+Status OrderMismatch(const GroupSpec& spec, int peer, bool peer_is_hierarchical);
 // kMismatch: the message that `peer` sent differs from what the local recv describes.
 Status SendRecvMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                         const Operation& recv, std::uint64_t seq);

@@ -1,5 +1,8 @@
 #include "runtime/comm/reduce.h"
 
+#include <algorithm>
+#include <vector>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -43,6 +46,57 @@ ReduceKernel FindKernel(VectorLevel level, DataType type, ReduceOp op) {
   return nullptr;
 }
 
+Conversion FindConversion(DataType type) {
+  switch (BestVectorLevel()) {
+#if defined(__x86_64__)
+    case VectorLevel::kAvx512:
+      return avx512::FindConversion(type);
+    case VectorLevel::kAvx2:
+      return avx2::FindConversion(type);
+#else
+    case VectorLevel::kAvx512:
+    case VectorLevel::kAvx2:
+      break;
+#endif
+    case VectorLevel::kPortable:
+      return portable::FindConversion(type);
+  }
+  return {};
+}
+
+bool IsSmallFloat(DataType type) {
+  return type == DataType::kBFloat16 || type == DataType::kFloat16 ||
+         type == DataType::kFloat8E4M3 || type == DataType::kFloat8E5M2;
+}
+
+// What is computed: numbers of the type are not closed under these.
+bool Computes(ReduceOp op) {
+  return op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kProduct ||
+         op == ReduceOp::kPremulSum;
+}
+
+// Of wider elements, that these are converted to before they are combined, or when they have been:
+// they stay in the first-level cache.
+constexpr std::size_t kBlockBytes = 8192;
+
+using Inputs = std::span<const std::byte* const>;
+
+void RunKernel(DataType type, ReduceOp op, const ReduceArguments& arguments) {
+  const ReduceKernel kernel = FindKernel(BestVectorLevel(), type, op);
+  RESILIENT_CHECK(kernel != nullptr);
+  kernel(arguments);
+}
+
+// `count` elements of `in` in the wider type, multiplied where the operator asks for it.
+void Widen(DataType type, ReduceOp op, double factor, const std::byte* in, std::size_t count,
+           std::byte* out) {
+  FindConversion(type).widen({.inputs = &in, .input_count = 1, .end = count, .out = out});
+  if (op != ReduceOp::kPremulSum) return;
+  const std::byte* const wide = out;
+  RunKernel(PartialTypeOf(type, op), op,
+            {.inputs = &wide, .input_count = 1, .end = count, .factor = factor, .out = out});
+}
+
 }  // namespace
 
 bool CanReduce(DataType type, ReduceOp op) { return portable::FindKernel(type, op) != nullptr; }
@@ -67,8 +121,64 @@ void ReduceInRankOrder(VectorLevel level, DataType type, ReduceOp op, double fac
   kernel({.inputs = inputs.data(),
           .input_count = inputs.size(),
           .end = count,
+          .divisor = inputs.size(),
           .factor = factor,
           .out = out});
+}
+
+DataType PartialTypeOf(DataType type, ReduceOp op) {
+  if (IsSmallFloat(type)) return Computes(op) ? DataType::kFloat32 : type;
+  const bool narrow = type == DataType::kInt8 || type == DataType::kInt16 ||
+                      type == DataType::kUInt8 || type == DataType::kUInt16;
+  return narrow && op == ReduceOp::kAvg ? DataType::kInt32 : type;
+}
+
+void ReduceToPartial(DataType type, ReduceOp op, double factor, Inputs inputs, std::size_t count,
+                     std::byte* out) {
+  const DataType wide = PartialTypeOf(type, op);
+  const ReduceOp undivided = op == ReduceOp::kAvg ? ReduceOp::kSum : op;
+  if (wide == type) return ReduceInRankOrder(type, undivided, factor, inputs, count, out);
+  const ReduceOp combine = undivided == ReduceOp::kPremulSum ? ReduceOp::kSum : undivided;
+  alignas(64) std::byte next[kBlockBytes];
+  const std::size_t block = kBlockBytes / SizeOf(wide);
+  for (std::size_t begin = 0; begin < count; begin += block) {
+    const std::size_t some = std::min(block, count - begin);
+    const std::size_t at = begin * SizeOf(type);
+    std::byte* const sum = out + begin * SizeOf(wide);
+    Widen(type, op, factor, inputs[0] + at, some, sum);
+    for (std::size_t rank = 1; rank < inputs.size(); ++rank) {
+      Widen(type, op, factor, inputs[rank] + at, some, next);
+      const std::byte* const two[] = {sum, next};
+      RunKernel(wide, combine, {.inputs = two, .input_count = 2, .end = some, .out = sum});
+    }
+  }
+}
+
+void ReducePartials(DataType type, ReduceOp op, std::size_t ranks, Inputs partials,
+                    std::size_t count, std::byte* out) {
+  const DataType wide = PartialTypeOf(type, op);
+  const ReduceOp multiplied = op == ReduceOp::kPremulSum ? ReduceOp::kSum : op;
+  ReduceArguments arguments{.inputs = partials.data(),
+                            .input_count = partials.size(),
+                            .end = count,
+                            .divisor = ranks,
+                            .out = out};
+  if (wide == type) return RunKernel(type, multiplied, arguments);
+  alignas(64) std::byte result[kBlockBytes];
+  const std::size_t block = kBlockBytes / SizeOf(wide);
+  std::vector<const std::byte*> inputs(partials.begin(), partials.end());
+  arguments.inputs = inputs.data();
+  arguments.out = result;
+  for (std::size_t begin = 0; begin < count; begin += block) {
+    arguments.end = std::min(block, count - begin);
+    RunKernel(wide, multiplied, arguments);
+    const std::byte* const combined = result;
+    FindConversion(type).narrow({.inputs = &combined,
+                                 .input_count = 1,
+                                 .end = arguments.end,
+                                 .out = out + begin * SizeOf(type)});
+    for (const std::byte*& input : inputs) input += arguments.end * SizeOf(wide);
+  }
 }
 
 }  // namespace resilient

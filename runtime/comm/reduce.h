@@ -38,4 +38,21 @@ void ReduceInRankOrder(DataType type, ReduceOp op, double factor,
 void ReduceInRankOrder(VectorLevel level, DataType type, ReduceOp op, double factor,
                        std::span<const std::byte* const> inputs, std::size_t count, std::byte* out);
 
+// A reduction in two stages: ReduceToPartial over the ranks of each host, in rank order, then
+// ReducePartials over the results. Only the second stage rounds and divides, only the first one
+// multiplies by `factor`, so that the sole difference from ReduceInRankOrder is where the
+// parentheses are.
+
+// The type of what lies between the stages: float32 for smaller floats that are computed with, and
+// int32 for averages of integers of 8 and 16 bits; all others stay as they are.
+DataType PartialTypeOf(DataType type, ReduceOp op);
+// `out` has elements of PartialTypeOf(type, op) and is none of the inputs where these are others.
+// Pure. REQUIRES: as ReduceInRankOrder.
+void ReduceToPartial(DataType type, ReduceOp op, double factor,
+                     std::span<const std::byte* const> inputs, std::size_t count, std::byte* out);
+// `partials` have elements of PartialTypeOf(type, op), `out` of `type`; it is none of them where
+// the types differ. `ranks`: all those whose inputs are in, by which AVG divides. Pure.
+void ReducePartials(DataType type, ReduceOp op, std::size_t ranks,
+                    std::span<const std::byte* const> partials, std::size_t count, std::byte* out);
+
 }  // namespace resilient

@@ -13,21 +13,32 @@ struct ReduceArguments {
   std::size_t input_count = 0;               // At least one.
   std::size_t begin = 0;                     // The elements of each from begin to end.
   std::size_t end = 0;
+  std::size_t divisor = 1;   // Of kAvg.
   double factor = 1.0;       // Of kPremulSum.
   std::byte* out = nullptr;  // May be one of the inputs.
 };
 
 using ReduceKernel = void (*)(const ReduceArguments&);
 
-// The kernel of each level; null where the operator has no meaning for the type.
+// Copies inputs[0] to the wider type of PartialTypeOf, and back.
+struct Conversion {
+  ReduceKernel widen = nullptr;
+  ReduceKernel narrow = nullptr;
+};
+
+// What each level has: the kernel, null where the operator has no meaning for the type, and the
+// conversion, null where the type has none.
 namespace portable {
 ReduceKernel FindKernel(DataType type, ReduceOp op);
-}
+Conversion FindConversion(DataType type);
+}  // namespace portable
 namespace avx2 {
 ReduceKernel FindKernel(DataType type, ReduceOp op);
-}
+Conversion FindConversion(DataType type);
+}  // namespace avx2
 namespace avx512 {
 ReduceKernel FindKernel(DataType type, ReduceOp op);
-}
+Conversion FindConversion(DataType type);
+}  // namespace avx512
 
 }  // namespace resilient

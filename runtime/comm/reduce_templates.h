@@ -111,7 +111,7 @@ struct PremulSum : Sum<Acc> {
 template <typename Acc>
 struct Average : Sum<Acc> {
   explicit Average(const ReduceArguments& arguments)
-      : Sum<Acc>(arguments), divisor(Broadcast<Acc>(static_cast<double>(arguments.input_count))) {}
+      : Sum<Acc>(arguments), divisor(Broadcast<Acc>(static_cast<double>(arguments.divisor))) {}
   Acc Finish(Acc sum) const { return sum / divisor; }
   Acc divisor;
 };
@@ -119,12 +119,11 @@ struct Average : Sum<Acc> {
 // Of sums that are unsigned and wrap but stand for a signed or unsigned number of up to 32 bits.
 // Processors divide integers one by one. With half a unit added the quotient is 0.5 / divisor or
 // more away from the next integer, which is far more than float64 errs by here, so that the product
-// with the reciprocal is cut to the right integer. REQUIRES: two inputs or more.
+// with the reciprocal is cut to the right integer. REQUIRES: a divisor of two or more.
 template <bool kSigned>
 struct NarrowAverage : Sum<std::uint32_t> {
   explicit NarrowAverage(const ReduceArguments& arguments)
-      : Sum<std::uint32_t>(arguments),
-        reciprocal(1.0 / static_cast<double>(arguments.input_count)) {}
+      : Sum<std::uint32_t>(arguments), reciprocal(1.0 / static_cast<double>(arguments.divisor)) {}
   std::uint32_t Finish(std::uint32_t sum) const {
     if constexpr (kSigned) {
       const double value = static_cast<std::int32_t>(sum);
@@ -142,7 +141,7 @@ struct NarrowAverage : Sum<std::uint32_t> {
 template <bool kSigned>
 struct WideAverage : Sum<std::uint64_t> {
   explicit WideAverage(const ReduceArguments& arguments)
-      : Sum<std::uint64_t>(arguments), divisor(static_cast<std::int64_t>(arguments.input_count)) {}
+      : Sum<std::uint64_t>(arguments), divisor(static_cast<std::int64_t>(arguments.divisor)) {}
   std::uint64_t Finish(std::uint64_t sum) const {
     if constexpr (kSigned) {
       return static_cast<std::uint64_t>(static_cast<std::int64_t>(sum) / divisor);
@@ -256,7 +255,7 @@ using Unsigned = Integer<std::make_unsigned_t<T>>;
 
 template <typename T>
 void IntegerAverage(const ReduceArguments& arguments) {
-  if (arguments.input_count == 1) {
+  if (arguments.divisor == 1) {
     Run<Unsigned<T>, Sum<std::make_unsigned_t<T>>>(arguments);
   } else if constexpr (sizeof(T) == 8) {
     Run<Unsigned<T>, WideAverage<std::is_signed_v<T>>>(arguments);
@@ -361,6 +360,27 @@ ReduceKernel FindBool(ReduceOp op) {
   return nullptr;
 }
 
+template <typename Type>
+void Widen(const ReduceArguments& arguments) {
+  using Acc = typename Type::Acc;
+  First<Type>(
+      Operator<Acc>(arguments), Input<typename Type::Storage>(arguments, 0, arguments.begin),
+      arguments.end - arguments.begin, reinterpret_cast<Acc*>(arguments.out) + arguments.begin);
+}
+
+template <typename Type>
+void Narrow(const ReduceArguments& arguments) {
+  using Acc = typename Type::Acc;
+  Last<Type>(Operator<Acc>(arguments), Input<Acc>(arguments, 0, arguments.begin),
+             arguments.end - arguments.begin,
+             reinterpret_cast<typename Type::Storage*>(arguments.out) + arguments.begin);
+}
+
+template <typename Type>
+Conversion ConversionOf() {
+  return {.widen = Widen<Type>, .narrow = Narrow<Type>};
+}
+
 }  // namespace
 
 ReduceKernel FindKernel(DataType type, ReduceOp op) {
@@ -401,6 +421,38 @@ ReduceKernel FindKernel(DataType type, ReduceOp op) {
       return FindBool(op);
   }
   return nullptr;  // A value off the wire that no enumerator has.
+}
+
+Conversion FindConversion(DataType type) {
+  switch (type) {
+    case DataType::kBFloat16:
+      return ConversionOf<BFloat16>();
+    case DataType::kFloat16:
+      return ConversionOf<Float16>();
+    case DataType::kFloat8E4M3:
+      return ConversionOf<Float8E4M3>();
+    case DataType::kFloat8E5M2:
+      return ConversionOf<Float8E5M2>();
+    case DataType::kInt8:
+      return ConversionOf<Integer<std::int8_t, std::int32_t>>();
+    case DataType::kInt16:
+      return ConversionOf<Integer<std::int16_t, std::int32_t>>();
+    case DataType::kUInt8:
+      return ConversionOf<Integer<std::uint8_t, std::int32_t>>();
+    case DataType::kUInt16:
+      return ConversionOf<Integer<std::uint16_t, std::int32_t>>();
+    case DataType::kFloat32:
+    case DataType::kFloat64:
+    case DataType::kComplex64:
+    case DataType::kComplex128:
+    case DataType::kInt32:
+    case DataType::kInt64:
+    case DataType::kUInt32:
+    case DataType::kUInt64:
+    case DataType::kBool:
+      break;
+  }
+  return {};
 }
 
 }  // namespace resilient::RESILIENT_VECTOR_LEVEL

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
+#include <vector>
 
 namespace resilient {
 
@@ -28,5 +30,21 @@ inline constexpr std::size_t kOneRoundLimitBytes = 64u << 10;
 // The same on every rank that has the same arguments (they are compared before data is taken).
 // Pure.
 AllReducePlan PlanAllReduce(std::size_t bytes, int size);
+
+// Which ranks of a group share a host. Thread: value type.
+struct HostLayout {
+  std::vector<std::vector<int>> hosts;  // The ranks of each, ascending; hosts by their lowest rank.
+  std::vector<int> host_of;             // By rank: index in `hosts`.
+
+  // Whether a hierarchical order is another one than rank order: several hosts, one of them with
+  // several ranks.
+  bool HasLevels() const { return hosts.size() > 1 && hosts.size() < host_of.size(); }
+  // The rank of `host` that combines what its ranks have for `home`: `home` itself where it is one
+  // of them.
+  int OwnerIn(int host, int home) const;
+};
+
+// By the host of each rank; who has an empty one is alone. Pure.
+HostLayout LayoutOf(const std::vector<std::string>& host_ids);
 
 }  // namespace resilient

@@ -83,7 +83,7 @@ std::string EncodeHello(const Hello& hello) {
       .Put(kHelloMagic)
       .Put(kWireVersion)
       .Put(static_cast<std::uint8_t>(hello.lane))
-      .Put(std::uint8_t{0})
+      .Put(static_cast<std::uint8_t>(hello.hierarchical ? 1 : 0))
       .Put(hello.generation)
       .Put(hello.attempt)
       .Put(static_cast<std::int32_t>(hello.from))
@@ -121,7 +121,8 @@ Result<Hello> DecodeHello(std::string_view bytes) {
   Reader in(bytes.substr(6));
   Hello hello;
   hello.lane = static_cast<Lane>(in.Get<std::uint8_t>());
-  in.Get<std::uint8_t>();
+  const auto order = in.Get<std::uint8_t>();
+  hello.hierarchical = order == 1;
   hello.generation = in.Get<std::uint64_t>();
   hello.attempt = in.Get<std::uint64_t>();
   hello.from = in.Get<std::int32_t>();
@@ -129,7 +130,7 @@ Result<Hello> DecodeHello(std::string_view bytes) {
   const auto secret = in.Get<std::uint32_t>();
   const auto group = in.Get<std::uint32_t>();
   const bool known_lane = hello.lane == Lane::kCollective || hello.lane == Lane::kPointToPoint;
-  if (!known_lane || hello.from < 0 || hello.to < 0 || hello.from == hello.to)
+  if (!known_lane || order > 1 || hello.from < 0 || hello.to < 0 || hello.from == hello.to)
     return NotOurs("greeting");
   hello.secret = bytes.substr(kHelloFixedBytes, secret);
   hello.group = bytes.substr(kHelloFixedBytes + secret, group);

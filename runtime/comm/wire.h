@@ -36,6 +36,7 @@ struct Hello {
   int from = -1;  // Group ranks.
   int to = -1;
   Lane lane = Lane::kCollective;
+  bool hierarchical = false;  // How the sender reduces: all ranks of a group must do the same.
   std::string secret;
   std::string group;
   std::string shm_offer;  // ShmStreamOffer::text; empty: none.

@@ -25,6 +25,7 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
     fabric.interfaces = context->options_.socket_ifname;
     fabric.shm_limit = context->options_.shm_limit;
     fabric.checksums = context->options_.checksums;
+    fabric.hierarchical = context->options_.hierarchical_order;
     return MakeCpuFabric(std::move(fabric), clock, events);
   };
   auto session = OpenSession(context->options_.session,

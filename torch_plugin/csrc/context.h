@@ -26,6 +26,7 @@ struct ContextOptions {
   std::string socket_ifname;
   std::size_t shm_limit = CpuFabricOptions().shm_limit;
   bool checksums = false;
+  bool hierarchical_order = false;
   TimePolicy time;
 };
 

@@ -55,6 +55,7 @@ class Session:
         socket_ifname: str = "",
         shm_limit: int = ...,  # Bytes a group; 0: none.
         checksums: bool = False,
+        hierarchical_order: bool = False,
         strict_timeouts: bool = False,
         op_deadline: float = 120.0,
         timeout: timedelta = ...,  # What init_process_group was given.

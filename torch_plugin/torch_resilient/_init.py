@@ -208,6 +208,7 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         socket_ifname=settings["socket_ifname"],
         shm_limit=settings["shm_limit"],
         checksums=settings["checksums"],
+        hierarchical_order=settings["hierarchical_order"],
         strict_timeouts=settings["strict_timeouts"],
         op_deadline=settings["op_deadline"],
         timeout=timeout,

@@ -26,7 +26,8 @@ using Completion = std::function<void(const Status&)>;
 // against collectives. Each message carries (group, seq, op, dtype, count, root, reduce op) and is
 // compared by the receiver: a difference fails the operation with kMismatch and is told to
 // CommunicatorEvents; it never yields a wrong result. Every element is reduced in group-rank order
-// 0..n-1, so results are bit-equal on all ranks and from run to run.
+// 0..n-1 (or by hosts: CpuFabricOptions::hierarchical), so results are bit-equal on all ranks and
+// from run to run.
 //
 // Owner: Session, through Group. Thread: thread-safe. Lifetime: the destructor completes what is
 // left with kCancelled; call Abort first to give the cause.
@@ -144,6 +145,12 @@ struct CpuFabricOptions {
   // A checksum goes with all data that this rank sends. Receivers follow the sender: ranks may
   // differ. What has come damaged fails the communicator with kCommFailed.
   bool checksums = false;
+  // Reductions of groups that span hosts: ranks of one host first, in rank order, then the hosts,
+  // in the order of each one's lowest rank; each host sends a partial result in place of the data
+  // of each rank. The bits then depend on which ranks share a host, and on nothing else but the
+  // values. A host is what shares memory: without shared memory each rank is one. The same on all
+  // ranks: a group where it differs fails with kMismatch.
+  bool hierarchical = false;
 };
 
 // The CPU transport: one listener and one comm thread per session, links per group and pair, over

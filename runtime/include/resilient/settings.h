@@ -28,6 +28,7 @@ struct Settings {
   Duration op_deadline = std::chrono::seconds(120);  // RESILIENT_OP_DEADLINE, floor 1 s
   std::size_t shm_limit = std::size_t{256} << 20;    // RESILIENT_SHM_LIMIT, bytes; 0: none
   bool checksums = false;                            // RESILIENT_CHECKSUM
+  bool hierarchical_order = false;                   // RESILIENT_REDUCTION_ORDER=hierarchical
   std::string socket_ifname;  // RESILIENT_SOCKET_IFNAME: "eth0,eth1"; empty: the way to the store
   std::string log = "warn";   // RESILIENT_LOG: level, "json:" prefix for structured lines
   std::string owner;          // RESILIENT_OWNER: internal, "pid:start" of the rank process

@@ -96,6 +96,7 @@ TEST(ParseSettings, Nothing_GivesTheDefaults) {
   EXPECT_FALSE(settings->strict_timeouts);
   EXPECT_EQ(settings->op_deadline, seconds(120));
   EXPECT_EQ(settings->shm_limit, 256u << 20);
+  EXPECT_FALSE(settings->hierarchical_order);
   EXPECT_EQ(settings->socket_ifname, "");
   EXPECT_EQ(settings->log, "warn");
   EXPECT_TRUE(settings->warnings.empty());
@@ -113,6 +114,7 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_OP_DEADLINE", "90s"},
                                                    {"RESILIENT_SHM_LIMIT", "64MiB"},
                                                    {"RESILIENT_CHECKSUM", "1"},
+                                                   {"RESILIENT_REDUCTION_ORDER", "hierarchical"},
                                                    {"RESILIENT_SOCKET_IFNAME", "eth0,lo"},
                                                    {"RESILIENT_LOG", "json:debug"},
                                                    {"RESILIENT_OWNER", "12:345"},
@@ -129,6 +131,7 @@ TEST(ParseSettings, EveryField_IsRead) {
   EXPECT_EQ(settings->op_deadline, seconds(90));
   EXPECT_EQ(settings->shm_limit, 64u << 20);
   EXPECT_TRUE(settings->checksums);
+  EXPECT_TRUE(settings->hierarchical_order);
   EXPECT_EQ(settings->socket_ifname, "eth0,lo");
   EXPECT_EQ(settings->log, "json:debug");
   EXPECT_EQ(settings->owner, "12:345");
@@ -151,7 +154,8 @@ const Environment kWithEffect = {{"RESILIENT_STORE", "host:1"},
                                  {"RESILIENT_OP_DEADLINE", "120s"},
                                  {"RESILIENT_SOCKET_IFNAME", "eth0"},
                                  {"RESILIENT_SHM_LIMIT", "256MiB"},
-                                 {"RESILIENT_CHECKSUM", "1"}};
+                                 {"RESILIENT_CHECKSUM", "1"},
+                                 {"RESILIENT_REDUCTION_ORDER", "rank"}};
 const Environment kWithoutEffect = {{"RESILIENT_TAKE_OVER", "nccl,gloo"},
                                     {"RESILIENT_HEAL", "auto"},
                                     {"RESILIENT_STALL", "1h"},
@@ -231,6 +235,7 @@ TEST(ParseSettings, BadValue_NamesVariableValueAndForms) {
       {"RESILIENT_STALL", "1d", "a duration"},
       {"RESILIENT_HEAL", "yes", "\"explicit\" or \"auto\""},
       {"RESILIENT_TIMEOUT_POLICY", "lax", "\"liveness\" or \"strict\""},
+      {"RESILIENT_REDUCTION_ORDER", "ring", "\"rank\" or \"hierarchical\""},
       {"RESILIENT_OP_DEADLINE", "0", "at least 1 s"},
       {"RESILIENT_SHM_LIMIT", "256MB", "\"256MiB\""},
       {"RESILIENT_SHM_LIMIT", "-1", "a number of bytes"},

@@ -139,6 +139,7 @@ struct Transport {
   // Whether a rank that needs nothing of another may end an operation before that one has entered
   // it: the root of a broadcast, all but the root of a gather.
   bool roots_run_ahead = true;
+  bool hierarchical = false;  // Reductions go by these hosts.
 
   friend void PrintTo(const Transport& transport, std::ostream* out) { *out << transport.name; }
 };
@@ -166,6 +167,24 @@ inline std::size_t MappedSegments() {
   for (std::string line; std::getline(maps, line);)
     count += line.find("/memfd:resilient") != std::string::npos ? 1 : 0;
   return count;
+}
+
+// Ranks on two hosts that reduce host by host. Below three ranks that is rank order.
+inline Transport HierarchicalTransport() {
+  return {.name = "hierarchical",
+          .make =
+              [](const Clock& clock, CommunicatorEvents& events) {
+                CpuFabricOptions options;
+                options.hierarchical = true;
+                return MakeCpuFabric(std::move(options), clock, events);
+              },
+          .host_of = [](int rank) { return rank % 2; },
+          .hierarchical = true};
+}
+inline std::vector<Transport> AllTransportsAndOrders() {
+  std::vector<Transport> all = AllTransports();
+  all.push_back(HierarchicalTransport());
+  return all;
 }
 
 // An endpoint of this host as if it were on another one, unless `host` is 0.

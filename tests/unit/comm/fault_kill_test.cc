@@ -45,6 +45,7 @@ class RankProcess {
     alarm(static_cast<unsigned>(kBound.count()));  // A hang ends here, and the parent hears of it.
     CpuFabricOptions options;
     options.shm_limit = plan_.fault->shm_limit;
+    options.hierarchical = plan_.fault->hierarchical;
     auto fabric = MakeObservedCpuFabric(options, clock_, log_,
                                         [this](const GroupSpec&, std::uint64_t) { OnStep(); });
     if (!fabric.ok()) Say(fabric.status().message());

@@ -20,6 +20,7 @@ struct FaultCase {
   Call call;
   std::size_t shm_limit = 0;  // 0: TCP.
   bool spans_hosts = false;   // The last rank is on a host of its own.
+  bool hierarchical = false;
 
   int HostOf(int rank) const { return spans_hosts && rank == 2 ? 1 : 0; }
   friend void PrintTo(const FaultCase& one, std::ostream* out) { *out << one.name; }
@@ -71,6 +72,13 @@ inline std::vector<FaultCase> AllFaultCases() {
   add("Tcp", 0, false);
   add("Shm", LeastShmLimit(kFaultRanks), false);
   add("Mixed", 2u << 20, true);  // Rings that no part of a large operation fits into.
+  for (FaultCase one : std::vector(cases.end() - 10, cases.end())) {
+    if (!Reduces(one.call.kind)) continue;
+    one.name += "ByHosts";
+    one.hierarchical = true;
+    one.call.hosts = {{0, 1}, {2}};
+    cases.push_back(one);
+  }
   return cases;
 }
 

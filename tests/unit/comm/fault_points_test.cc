@@ -99,6 +99,7 @@ class FaultPoints : public ::testing::TestWithParam<FaultCase> {
                     [this](const Clock& clock, CommunicatorEvents& events) {
                       CpuFabricOptions options;
                       options.shm_limit = GetParam().shm_limit;
+                      options.hierarchical = GetParam().hierarchical;
                       return MakeObservedCpuFabric(
                           options, clock, events,
                           [this](const GroupSpec& group, std::uint64_t step) {

@@ -91,7 +91,7 @@ class Mismatch : public ::testing::TestWithParam<Transport> {
   int groups_ = 0;
 };
 
-INSTANTIATE_TEST_SUITE_P(Transports, Mismatch, ::testing::ValuesIn(AllTransports()),
+INSTANTIATE_TEST_SUITE_P(Transports, Mismatch, ::testing::ValuesIn(AllTransportsAndOrders()),
                          [](const auto& info) { return info.param.name; });
 
 // Takes more than one round, over TCP and in shared memory.

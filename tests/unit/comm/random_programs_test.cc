@@ -56,7 +56,9 @@ std::vector<float> RandomFloats(std::size_t count, Random& random) {
 // The operations of one group.
 class Program {
  public:
-  Program(int size, int steps, Random& random) : size_(size) {
+  // `hosts`: see Call.
+  Program(int size, int steps, std::vector<std::vector<std::size_t>> hosts, Random& random)
+      : size_(size), hosts_(std::move(hosts)) {
     for (int i = 0; i < steps; ++i) steps_.push_back(MakeStep(random));
   }
 
@@ -118,6 +120,7 @@ class Program {
       const Call probe = RandomCall(size_, 0, random);
       const std::size_t parts = probe.kind == OpKind::kAllToAll ? n * n : n;
       Call call = probe;
+      call.hosts = hosts_;
       SetRandomCounts(call, size_, kMaxElements / parts, random);
       step.trial = std::make_unique<Trial>(call, random);
     }
@@ -154,9 +157,20 @@ class Program {
   }
 
   const int size_;
+  const std::vector<std::vector<std::size_t>> hosts_;
   std::vector<Step> steps_;
   std::uint32_t next_tag_ = 100;  // Of messages whose recvs name no sender.
 };
+
+std::vector<std::vector<std::size_t>> HostsOf(const Transport& transport, int size) {
+  if (!transport.hierarchical) return {};
+  std::map<int, std::vector<std::size_t>> hosts;  // Of which those with lower numbers come first.
+  for (int rank = 0; rank < size; ++rank)
+    hosts[transport.host_of(rank)].push_back(static_cast<std::size_t>(rank));
+  std::vector<std::vector<std::size_t>> ranks;
+  for (auto& [host, of_host] : hosts) ranks.push_back(std::move(of_host));
+  return ranks;
+}
 
 // Submits all of `rank`; at most kMaxInFlight wait at a time.
 void RunRank(Program& program, Communicator& communicator, int rank) {
@@ -184,7 +198,8 @@ void RunPrograms(const Transport& transport, std::uint64_t seed) {
   std::deque<Program> programs;
   std::vector<std::vector<std::shared_ptr<Communicator>>> communicators;
   for (int group = 0; group < groups; ++group) {
-    programs.emplace_back(size, 20 + static_cast<int>(random.Below(30)), random);
+    programs.emplace_back(size, 20 + static_cast<int>(random.Below(30)), HostsOf(transport, size),
+                          random);
     communicators.push_back(world.CreateAll("group" + std::to_string(group)));
   }
   std::vector<std::thread> threads;
@@ -201,7 +216,7 @@ void RunPrograms(const Transport& transport, std::uint64_t seed) {
 
 class RandomPrograms : public ::testing::TestWithParam<Transport> {};
 
-INSTANTIATE_TEST_SUITE_P(Transports, RandomPrograms, ::testing::ValuesIn(AllTransports()),
+INSTANTIATE_TEST_SUITE_P(Transports, RandomPrograms, ::testing::ValuesIn(AllTransportsAndOrders()),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(RandomPrograms, EqualTheSerialReference) {

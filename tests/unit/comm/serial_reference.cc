@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <type_traits>
 
 #include "runtime/base/check.h"
@@ -85,6 +86,13 @@ const SmallFloat& E5M2Format() {
   static const SmallFloat format(8, 2, 15, 0x7c);
   return format;
 }
+
+struct Reduction {
+  ReduceOp reduce;
+  double factor;
+  const std::vector<Bytes>& inputs;
+  const std::vector<std::vector<std::size_t>> hosts;  // Ranks; all in one for rank order.
+};
 
 template <typename T>
 constexpr bool kIsComplex = false;
@@ -173,23 +181,27 @@ bool CombineBools(ReduceOp reduce, bool a, bool b) {
 
 // Elements stored as Stored, combined as Acc.
 template <typename Stored, typename Acc, typename Load, typename Combine, typename Store>
-Bytes ReduceEach(ReduceOp reduce, double factor, const std::vector<Bytes>& inputs, Load load,
-                 Combine combine, Store store) {
+Bytes ReduceEach(const Reduction& reduction, Load load, Combine combine, Store store) {
+  const auto& [reduce, factor, inputs, hosts] = reduction;
   Bytes result(inputs[0].size());
   for (std::size_t i = 0; i < result.size() / sizeof(Stored); ++i) {
     Acc acc{};
-    for (std::size_t rank = 0; rank < inputs.size(); ++rank) {
-      Acc next = load(Get<Stored>(inputs[rank], i));
-      if constexpr (!std::is_same_v<Acc, bool>) {
-        if (reduce == ReduceOp::kPremulSum) {
-          if constexpr (kIsComplex<Acc>) {
-            next *= static_cast<typename Acc::value_type>(factor);
-          } else {
-            next = static_cast<Acc>(next * static_cast<Acc>(factor));
+    for (std::size_t host = 0; host < hosts.size(); ++host) {
+      Acc partial{};
+      for (std::size_t at = 0; at < hosts[host].size(); ++at) {
+        Acc next = load(Get<Stored>(inputs[hosts[host][at]], i));
+        if constexpr (!std::is_same_v<Acc, bool>) {
+          if (reduce == ReduceOp::kPremulSum) {
+            if constexpr (kIsComplex<Acc>) {
+              next *= static_cast<typename Acc::value_type>(factor);
+            } else {
+              next = static_cast<Acc>(next * static_cast<Acc>(factor));
+            }
           }
         }
+        partial = at == 0 ? next : combine(reduce, partial, next);
       }
-      acc = rank == 0 ? next : combine(reduce, acc, next);
+      acc = host == 0 ? partial : combine(reduce, acc, partial);
     }
     if constexpr (!std::is_same_v<Acc, bool>) {
       if constexpr (kIsComplex<Acc>) {
@@ -204,25 +216,24 @@ Bytes ReduceEach(ReduceOp reduce, double factor, const std::vector<Bytes>& input
 }
 
 template <typename T>
-Bytes ReduceIntegers(ReduceOp reduce, double factor, const std::vector<Bytes>& inputs) {
+Bytes ReduceIntegers(const Reduction& reduction) {
   // Sums of the 8-bit types do not overflow before they are divided.
   using Acc = std::conditional_t<sizeof(T) == 1, std::int64_t, T>;
   return ReduceEach<T, Acc>(
-      reduce, factor, inputs, [](T value) { return static_cast<Acc>(value); }, CombineIntegers<Acc>,
+      reduction, [](T value) { return static_cast<Acc>(value); }, CombineIntegers<Acc>,
       [](Acc value) { return static_cast<T>(value); });
 }
 
 template <typename T>
-Bytes ReduceFloats(ReduceOp reduce, double factor, const std::vector<Bytes>& inputs) {
+Bytes ReduceFloats(const Reduction& reduction) {
   const auto same = [](T value) { return value; };
-  return ReduceEach<T, T>(reduce, factor, inputs, same, CombineFloats<T>, same);
+  return ReduceEach<T, T>(reduction, same, CombineFloats<T>, same);
 }
 
 template <typename Stored>
-Bytes ReduceSmallFloats(ReduceOp reduce, double factor, const std::vector<Bytes>& inputs,
-                        const SmallFloat& format) {
+Bytes ReduceSmallFloats(const Reduction& reduction, const SmallFloat& format) {
   return ReduceEach<Stored, float>(
-      reduce, factor, inputs, [&](Stored raw) { return static_cast<float>(format.Decode(raw)); },
+      reduction, [&](Stored raw) { return static_cast<float>(format.Decode(raw)); },
       CombineFloats<float>, [&](float value) { return static_cast<Stored>(format.Encode(value)); });
 }
 
@@ -323,45 +334,52 @@ Bytes RandomElements(DataType type, ReduceOp reduce, std::size_t count, Random& 
 }
 
 Bytes ReduceSerially(DataType type, ReduceOp reduce, double factor,
-                     const std::vector<Bytes>& inputs) {
+                     const std::vector<Bytes>& inputs,
+                     const std::vector<std::vector<std::size_t>>& hosts) {
+  std::vector<std::size_t> all(inputs.size());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  const Reduction reduction{
+      .reduce = reduce,
+      .factor = factor,
+      .inputs = inputs,
+      .hosts = hosts.empty() ? std::vector<std::vector<std::size_t>>{all} : hosts};
   const auto to_bool = [](std::uint8_t value) { return value != 0; };
   const auto from_bool = [](bool value) { return static_cast<std::uint8_t>(value ? 1 : 0); };
   switch (type) {
     case DataType::kFloat32:
-      return ReduceFloats<float>(reduce, factor, inputs);
+      return ReduceFloats<float>(reduction);
     case DataType::kFloat64:
-      return ReduceFloats<double>(reduce, factor, inputs);
+      return ReduceFloats<double>(reduction);
     case DataType::kComplex64:
-      return ReduceFloats<std::complex<float>>(reduce, factor, inputs);
+      return ReduceFloats<std::complex<float>>(reduction);
     case DataType::kComplex128:
-      return ReduceFloats<std::complex<double>>(reduce, factor, inputs);
+      return ReduceFloats<std::complex<double>>(reduction);
     case DataType::kBFloat16:
-      return ReduceSmallFloats<std::uint16_t>(reduce, factor, inputs, BFloat16Format());
+      return ReduceSmallFloats<std::uint16_t>(reduction, BFloat16Format());
     case DataType::kFloat16:
-      return ReduceSmallFloats<std::uint16_t>(reduce, factor, inputs, Float16Format());
+      return ReduceSmallFloats<std::uint16_t>(reduction, Float16Format());
     case DataType::kFloat8E4M3:
-      return ReduceSmallFloats<std::uint8_t>(reduce, factor, inputs, E4M3Format());
+      return ReduceSmallFloats<std::uint8_t>(reduction, E4M3Format());
     case DataType::kFloat8E5M2:
-      return ReduceSmallFloats<std::uint8_t>(reduce, factor, inputs, E5M2Format());
+      return ReduceSmallFloats<std::uint8_t>(reduction, E5M2Format());
     case DataType::kInt64:
-      return ReduceIntegers<std::int64_t>(reduce, factor, inputs);
+      return ReduceIntegers<std::int64_t>(reduction);
     case DataType::kInt32:
-      return ReduceIntegers<std::int32_t>(reduce, factor, inputs);
+      return ReduceIntegers<std::int32_t>(reduction);
     case DataType::kInt16:
-      return ReduceIntegers<std::int16_t>(reduce, factor, inputs);
+      return ReduceIntegers<std::int16_t>(reduction);
     case DataType::kInt8:
-      return ReduceIntegers<std::int8_t>(reduce, factor, inputs);
+      return ReduceIntegers<std::int8_t>(reduction);
     case DataType::kUInt64:
-      return ReduceIntegers<std::uint64_t>(reduce, factor, inputs);
+      return ReduceIntegers<std::uint64_t>(reduction);
     case DataType::kUInt32:
-      return ReduceIntegers<std::uint32_t>(reduce, factor, inputs);
+      return ReduceIntegers<std::uint32_t>(reduction);
     case DataType::kUInt16:
-      return ReduceIntegers<std::uint16_t>(reduce, factor, inputs);
+      return ReduceIntegers<std::uint16_t>(reduction);
     case DataType::kUInt8:
-      return ReduceIntegers<std::uint8_t>(reduce, factor, inputs);
+      return ReduceIntegers<std::uint8_t>(reduction);
     case DataType::kBool:
-      return ReduceEach<std::uint8_t, bool>(reduce, factor, inputs, to_bool, CombineBools,
-                                            from_bool);
+      return ReduceEach<std::uint8_t, bool>(reduction, to_bool, CombineBools, from_bool);
   }
   RESILIENT_CHECK(!"no such type");
 }
@@ -376,7 +394,7 @@ std::vector<std::vector<Bytes>> ExpectedOutputs(const Call& call,
     return parts;
   };
   const auto reduced = [&](std::size_t to) -> std::vector<Bytes> {
-    return {ReduceSerially(call.dtype, call.reduce, call.factor, all_to(to))};
+    return {ReduceSerially(call.dtype, call.reduce, call.factor, all_to(to), call.hosts)};
   };
   std::vector<std::vector<Bytes>> expected(n);
   switch (call.kind) {

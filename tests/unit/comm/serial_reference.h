@@ -38,6 +38,9 @@ struct Call {
   // everywhere; what a rank sends to all has one count in its row.
   std::vector<std::vector<std::size_t>> counts;
 
+  // The ranks of each host, where the order of a reduction goes by hosts; none: rank order.
+  std::vector<std::vector<std::size_t>> hosts = {};
+
   int size() const { return static_cast<int>(counts.size()); }
   std::size_t Count(int from, int to) const {
     return counts[static_cast<std::size_t>(from)][static_cast<std::size_t>(to)];
@@ -52,10 +55,12 @@ std::string Describe(const Call& call);
 Bytes RandomElements(DataType type, ReduceOp reduce, std::size_t count, Random& random);
 
 // Slow, and meant to be seen to be right: one element after the other, inputs in order. Floats of
-// less than 32 bits are combined in float and rounded once, to nearest even. REQUIRES: the
-// combination is one that a communicator accepts.
+// less than 32 bits are combined in float and rounded once, to nearest even. With `hosts` the
+// inputs of each are combined first, and then what the hosts have. REQUIRES: the combination is one
+// that a communicator accepts.
 Bytes ReduceSerially(DataType type, ReduceOp reduce, double factor,
-                     const std::vector<Bytes>& inputs);
+                     const std::vector<Bytes>& inputs,
+                     const std::vector<std::vector<std::size_t>>& hosts = {});
 
 // What each rank must have in its output memory after `call`: one for `data`, or one for each of
 // the outputs; none where a rank has no output. sent[r][p] is what rank r gives for rank p.

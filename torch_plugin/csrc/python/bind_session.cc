@@ -82,8 +82,8 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                       std::uint64_t launcher_attempt, bool supervised, std::string expected_server,
                       bool hosts_store, std::string bind_address, std::string token_file,
                       const TlsTuple& tls, std::string socket_ifname, std::size_t shm_limit,
-                      bool checksums, bool strict_timeouts, double op_deadline,
-                      std::chrono::milliseconds timeout) {
+                      bool checksums, bool hierarchical_order, bool strict_timeouts,
+                      double op_deadline, std::chrono::milliseconds timeout) {
         ContextOptions options;
         options.connect.addresses = std::move(addresses);
         options.connect.job = std::move(job);
@@ -102,6 +102,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.socket_ifname = std::move(socket_ifname);
         options.shm_limit = shm_limit;
         options.checksums = checksums;
+        options.hierarchical_order = hierarchical_order;
         options.time.strict = strict_timeouts;
         options.time.op_deadline = FromSeconds(op_deadline);
         options.time.world_timeout = timeout;
@@ -115,8 +116,8 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::arg("bind_address") = "127.0.0.1", py::arg("token_file") = "",
       py::arg("tls") = TlsTuple(), py::arg("socket_ifname") = "",
       py::arg("shm_limit") = CpuFabricOptions().shm_limit, py::arg("checksums") = false,
-      py::arg("strict_timeouts") = false, py::arg("op_deadline") = 120.0,
-      py::arg("timeout") = kTorchDefaultTimeout);
+      py::arg("hierarchical_order") = false, py::arg("strict_timeouts") = false,
+      py::arg("op_deadline") = 120.0, py::arg("timeout") = kTorchDefaultTimeout);
 }
 
 }  // namespace

@@ -33,6 +33,7 @@ py::dict ToDict(const Settings& settings) {
   fields["op_deadline"] = ToSeconds(settings.op_deadline);
   fields["shm_limit"] = settings.shm_limit;
   fields["checksums"] = settings.checksums;
+  fields["hierarchical_order"] = settings.hierarchical_order;
   fields["socket_ifname"] = settings.socket_ifname;
   fields["log"] = settings.log;
   fields["owner"] = settings.owner;
