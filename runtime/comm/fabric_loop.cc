@@ -35,6 +35,7 @@ FabricLoop::FabricLoop(FileDescriptor listener, FabricRequests& requests, const 
                .now = clock.Now(),
                .shm_limit = options.shm_limit,
                .checksums = options.checksums,
+               .streams = options.streams,
                .finished = {}},
       seed_(seed),
       switchboard_(std::move(listener), *this) {}

@@ -36,6 +36,8 @@ struct Hello {
   int from = -1;  // Group ranks.
   int to = -1;
   Lane lane = Lane::kCollective;
+  int streams = 1;  // Sockets of the whole link.
+  int stream = 0;   // Which of them this one is; the others follow the first.
   std::string secret;
   std::string group;
   std::string shm_offer;  // ShmStreamOffer::text; empty: none.

@@ -144,6 +144,8 @@ struct CpuFabricOptions {
   // A checksum goes with all data that this rank sends. Receivers follow the sender: ranks may
   // differ. What has come damaged fails the communicator with kCommFailed.
   bool checksums = false;
+  // TCP connections of one link to a rank on another host, 1 to 8; the same on all ranks.
+  int streams = 1;
 };
 
 // The CPU transport: one listener and one comm thread per session, links per group and pair, over

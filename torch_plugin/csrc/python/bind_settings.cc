@@ -34,6 +34,7 @@ py::dict ToDict(const Settings& settings) {
   fields["shm_limit"] = settings.shm_limit;
   fields["checksums"] = settings.checksums;
   fields["socket_ifname"] = settings.socket_ifname;
+  fields["socket_streams"] = settings.socket_streams;
   fields["log"] = settings.log;
   fields["owner"] = settings.owner;
   fields["supervised"] = settings.supervised;
