@@ -117,18 +117,6 @@ def test_results_over_several_connections_are_those_over_one(spread):
     assert spread.run(results, RANKS, env=env) == spread.run(results, RANKS)
 
 
-def test_ranks_that_want_other_numbers_of_connections_are_told_both(spread):
-    ranks = []
-    for number in range(RANKS):
-        env = {"RESILIENT_SOCKET_STREAMS": "4" if number == 2 else "2"}
-        ranks.append(spread.start_rank(reduce_once, number, RANKS, 1, env=env))
-    for rank in ranks:
-        error = rank.error()
-        rank.wait()
-        assert error.code == "SETTING", error
-        assert "RESILIENT_SOCKET_STREAMS is " in str(error) and "4 on rank 2" in str(error)
-
-
 @first
 def test_every_form_of_every_collective(network, spread):
     names = list(test_collectives.CHECKS)
