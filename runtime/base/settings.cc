@@ -28,6 +28,7 @@ enum class Form {
   kDuration,
   kBytes,
   kSwitch,
+  kStreams,
   kHeal,
   kPolicy,
   kOrder,
@@ -71,6 +72,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_REPLAY", Form::kSwitch, Effect::kNone},
     Known{"RESILIENT_ALLOW_SHARED_GPU", Form::kSwitch, Effect::kNone},
     Known{"RESILIENT_SOCKET_IFNAME", Form::kText},
+    Known{"RESILIENT_SOCKET_STREAMS", Form::kStreams},
     Known{"RESILIENT_SHM_LIMIT", Form::kBytes},
     Known{"RESILIENT_CHECKSUM", Form::kSwitch},
     Known{"RESILIENT_REDUCTION_ORDER", Form::kOrder},
@@ -130,6 +132,13 @@ bool IsOwner(std::string_view text) {
          ParseNumber<std::uint64_t>(text.substr(colon + 1)).has_value();
 }
 
+constexpr int kMaxSocketStreams = 8;
+
+std::optional<int> ParseStreams(std::string_view text) {
+  const auto streams = ParseNumber<int>(text);
+  return streams && *streams >= 1 && *streams <= kMaxSocketStreams ? streams : std::nullopt;
+}
+
 bool IsLog(std::string_view text) {
   constexpr std::string_view kJson = "json:";
   if (text.starts_with(kJson)) text.remove_prefix(kJson.size());
@@ -160,6 +169,8 @@ Status Check(const Known& known, std::string_view value) {
                      "a number of bytes: \"65536\", \"64KiB\", \"256MiB\", \"1GiB\"");
     case Form::kSwitch:
       return require(value == "0" || value == "1", "\"0\" or \"1\"");
+    case Form::kStreams:
+      return require(ParseStreams(value).has_value(), StrCat("1 to ", kMaxSocketStreams));
     case Form::kHeal:
       return require(value == "explicit" || value == "auto", "\"explicit\" or \"auto\"");
     case Form::kPolicy:
@@ -270,6 +281,8 @@ void Assign(const Values& values, Settings* settings) {
   if (const auto found = values.find("RESILIENT_REDUCTION_ORDER"); found != values.end())
     settings->hierarchical_order = found->second == "hierarchical";
   text("RESILIENT_SOCKET_IFNAME", &settings->socket_ifname);
+  if (const auto found = values.find("RESILIENT_SOCKET_STREAMS"); found != values.end())
+    settings->socket_streams = ParseStreams(found->second).value_or(settings->socket_streams);
   text("RESILIENT_LOG", &settings->log);
   text("RESILIENT_OWNER", &settings->owner);
   std::string supervised;

@@ -47,6 +47,8 @@ class ByteStream {
   virtual IoResult Write(std::span<const iovec> from) = 0;
   // No more bytes follow; those written still arrive. Reading goes on.
   virtual void ShutdownWrite() = 0;
+  // One more socket of a stream over several; false where it does not belong.
+  virtual bool Attach(int /*index*/, std::unique_ptr<ByteStream> /*socket*/) { return false; }
 };
 
 std::unique_ptr<ByteStream> MakeTcpStream(FileDescriptor socket);

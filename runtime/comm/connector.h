@@ -38,6 +38,7 @@ class Connector {
             std::unique_ptr<ShmStreamOffer> offer, std::uint64_t seed);
 
   int peer() const { return peer_; }
+  const Hello& hello() const { return hello_; }
   bool done() const { return stage_ == Stage::kDone; }
 
   // What poll() shall wait for; fd() is -1 while waiting for the next attempt.

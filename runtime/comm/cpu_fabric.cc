@@ -10,6 +10,7 @@
 #include "runtime/comm/fabric.h"
 #include "runtime/comm/fabric_loop.h"
 #include "runtime/comm/step_observer.h"
+#include "runtime/comm/striped_stream.h"
 #include "runtime/net/interfaces.h"
 
 namespace resilient {
@@ -29,6 +30,12 @@ Result<std::unique_ptr<CommunicatorFactory>> MakeObservedCpuFabric(CpuFabricOpti
                                                                    const Clock& clock,
                                                                    CommunicatorEvents& events,
                                                                    StepObserver observer) {
+  if (options.streams < 1 || options.streams > kMaxSocketStreams) {
+    return Status(StatusCode::kSetting, StrCat(options.streams,
+                                               " connections a link are not "
+                                               "possible: RESILIENT_SOCKET_STREAMS is 1 to ",
+                                               kMaxSocketStreams));
+  }
   if (!options.interfaces.empty()) {
     const Result<std::vector<InterfaceAddress>> present = ListInterfaceAddresses();
     if (!present.ok()) return present.status();

@@ -9,6 +9,7 @@
 #include "runtime/base/log.h"
 #include "runtime/comm/endpoint.h"
 #include "runtime/comm/mismatch.h"
+#include "runtime/comm/striped_stream.h"
 
 namespace resilient {
 namespace {
@@ -44,18 +45,22 @@ CommGroup::CommGroup(std::shared_ptr<GroupPort> port, LoopContext& context, std:
   UpdateConnected();
 }
 
-std::unique_ptr<Connector> CommGroup::MakeConnector(int peer, Lane lane) {
+std::unique_ptr<Connector> CommGroup::MakeConnector(int peer, Lane lane, int stream) {
   const Hello hello{.generation = spec_.generation,
                     .attempt = spec_.attempt,
                     .from = spec_.rank,
                     .to = peer,
                     .lane = lane,
                     .hierarchical = context_.hierarchical,
+                    .streams = StreamsTo(peer),
+                    .stream = stream,
                     .secret = spec_.secret,
-                    .group = spec_.name};
+                    .group = spec_.name,
+                    .shm_offer = {}};
   const GroupMember& member = spec_.members[static_cast<std::size_t>(peer)];
-  const std::uint64_t seed =
-      seed_ + static_cast<std::uint64_t>(peer) * 2 + (lane == Lane::kPointToPoint ? 1 : 0);
+  const std::uint64_t seed = seed_ +
+                             static_cast<std::uint64_t>(peer * kMaxSocketStreams + stream) * 2 +
+                             (lane == Lane::kPointToPoint ? 1 : 0);
   return std::make_unique<Connector>(static_cast<ConnectorListener&>(*this),
                                      DecodeEndpoint(member.endpoint).address, hello,
                                      OfferStream(peer, lane), seed);
@@ -141,10 +146,13 @@ void CommGroup::AddInterest(std::vector<PollEntry>& entries, std::vector<Watch>&
   for (Peer& peer : peers_) {
     for (auto* connector : {&peer.connector, &peer.outbound_connector}) {
       if (*connector != nullptr && (*connector)->done()) connector->reset();
-      if (*connector == nullptr || (*connector)->Interest() == 0) continue;
-      entries.push_back({.fd = (*connector)->fd(), .events = (*connector)->Interest()});
-      watches.push_back({.connector = connector->get()});
     }
+    std::erase_if(peer.more, [](const auto& connector) { return connector->done(); });
+    ForEachConnector(peer, [&](Connector& connector) {
+      if (connector.Interest() == 0) return;
+      entries.push_back({.fd = connector.fd(), .events = connector.Interest()});
+      watches.push_back({.connector = &connector});
+    });
   }
   NoteMoves();
   ForEachLink([&](MessageLink& link) {
@@ -158,9 +166,8 @@ Instant CommGroup::NextTime() const {
   if (state_ == State::kDone) return kNever;
   Instant next = std::min(linger_until_, NextDeadline());
   for (const Peer& peer : peers_) {
-    for (const auto* connector : {&peer.connector, &peer.outbound_connector}) {
-      if (*connector != nullptr) next = std::min(next, (*connector)->NextTime());
-    }
+    ForEachConnector(
+        peer, [&](const Connector& connector) { next = std::min(next, connector.NextTime()); });
   }
   return next;
 }
@@ -168,9 +175,7 @@ Instant CommGroup::NextTime() const {
 void CommGroup::OnTime() {
   if (state_ == State::kDone) return;
   for (Peer& peer : peers_) {
-    for (auto* connector : {&peer.connector, &peer.outbound_connector}) {
-      if (*connector != nullptr) (*connector)->OnTime(context_.now);
-    }
+    ForEachConnector(peer, [&](Connector& connector) { connector.OnTime(context_.now); });
   }
   CheckDeadlines();
   if (state_ != State::kLingering) return;
@@ -196,9 +201,10 @@ void CommGroup::OnTime() {
 
 Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
   if (hello.to != spec_.rank || hello.from >= port_->size()) return Routing::kRefuse;
+  if (hello.stream > 0) return AdoptMore(hello, socket);
   Peer& peer = PeerAt(hello.from);
   const bool collective = hello.lane == Lane::kCollective;
-  const bool tell_failure = state_ == State::kLingering && failed_ && collective;
+  bool tell_failure = state_ == State::kLingering && failed_ && collective;
   if (state_ != State::kLive && !tell_failure) {
     SendReply(socket.get(), HelloVerdict::kLeft);
     return Routing::kRefuse;
@@ -206,7 +212,13 @@ Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
   if (collective && hello.from < spec_.rank) return Routing::kRefuse;  // That one we connect.
   std::unique_ptr<MessageLink>& slot = collective ? peer.link : peer.inbound;
   if (slot != nullptr) return Routing::kRefuse;
+  if (hello.streams != StreamsTo(hello.from)) {
+    if (!collective) return Routing::kRefuse;
+    FailCommunicator(StreamsDiffer(hello));
+    tell_failure = true;
+  }
   std::unique_ptr<ByteStream> stream = AcceptStream(hello, socket);
+  if (stream != nullptr) stream = WithMore(hello.from, std::move(stream));
   if (stream == nullptr) return Routing::kRefuse;
   MessageLink* link = AddLink(hello.from, hello.lane, slot, std::move(stream));
   if (tell_failure) {
@@ -231,8 +243,17 @@ bool CommGroup::SendReply(int socket, HelloVerdict verdict) {
 void CommGroup::OnConnected(Connector& connector, std::unique_ptr<ByteStream> stream) {
   const int rank = connector.peer();
   Peer& peer = PeerAt(rank);
-  if (&connector == peer.outbound_connector.get()) {
-    if (state_ != State::kLive || point_to_point_.HasLeft(rank)) return;
+  if (connector.hello().stream > 0) return OnMoreConnected(connector, std::move(stream));
+  const bool outbound = &connector == peer.outbound_connector.get();
+  if (outbound && (state_ != State::kLive || point_to_point_.HasLeft(rank))) return;
+  stream = WithMore(rank, std::move(stream));
+  if (stream == nullptr) {
+    return FailCommunicator(Status(StatusCode::kResourceExhausted,
+                                   StrCat("no descriptor is left for a link of group ", spec_.name,
+                                          ": raise the limit of open files (ulimit -n)")));
+  }
+  ConnectMore(rank, connector.hello().lane);
+  if (outbound) {
     MessageLink* link = AddLink(rank, Lane::kPointToPoint, peer.outbound, std::move(stream));
     return point_to_point_.SetOutbound(rank, link);
   }
@@ -243,7 +264,7 @@ void CommGroup::OnConnected(Connector& connector, std::unique_ptr<ByteStream> st
 
 void CommGroup::OnPeerLeft(Connector& connector) {
   const int rank = connector.peer();
-  if (state_ != State::kLive) return;
+  if (state_ != State::kLive || connector.hello().stream > 0) return;  // Its link says so too.
   Peer& peer = PeerAt(rank);
   // What it sent before may still wait on a link that we have: there its goodbye tells how much.
   if (&connector == peer.outbound_connector.get()) return point_to_point_.OnLeft(rank, {});
@@ -371,8 +392,9 @@ void CommGroup::TakeStreamsEarly() {
   for (Peer& peer : peers_) {
     if (peer.connector == nullptr || peer.connector->done()) continue;
     std::unique_ptr<ByteStream> early = peer.connector->TakeStreamEarly();
-    if (early != nullptr)
-      AddLink(peer.connector->peer(), Lane::kCollective, peer.link, std::move(early));
+    const int rank = peer.connector->peer();
+    if (early != nullptr) early = WithMore(rank, std::move(early));
+    if (early != nullptr) AddLink(rank, Lane::kCollective, peer.link, std::move(early));
   }
 }
 
@@ -404,8 +426,7 @@ void CommGroup::End(const Status& cause) {
 void CommGroup::CloseEverything() {
   ForEachLink([](MessageLink& link) { link.Kill(); });
   for (Peer& peer : peers_) {
-    if (peer.connector != nullptr) peer.connector->Cancel();
-    if (peer.outbound_connector != nullptr) peer.outbound_connector->Cancel();
+    ForEachConnector(peer, [](Connector& connector) { connector.Cancel(); });
   }
   state_ = State::kDone;
 }

@@ -29,6 +29,7 @@ struct LoopContext {
   std::size_t shm_limit = 0;         // Bytes of shared memory a group; 0: none.
   bool checksums = false;            // With what is sent.
   bool hierarchical = false;         // The order of reductions.
+  int streams = 1;                   // Sockets of a link to another host.
   std::vector<FinishedOp> finished;  // Completions to run at the end of this turn.
 };
 
@@ -77,10 +78,11 @@ class CommGroup final : private LinkListener,
   struct Peer {
     std::unique_ptr<Connector> connector;
     std::unique_ptr<Connector> outbound_connector;
-    std::unique_ptr<MessageLink> link;      // Collectives.
-    std::unique_ptr<MessageLink> outbound;  // Point-to-point, from here.
-    std::unique_ptr<MessageLink> inbound;   // Point-to-point, to here.
-    Status end;                             // Not OK: it takes part in no more collectives.
+    std::vector<std::unique_ptr<Connector>> more;  // Further sockets of links that are up.
+    std::unique_ptr<MessageLink> link;             // Collectives.
+    std::unique_ptr<MessageLink> outbound;         // Point-to-point, from here.
+    std::unique_ptr<MessageLink> inbound;          // Point-to-point, to here.
+    Status end;                                    // Not OK: it takes part in no more collectives.
     std::uint64_t entered = 0;  // The latest collective that it is known to have entered.
     bool lost_told = false;
     Instant next_attempt_report = Instant::min();
@@ -116,11 +118,28 @@ class CommGroup final : private LinkListener,
       }
     }
   }
-  std::unique_ptr<Connector> MakeConnector(int peer, Lane lane);
+  template <typename PeerOrConst, typename Do>
+  static void ForEachConnector(PeerOrConst& peer, Do&& each) {
+    for (auto* connector : {&peer.connector, &peer.outbound_connector}) {
+      if (*connector != nullptr) each(**connector);
+    }
+    for (auto& connector : peer.more) each(*connector);
+  }
+  std::unique_ptr<Connector> MakeConnector(int peer, Lane lane, int stream = 0);
   MessageLink* AddLink(int peer, Lane lane, std::unique_ptr<MessageLink>& slot,
                        std::unique_ptr<ByteStream> stream);
   static bool SendReply(int socket, HelloVerdict verdict);
   void UpdateConnected();
+
+  // Links over several sockets: group_streams.cc.
+  int StreamsTo(int peer) const;
+  // The whole stream of a link whose first socket is `first`. Null where this process has no
+  // descriptor left; told to the log.
+  std::unique_ptr<ByteStream> WithMore(int peer, std::unique_ptr<ByteStream> first) const;
+  void ConnectMore(int peer, Lane lane);
+  void OnMoreConnected(Connector& connector, std::unique_ptr<ByteStream> stream);
+  Routing AdoptMore(const Hello& hello, FileDescriptor& socket);
+  Status StreamsDiffer(const Hello& hello) const;
 
   bool StartNext();
   bool CompleteCurrent();

@@ -124,6 +124,10 @@ class MessageLink {
   short Interest() const;
   int fd() const { return stream_->fd(); }
   void OnReady(short revents);
+  // One more socket of a link over several.
+  bool Attach(int index, std::unique_ptr<ByteStream> socket) {
+    return !dead() && stream_->Attach(index, std::move(socket));
+  }
 
   // Closes the stream at once. No callback follows.
   void Kill();

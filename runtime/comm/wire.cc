@@ -8,6 +8,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
+#include "runtime/comm/striped_stream.h"
 
 namespace resilient {
 namespace {
@@ -91,7 +92,9 @@ std::string EncodeHello(const Hello& hello) {
       .Put(static_cast<std::uint32_t>(hello.secret.size()))
       .Put(static_cast<std::uint32_t>(hello.group.size()))
       .Put(static_cast<std::uint32_t>(hello.shm_offer.size()))
-      .Put(std::uint32_t{0})
+      .Put(static_cast<std::uint8_t>(hello.streams))
+      .Put(static_cast<std::uint8_t>(hello.stream))
+      .Put(std::uint16_t{0})
       .Append(hello.secret)
       .Append(hello.group)
       .Append(hello.shm_offer)
@@ -129,8 +132,13 @@ Result<Hello> DecodeHello(std::string_view bytes) {
   hello.to = in.Get<std::int32_t>();
   const auto secret = in.Get<std::uint32_t>();
   const auto group = in.Get<std::uint32_t>();
+  in.Get<std::uint32_t>();
+  hello.streams = in.Get<std::uint8_t>();
+  hello.stream = in.Get<std::uint8_t>();
   const bool known_lane = hello.lane == Lane::kCollective || hello.lane == Lane::kPointToPoint;
-  if (!known_lane || order > 1 || hello.from < 0 || hello.to < 0 || hello.from == hello.to)
+  const bool known_stream = hello.streams <= kMaxSocketStreams && hello.stream < hello.streams;
+  const bool known = known_lane && known_stream && order <= 1;
+  if (!known || hello.from < 0 || hello.to < 0 || hello.from == hello.to)
     return NotOurs("greeting");
   hello.secret = bytes.substr(kHelloFixedBytes, secret);
   hello.group = bytes.substr(kHelloFixedBytes + secret, group);

@@ -37,6 +37,8 @@ struct Hello {
   int to = -1;
   Lane lane = Lane::kCollective;
   bool hierarchical = false;  // How the sender reduces: all ranks of a group must do the same.
+  int streams = 1;            // Sockets of the whole link.
+  int stream = 0;             // Which of them this one is; the others follow the first.
   std::string secret;
   std::string group;
   std::string shm_offer;  // ShmStreamOffer::text; empty: none.

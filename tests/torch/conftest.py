@@ -19,7 +19,7 @@ def subreaper():
 
 @pytest.fixture(scope="session")
 def rank_server(subreaper):
-    server = harness.Server()
+    server = harness.Server.launch()
     yield server
     server.close()
 

@@ -28,35 +28,52 @@ class RankFailed(AssertionError):
 
 
 class Server:
-    """The fork server's process and the ranks made by it. One a pytest session."""
+    """A fork server and the ranks made by it, over the server's control socket."""
 
-    def __init__(self):
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control = ours
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        environment["MKL_NUM_THREADS"] = "1"
-        self.process = subprocess.Popen(
-            [sys.executable, rank_server.__file__, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=environment,
-        )
-        theirs.close()
+    process = None
+
+    def __init__(self, control):
+        self._control = control
         self._ranks = {}
         message = self._receive(START_SECONDS)
         assert message and message[0] == "ready", "the fork server did not start"
         self.threads = message[1]
 
+    @classmethod
+    def launch(cls):
+        """The one of a pytest session, with its process."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment["MKL_NUM_THREADS"] = "1"
+        process = subprocess.Popen(
+            [sys.executable, rank_server.__file__, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+        )
+        theirs.close()
+        server = cls(ours)
+        server.process = process
+        return server
+
     def start(self, function, args, environment):
+        return self._start(
+            {
+                "file": inspect.getsourcefile(function),
+                "function": function.__name__,
+                "args": args,
+                "environment": environment,
+            }
+        )
+
+    def start_host(self, router, name):
+        """A host (see namespaces.py) as a process of this server, and the server inside it."""
+        process = self._start({"host": (router, name)})
+        return process, Server(process.take_channel())
+
+    def _start(self, request):
         rank = Rank(self, next(_numbers))
         self._ranks[rank.number] = rank
-        request = {
-            "number": rank.number,
-            "file": inspect.getsourcefile(function),
-            "function": function.__name__,
-            "args": args,
-            "environment": environment,
-        }
-        rank.launch(self._control, request)
+        rank.launch(self._control, {"number": rank.number, **request})
         while rank.pid is None:
             assert self.pump(10), "the fork server does not answer"
         return rank
@@ -71,23 +88,29 @@ class Server:
         if kind == "started":
             rank.pid = value
         else:
-            rank.exit_code = value
-            rank.ended_at = time.monotonic()
+            rank.end(value)
         return True
 
     def _receive(self, seconds):
         self._control.settimeout(max(seconds, 0.001))
         try:
-            data = self._control.recv(rank_server.MESSAGE_LIMIT)
+            data, passed, _, _ = socket.recv_fds(self._control, rank_server.MESSAGE_LIMIT, 1)
         except TimeoutError:
             return None
         if not data:
             raise RankFailed("the fork server ended")
-        return pickle.loads(data)
+        message = pickle.loads(data)
+        return (*message, *map(_process_id, passed))
+
+    def killed(self):
+        """The server and all that it has started were killed from outside."""
+        for rank in self._ranks.values():
+            rank.end(-signal.SIGKILL)
 
     def close(self):
         self._control.close()
-        self.process.wait(10)
+        if self.process is not None:
+            self.process.wait(10)
 
 
 class Rank:
@@ -111,6 +134,15 @@ class Rank:
         descriptors = [self._stdout.fileno(), self._stderr.fileno(), self._their_channel.fileno()]
         socket.send_fds(control, [pickle.dumps(request)], descriptors)
         self._their_channel.close()
+
+    def end(self, exit_code):
+        if self.exit_code is None:
+            self.exit_code = exit_code
+            self.ended_at = time.monotonic()
+
+    def take_channel(self):
+        """For what is no rank and speaks otherwise."""
+        return self._channel
 
     def signal(self, number=signal.SIGKILL):
         """Sends the signal; returns the time (monotonic, unix) right before."""
@@ -225,8 +257,13 @@ class World:
         environment.update(extra or {})
         return {name: value for name, value in environment.items() if value is not None}
 
+    def server_of(self, rank, size):
+        """Where that rank is started."""
+        return self._server
+
     def start_rank(self, function, rank, size, *args, env=None):
-        started = self._server.start(function, args, self.environment(rank, size, env))
+        server = self.server_of(rank, size)
+        started = server.start(function, args, self.environment(rank, size, env))
         self.ranks.append(started)
         return started
 
@@ -314,6 +351,15 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def _process_id(pidfd):
+    """As this process sees it; closes the descriptor."""
+    text = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
+    os.close(pidfd)
+    pid = int(next(line.split()[1] for line in text.splitlines() if line.startswith("Pid:")))
+    assert pid > 0, "it ended before it was known"
+    return pid
 
 
 def _content(file):

@@ -2,7 +2,8 @@
 
 Importing torch costs a second and a half of a core; a fork costs some milliseconds. Run by the
 harness with the number of its control socket; each request there is one pickled message with three
-descriptors: stdout, stderr and the rank's channel.
+descriptors: stdout, stderr and the rank's channel. A request for a host makes a fork server in
+namespaces of its own, whose control socket is that channel.
 """
 
 import gc
@@ -14,6 +15,8 @@ import signal
 import socket
 import sys
 import traceback
+
+import namespaces
 
 # Functions of ranks come from files of tests, which may use what is in tests/support.
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.dirname(__file__)), "support"))
@@ -64,18 +67,24 @@ def serve(control):
             pidfd = os.pidfd_open(pid)
             children[pidfd] = (request["number"], pid)
             poll.register(pidfd, select.POLLIN)
-            control.send(pickle.dumps(("started", request["number"], pid)))
+            # The harness sees other numbers of processes than a host does.
+            socket.send_fds(control, [pickle.dumps(("started", request["number"]))], [pidfd])
 
 
-def become_rank(request, descriptors):
-    """Runs the request in this forked process; ends like a Python program does."""
-    global channel
+def adopt(descriptors):
+    """Makes a forked process the owner of what came with its request; returns its socket."""
     os.setsid()
     os.dup2(descriptors[0], 1)
     os.dup2(descriptors[1], 2)
     for used in descriptors[:2]:
         os.close(used)
-    channel = socket.socket(fileno=descriptors[2])
+    return socket.socket(fileno=descriptors[2])
+
+
+def become_rank(request, descriptors):
+    """Runs the request in this forked process; ends like a Python program does."""
+    global channel
+    channel = adopt(descriptors)
     os.environ.clear()
     os.environ.update(request["environment"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -139,7 +148,12 @@ def main():
     # A rank's end looks only at what the rank has made, and takes 0.4 s of a core instead of 1.1.
     gc.collect()
     gc.freeze()
-    become_rank(*serve(control))
+    request, descriptors = serve(control)
+    while "host" in request:
+        control = adopt(descriptors)
+        namespaces.become_host(*request["host"])
+        request, descriptors = serve(control)
+    become_rank(request, descriptors)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
     CpuFabricOptions fabric;
     fabric.bind_address = context->options_.bind_address;
     fabric.interfaces = context->options_.socket_ifname;
+    fabric.streams = context->options_.socket_streams;
     fabric.shm_limit = context->options_.shm_limit;
     fabric.checksums = context->options_.checksums;
     fabric.hierarchical = context->options_.hierarchical_order;

@@ -24,6 +24,7 @@ struct ContextOptions {
   SessionOptions session;         // Its interrupt is set by Open.
   std::string bind_address = "127.0.0.1";
   std::string socket_ifname;
+  int socket_streams = CpuFabricOptions().streams;
   std::size_t shm_limit = CpuFabricOptions().shm_limit;
   bool checksums = false;
   bool hierarchical_order = false;

@@ -53,6 +53,7 @@ class Session:
         token_file: str = "",
         tls: TlsFiles = ("", "", ""),
         socket_ifname: str = "",
+        socket_streams: int = 1,
         shm_limit: int = ...,  # Bytes a group; 0: none.
         checksums: bool = False,
         hierarchical_order: bool = False,

@@ -83,13 +83,13 @@ def is_local(host):
 
 
 def own_address_towards(host):
-    """The address of this host that routes to `host`, for names that no host owns (services)."""
-    with (
-        contextlib.suppress(OSError),
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagram,
-    ):
-        datagram.connect((host, 9))  # Sends nothing: it only picks a route.
-        return datagram.getsockname()[0]
+    """The address of this host, of either family, on the way to `host`; also for names that no host
+    owns (services)."""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as datagram:
+                datagram.connect(address)  # Sends nothing: it only picks a route.
+                return datagram.getsockname()[0]
     return "127.0.0.1"
 
 

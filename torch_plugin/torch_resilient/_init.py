@@ -206,6 +206,7 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         token_file=settings["token_file"],
         tls=settings["tls"],
         socket_ifname=settings["socket_ifname"],
+        socket_streams=settings["socket_streams"],
         shm_limit=settings["shm_limit"],
         checksums=settings["checksums"],
         hierarchical_order=settings["hierarchical_order"],

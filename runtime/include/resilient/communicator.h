@@ -151,6 +151,8 @@ struct CpuFabricOptions {
   // values. A host is what shares memory: without shared memory each rank is one. The same on all
   // ranks: a group where it differs fails with kMismatch.
   bool hierarchical = false;
+  // TCP connections of one link to a rank on another host, 1 to 8; the same on all ranks.
+  int streams = 1;
 };
 
 // The CPU transport: one listener and one comm thread per session, links per group and pair, over

@@ -30,6 +30,7 @@ struct Settings {
   bool checksums = false;                            // RESILIENT_CHECKSUM
   bool hierarchical_order = false;                   // RESILIENT_REDUCTION_ORDER=hierarchical
   std::string socket_ifname;  // RESILIENT_SOCKET_IFNAME: "eth0,eth1"; empty: the way to the store
+  int socket_streams = 1;     // RESILIENT_SOCKET_STREAMS: connections of a link to another host
   std::string log = "warn";   // RESILIENT_LOG: level, "json:" prefix for structured lines
   std::string owner;          // RESILIENT_OWNER: internal, "pid:start" of the rank process
   bool supervised = false;    // RESILIENT_SUPERVISED: internal, how this process ends is reported

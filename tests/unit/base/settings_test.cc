@@ -98,6 +98,7 @@ TEST(ParseSettings, Nothing_GivesTheDefaults) {
   EXPECT_EQ(settings->shm_limit, 256u << 20);
   EXPECT_FALSE(settings->hierarchical_order);
   EXPECT_EQ(settings->socket_ifname, "");
+  EXPECT_EQ(settings->socket_streams, 1);
   EXPECT_EQ(settings->log, "warn");
   EXPECT_TRUE(settings->warnings.empty());
 }
@@ -116,6 +117,7 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_CHECKSUM", "1"},
                                                    {"RESILIENT_REDUCTION_ORDER", "hierarchical"},
                                                    {"RESILIENT_SOCKET_IFNAME", "eth0,lo"},
+                                                   {"RESILIENT_SOCKET_STREAMS", "8"},
                                                    {"RESILIENT_LOG", "json:debug"},
                                                    {"RESILIENT_OWNER", "12:345"},
                                                    {"RESILIENT_SUPERVISED", "1"}});
@@ -133,6 +135,7 @@ TEST(ParseSettings, EveryField_IsRead) {
   EXPECT_TRUE(settings->checksums);
   EXPECT_TRUE(settings->hierarchical_order);
   EXPECT_EQ(settings->socket_ifname, "eth0,lo");
+  EXPECT_EQ(settings->socket_streams, 8);
   EXPECT_EQ(settings->log, "json:debug");
   EXPECT_EQ(settings->owner, "12:345");
   EXPECT_TRUE(settings->supervised);
@@ -153,6 +156,7 @@ const Environment kWithEffect = {{"RESILIENT_STORE", "host:1"},
                                  {"RESILIENT_TIMEOUT_POLICY", "strict"},
                                  {"RESILIENT_OP_DEADLINE", "120s"},
                                  {"RESILIENT_SOCKET_IFNAME", "eth0"},
+                                 {"RESILIENT_SOCKET_STREAMS", "1"},
                                  {"RESILIENT_SHM_LIMIT", "256MiB"},
                                  {"RESILIENT_CHECKSUM", "1"},
                                  {"RESILIENT_REDUCTION_ORDER", "rank"}};
@@ -237,6 +241,8 @@ TEST(ParseSettings, BadValue_NamesVariableValueAndForms) {
       {"RESILIENT_TIMEOUT_POLICY", "lax", "\"liveness\" or \"strict\""},
       {"RESILIENT_REDUCTION_ORDER", "ring", "\"rank\" or \"hierarchical\""},
       {"RESILIENT_OP_DEADLINE", "0", "at least 1 s"},
+      {"RESILIENT_SOCKET_STREAMS", "0", "1 to 8"},
+      {"RESILIENT_SOCKET_STREAMS", "9", "1 to 8"},
       {"RESILIENT_SHM_LIMIT", "256MB", "\"256MiB\""},
       {"RESILIENT_SHM_LIMIT", "-1", "a number of bytes"},
       {"RESILIENT_CHECKSUM", "on", "\"0\" or \"1\""},

@@ -209,6 +209,17 @@ inline std::vector<Transport> ChecksummedTransports() {
   return transports;
 }
 
+// Links of several sockets, as between hosts.
+inline Transport StripedTransport(int streams) {
+  const auto make = [streams](const Clock& clock, CommunicatorEvents& events) {
+    CpuFabricOptions options;
+    options.shm_limit = 0;
+    options.streams = streams;
+    return MakeCpuFabric(std::move(options), clock, events);
+  };
+  return {.name = "striped" + std::to_string(streams), .make = make};
+}
+
 // Operations over a vector, which the caller keeps.
 template <typename T>
 Operation MakeOp(OpKind kind, DataType type, std::vector<T>& data) {

@@ -61,6 +61,7 @@ std::vector<Case> AllCases() {
       if (size == 2 || !kSanitized) cases.push_back({.transport = transport, .size = size});
     }
   }
+  for (const int size : {2, 3}) cases.push_back({.transport = StripedTransport(3), .size = size});
   return cases;
 }
 

@@ -81,9 +81,9 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                       double init_timeout, double budget, double seat_wait,
                       std::uint64_t launcher_attempt, bool supervised, std::string expected_server,
                       bool hosts_store, std::string bind_address, std::string token_file,
-                      const TlsTuple& tls, std::string socket_ifname, std::size_t shm_limit,
-                      bool checksums, bool hierarchical_order, bool strict_timeouts,
-                      double op_deadline, std::chrono::milliseconds timeout) {
+                      const TlsTuple& tls, std::string socket_ifname, int socket_streams,
+                      std::size_t shm_limit, bool checksums, bool hierarchical_order,
+                      bool strict_timeouts, double op_deadline, std::chrono::milliseconds timeout) {
         ContextOptions options;
         options.connect.addresses = std::move(addresses);
         options.connect.job = std::move(job);
@@ -100,6 +100,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.session.seat_wait = FromSeconds(seat_wait);
         options.bind_address = std::move(bind_address);
         options.socket_ifname = std::move(socket_ifname);
+        options.socket_streams = socket_streams;
         options.shm_limit = shm_limit;
         options.checksums = checksums;
         options.hierarchical_order = hierarchical_order;
@@ -115,6 +116,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::arg("expected_server") = "", py::arg("hosts_store") = false,
       py::arg("bind_address") = "127.0.0.1", py::arg("token_file") = "",
       py::arg("tls") = TlsTuple(), py::arg("socket_ifname") = "",
+      py::arg("socket_streams") = CpuFabricOptions().streams,
       py::arg("shm_limit") = CpuFabricOptions().shm_limit, py::arg("checksums") = false,
       py::arg("hierarchical_order") = false, py::arg("strict_timeouts") = false,
       py::arg("op_deadline") = 120.0, py::arg("timeout") = kTorchDefaultTimeout);

@@ -35,6 +35,7 @@ py::dict ToDict(const Settings& settings) {
   fields["checksums"] = settings.checksums;
   fields["hierarchical_order"] = settings.hierarchical_order;
   fields["socket_ifname"] = settings.socket_ifname;
+  fields["socket_streams"] = settings.socket_streams;
   fields["log"] = settings.log;
   fields["owner"] = settings.owner;
   fields["supervised"] = settings.supervised;

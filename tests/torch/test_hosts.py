@@ -1,0 +1,284 @@
+"""Ranks on several hosts: the same results as on one, over the interface that was chosen, and the
+promises of docs/semantics.md when a link or a host goes away. Hosts are namespaces (hosts.py)."""
+
+import hashlib
+import select
+import time
+
+import hosts
+import pytest
+import rank_server
+import test_collectives
+import torch
+import torch.distributed as dist
+from rank_server import hear, tell
+from store_shell import until
+from tensors import bits, joined
+
+import torch_resilient
+
+NAMES = ("alpha", "beta")
+RANKS = 4
+LEASE_SECONDS = 3.0
+GRACE_SECONDS = 0.7  # For the exceptions to leave the calls, on a busy machine.
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="session")
+def namespaces():
+    if why := hosts.refusal():
+        pytest.skip(f"no network namespaces here: {why}")
+
+
+@pytest.fixture
+def network(namespaces, rank_server, request):
+    families = getattr(request, "param", (4, 6))
+    network = hosts.Network(rank_server, NAMES, families, lease=f"{LEASE_SECONDS:g}s")
+    yield network
+    network.close()
+
+
+@pytest.fixture
+def spread(network):
+    """A world over both hosts."""
+    world = hosts.World(network)
+    yield world
+    left = world.close()
+    if left:
+        pytest.fail("still running at the end of the test:\n" + "\n".join(left))
+
+
+# ---- Results ----
+
+
+def results():
+    """A digest of what each operation gives, of numbers whose sum depends on the order."""
+    rank, size = joined()
+    random = torch.Generator().manual_seed(rank)
+    found = {}
+
+    def note(name, *tensors):
+        digest = hashlib.sha256()
+        for tensor in tensors:
+            digest.update(bits(tensor).numpy())
+        found[name] = digest.hexdigest()
+
+    def fresh(count, dtype=torch.float32):
+        return torch.randn(count, generator=random).to(dtype)
+
+    for count in (1, 999, 300_000):
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT):
+                tensor = fresh(count, dtype)
+                dist.all_reduce(tensor, op=op)
+                note(f"all_reduce {op} {dtype} {count}", tensor)
+        tensor = fresh(count)
+        dist.reduce(tensor, dst=1)
+        note(f"reduce {count}", *([tensor] if rank == 1 else []))
+        part, whole = torch.empty(count), torch.empty(size * count)
+        dist.reduce_scatter_tensor(part, fresh(size * count))
+        note(f"reduce_scatter {count}", part)
+        dist.all_gather_into_tensor(whole, fresh(count))
+        note(f"all_gather {count}", whole)
+        dist.all_to_all_single(whole, fresh(size * count))
+        note(f"all_to_all {count}", whole)
+        tensor = fresh(count)
+        dist.broadcast(tensor, src=2)
+        note(f"broadcast {count}", tensor)
+        dist.scatter(part, list(fresh(size * count).chunk(size)) if rank == 3 else None, src=3)
+        note(f"scatter {count}", part)
+        sent = dist.isend(fresh(count), (rank + 1) % size)
+        dist.recv(part, (rank - 1) % size)
+        sent.wait()
+        note(f"send and recv {count}", part)
+    dist.destroy_process_group()
+    return found
+
+
+def alone(family, *marks):
+    return pytest.param((family,), id=f"IPv{family}", marks=marks)
+
+
+both = pytest.mark.parametrize("network", [alone(4), alone(6)], indirect=True)
+first = pytest.mark.parametrize("network", [alone(4), alone(6, pytest.mark.slow)], indirect=True)
+
+
+@both
+def test_results_are_those_of_one_host_bit_for_bit(network, spread, world):
+    before = network.moved("ctl", 0)
+    between = spread.run(results, RANKS)
+    assert network.moved("ctl", 0) - before > 30 * MIB, "they met elsewhere"
+    assert between == world.run(results, RANKS)
+
+
+@pytest.mark.slow
+def test_results_over_several_connections_are_those_over_one(spread):
+    env = {"RESILIENT_SOCKET_STREAMS": "3"}
+    assert spread.run(results, RANKS, env=env) == spread.run(results, RANKS)
+
+
+@first
+def test_every_form_of_every_collective(network, spread):
+    names = list(test_collectives.CHECKS)
+    ranks = spread.start(test_collectives.run_checks, RANKS, names)
+    for name in names:
+        for rank in ranks:
+            assert rank.told() == name
+    for rank in ranks:
+        rank.value()
+
+
+# ---- Interfaces ----
+
+
+def reduce_once(count):
+    dist.init_process_group("resilient")
+    tensor = torch.ones(count)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return tensor[-1].item()
+
+
+@first
+def test_the_interface_that_leads_to_the_others_is_chosen(network, spread):
+    network.route_between_hosts(False)
+    before = {link: network.moved(link, 0) for link in ("ctl", "data")}
+    env = {"RESILIENT_SOCKET_IFNAME": "data"}
+    assert spread.run(reduce_once, RANKS, 4 * MIB, env=env) == [RANKS] * RANKS
+    moved = {link: network.moved(link, 0) - count for link, count in before.items()}
+    assert moved["data"] > 16 * MIB and moved["ctl"] < MIB, moved
+
+
+def test_an_interface_that_is_not_there_is_told_with_those_that_are(spread):
+    env = {"RESILIENT_SOCKET_IFNAME": "eth7"}
+    for number, rank in enumerate(spread.start(reduce_once, RANKS, 1, env=env)):
+        error = rank.error()
+        rank.wait()
+        assert isinstance(error, torch_resilient.ConfigError) and error.code == "SETTING"
+        host = spread.host_of(number, RANKS)
+        for part in ("eth7", f"ctl (10.1.{host}.2)", f"data (10.2.0.{host + 1})"):
+            assert part in str(error)
+
+
+# ---- Outages ----
+
+
+def keep_reducing(count):
+    """Until rank 0 is told to stop; tells how many rounds there were whenever it is asked."""
+    rank, size = joined()
+    rounds, stop = 0, False
+    tell("running")
+    try:
+        while not stop:
+            tensor = torch.full((count,), float(rank + rounds))
+            if rank == 0 and select.select([rank_server.channel], [], [], 0)[0]:
+                if hear() == "stop":
+                    tensor[-1] = -1e6
+                else:
+                    tell(rounds)
+            dist.all_reduce(tensor)
+            assert tensor[:-1].eq(sum(range(size)) + size * rounds).all(), rounds
+            stop = tensor[-1].item() < 0
+            rounds += 1
+    except dist.DistBackendError as error:
+        known = (torch_resilient.last_incident() or {}).get("known")
+        return {
+            "kind": type(error).__name__,
+            "code": error.code,
+            "text": str(error),
+            "rank": error.rank,
+            "host": error.host,
+            "known": known,
+            "raised": time.time(),
+        }
+    dist.destroy_process_group()
+    return rounds
+
+
+def start_reducing(spread, env=None):
+    """Once data flows."""
+    ranks = spread.start(keep_reducing, RANKS, MIB, env=env)
+    for rank in ranks:
+        assert rank.told() == "running"
+    ranks[0].say("how many?")
+    assert ranks[0].told() >= 0
+    return ranks
+
+
+def nothing_moves(ranks):
+    """For a second; the question stays open."""
+    ranks[0].say("how many?")
+    with pytest.raises(AssertionError, match="said nothing"):
+        ranks[0].told(1.0)
+
+
+@pytest.mark.parametrize("link", ["ctl", pytest.param("data", marks=pytest.mark.slow)])
+def test_a_link_that_is_back_before_the_lease_ends_goes_unnoticed(network, spread, link):
+    ranks = start_reducing(spread, {"RESILIENT_SOCKET_IFNAME": link})
+    network.down(link, 1)
+    nothing_moves(ranks)
+    network.up(link, 1)
+    before = ranks[0].told(10)
+    ranks[0].say("stop")
+    rounds = [rank.value() for rank in ranks]
+    assert rounds == rounds[:1] * RANKS and rounds[0] > before
+
+
+def test_a_host_that_is_cut_off_is_named_and_may_change_nothing_when_it_is_back(network, spread):
+    ranks = start_reducing(spread)
+    network.down("ctl", 1)
+    cut = time.time()
+    for rank in ranks[:2]:
+        error = rank.value()
+        assert error["code"] == "RANK_LOST" and error["host"] == "beta", error
+        assert error["rank"] in (2, 3)
+        assert LEASE_SECONDS / 2 < error["known"] - cut < LEASE_SECONDS + 1
+        assert error["raised"] - error["known"] < GRACE_SECONDS
+    network.up("ctl", 1)
+    for rank in ranks[2:]:
+        error = rank.value()
+        assert error["code"] == "STALE_GENERATION", error
+
+
+def reduce_large(count):
+    dist.init_process_group("resilient")
+    tensor = torch.ones(count)
+    dist.barrier()
+    tell("entering")
+    try:
+        dist.all_reduce(tensor)
+    except dist.DistBackendError as error:
+        return error.code, str(error), time.time()
+    return "OK", "", time.time()
+
+
+def test_links_that_stand_still_while_all_live_fail_the_operation(network, spread):
+    env = {"RESILIENT_SOCKET_IFNAME": "data", "RESILIENT_OP_DEADLINE": "2s"}
+    ranks = spread.start(reduce_large, RANKS, 32 * MIB, env=env)
+    for rank in ranks:
+        assert rank.told() == "entering"
+    before = network.moved("data", 1)
+    # Of 256: by then all have entered.
+    until(lambda: network.moved("data", 1) - before > 48 * MIB, "the operation runs")
+    network.down("data", 1)
+    cut = time.time()
+    for rank in ranks:
+        code, text, raised = rank.value()
+        assert code == "COMM_STALLED", text
+        assert "RESILIENT_OP_DEADLINE" in text
+        assert 1.5 < raised - cut < 2 + 1 + GRACE_SECONDS
+
+
+@pytest.mark.parametrize("silently", [False, True], ids=["killed", "without power"])
+def test_a_host_that_goes_with_all_its_ranks_is_named(network, spread, silently):
+    ranks = start_reducing(spread)
+    if silently:
+        network.down("ctl", 1)
+    _, killed = network.kill(1)
+    bound = LEASE_SECONDS + 1 if silently else 1.0
+    for rank in ranks[:2]:
+        error = rank.value()
+        assert error["code"] == "RANK_LOST" and error["host"] == "beta", error
+        assert error["rank"] in (2, 3)
+        assert error["known"] - killed < bound
+        assert error["raised"] - error["known"] < GRACE_SECONDS
