@@ -52,7 +52,7 @@ class Fabric final : public CommunicatorFactory {
  public:
   Fabric(FabricParts parts, const Clock& clock)
       : endpoint_(std::move(parts.endpoint)),
-        check_(std::move(parts.check)),
+        check_(parts.check),
         observer_(std::move(parts.observer)),
         clock_(clock),
         requests_(std::move(parts.requests)),

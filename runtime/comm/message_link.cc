@@ -98,17 +98,17 @@ void MessageLink::Flush() {
   while (!dead() && !outbox_.empty() && budget > 0) {
     std::array<iovec, kWritePieces> pieces;
     std::size_t used = 0;
-    for (auto out = outbox_.begin(); out != outbox_.end(); ++out) {
+    for (Output& out : outbox_) {
       if (used + kMessagePieces > kWritePieces) break;
-      const std::size_t ready = SumUp(*out);
-      std::size_t skip = out->sent;
+      const std::size_t ready = SumUp(out);
+      std::size_t skip = out.sent;
       for (const std::span<const std::byte> part :
-           {BytesOf(out->head), out->payload.first(ready), BytesOf(out->trailer)}) {
+           {BytesOf(out.head), out.payload.first(ready), BytesOf(out.trailer)}) {
         const std::span<const std::byte> rest = part.subspan(std::min(skip, part.size()));
         skip -= part.size() - rest.size();
         if (!rest.empty()) pieces[used++] = {const_cast<std::byte*>(rest.data()), rest.size()};
       }
-      if (ready < out->payload.size()) break;
+      if (ready < out.payload.size()) break;
     }
     const IoResult result = stream_->Write({pieces.data(), used});
     switch (result.state) {
