@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "runtime/base/check.h"
@@ -365,7 +366,10 @@ void CommGroup::FailCommunicator(const Status& status) {
   BeginLinger(status);
   if (status.code() == StatusCode::kMismatch)
     context_.events.OnMismatch(spec_.name, spec_.generation, status);
-  if (status.code() == StatusCode::kCommStalled || status.code() == StatusCode::kCommFailed)
+  // What fails a group while it is made has no operation to tell it.
+  constexpr std::array kTold = {StatusCode::kCommStalled, StatusCode::kCommFailed,
+                                StatusCode::kSetting, StatusCode::kResourceExhausted};
+  if (std::find(kTold.begin(), kTold.end(), status.code()) != kTold.end())
     context_.events.OnStalled(spec_.name, spec_.generation, status);
 }
 

@@ -59,6 +59,7 @@ void CommGroup::CheckDeadlines() {
   SubmittedOp* late = point_to_point_.FindLate();
   if (late == nullptr) return;
   const Verdict verdict = late->timeouts.Check(context_.now, port_->held_until());
+  if (verdict == Verdict::kInTime) return;  // A hold has begun just now.
   LateOp what = LateSince(*late, verdict, context_.now, context_.clock);
   if (late->op.peer != kAnyPeer) {
     (verdict == Verdict::kStalled ? what.awaited : what.missing).push_back(late->op.peer);

@@ -30,7 +30,7 @@ class HelloRouter {
 // peer connects again. Owner: the fabric. Thread: loop-confined.
 class Switchboard {
  public:
-  static constexpr std::size_t kMaxGreeting = 128;  // Connections without a whole hello.
+  static constexpr std::size_t kMaxGreeting = 1024;  // Connections without a whole hello.
   static constexpr std::size_t kMaxParked = 4096;
 
   Switchboard(FileDescriptor listener, HelloRouter& router);

@@ -18,8 +18,10 @@ Status NobodyMatches(const std::string& job, int rank, const std::string& host) 
                                            (host.empty() ? "" : " on host " + host));
 }
 
+// Not below zero: a hold may be over whose timer has not run yet.
 std::uint64_t WholeMillis(Duration duration) {
-  return static_cast<std::uint64_t>(std::chrono::ceil<Millis>(duration).count());
+  const Duration left = std::max(duration, Duration::zero());
+  return static_cast<std::uint64_t>(std::chrono::ceil<Millis>(left).count());
 }
 
 }  // namespace

@@ -243,6 +243,18 @@ def failing_init(timeout):
     return None
 
 
+def test_ranks_of_different_settings_are_told_so(world):
+    orders = ("rank", "hierarchical")
+    ranks = [
+        world.start_rank(failing_init, rank, 2, 60, env={"RESILIENT_REDUCTION_ORDER": order})
+        for rank, order in enumerate(orders)
+    ]
+    for rank in ranks:
+        _, code, text, seconds = rank.value(50)
+        assert code == "MISMATCH" and "RESILIENT_REDUCTION_ORDER" in text, text
+        assert seconds < 20
+
+
 def test_nobody_listens_at_the_address(world):
     env = {"RESILIENT_STORE": f"127.0.0.1:{harness.free_port()}"}
     [(_, code, text, seconds)] = world.run(failing_init, 1, 2, env=env)

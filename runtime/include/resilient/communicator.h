@@ -83,7 +83,7 @@ class CommunicatorEvents {
   virtual void OnMismatch(const std::string& group, std::uint64_t generation,
                           const Status& mismatch) = 0;
   // The communicator has failed for a reason of its own: an operation has exceeded a bound of its
-  // Operation, here or on a peer, or a link carries what no rank sends.
+  // Operation, here or on a peer, a link carries what no rank sends, or a link cannot be made.
   virtual void OnStalled(const std::string& group, std::uint64_t generation, const Status& why) = 0;
 };
 
