@@ -23,6 +23,10 @@ struct IoResult {
   int error = 0;
 };
 
+// What one Read or Write moves at most, within a piece: other peers and an abort wait meanwhile,
+// and the far end may keep up for as long as there are bytes.
+inline constexpr std::size_t kMoveBytes = std::size_t{1} << 20;
+
 // What the owner of a stream waits for, or what has come. Thread: value type.
 struct StreamEvents {
   bool bytes = false;  // Read may do something.

@@ -28,8 +28,9 @@ constexpr std::size_t kSegmentBytes = 512u << 10;
 //             owners to the others in their host
 // On a link that carries partials as well as results, the partials are first.
 //
-// One rank, the hub, hears of all and all hear of it, by notes where nothing else is sent: whoever
-// is in another operation is found by it or finds it, and a standstill is counted by it.
+// All hear of all by notes, so whoever is in another operation is found, and whoever waits when
+// nothing moves knows that all have entered. In a reduce one rank, the hub, is enough for both: the
+// root, whom all wait for.
 class HierarchicalReduction final : public Collective {
  public:
   HierarchicalReduction(const Operation& op, int rank, const HostLayout& layout,
@@ -217,7 +218,9 @@ class HierarchicalReduction final : public Collective {
   }
 
   void SendNotes() {
-    if (rank() != Hub()) return host().SendNote(Hub());
+    // Nobody needs the others once the root of a reduce is done; otherwise whoever is left when the
+    // hub is done still has to know that all have entered.
+    if (op_.kind == OpKind::kReduce && rank() != Hub()) return host().SendNote(Hub());
     for (int peer = 0; peer < size(); ++peer)
       if (peer != rank()) host().SendNote(peer);
   }

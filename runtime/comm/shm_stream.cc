@@ -146,7 +146,7 @@ IoResult ShmStream::Read(std::span<const iovec> into) {
   std::size_t moved = 0;
   for (const iovec& piece : into) {
     std::span<std::byte> left(static_cast<std::byte*>(piece.iov_base), piece.iov_len);
-    while (!left.empty() && available && *available > 0) {
+    while (!left.empty() && available && *available > 0 && moved < kMoveBytes) {
       const std::size_t part = std::min({*available, left.size(), kPieceBytes});
       in_.Take(left.first(part));
       left = left.subspan(part);
@@ -179,7 +179,7 @@ IoResult ShmStream::Write(std::span<const iovec> from) {
   std::size_t moved = 0;
   for (const iovec& piece : from) {
     std::span<const std::byte> left(static_cast<const std::byte*>(piece.iov_base), piece.iov_len);
-    while (!left.empty() && room && *room > 0) {
+    while (!left.empty() && room && *room > 0 && moved < kMoveBytes) {
       const std::size_t part = std::min({*room, left.size(), kPieceBytes});
       out_.Append(left.first(part));
       left = left.subspan(part);

@@ -110,9 +110,9 @@ StreamEvents StripedStream::OnReady(short revents) {
 }
 
 IoResult StripedStream::Move(Turn& turn, std::span<const iovec> pieces, Direction direction) {
-  const std::size_t total = Total(pieces);
+  const std::size_t most = std::min(Total(pieces), kMoveBytes);
   std::size_t moved = 0;
-  while (moved < total) {
+  while (moved < most) {
     ByteStream* socket = sockets_[turn.socket()].stream.get();
     std::array<iovec, kPieces> part;
     const std::size_t used = Cut(pieces, moved, turn.left(), &part);

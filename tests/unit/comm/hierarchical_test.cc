@@ -222,8 +222,8 @@ TEST(ReductionOrder, ThatDiffersBetweenRanks_IsAMismatchOnAllOfThem) {
   }
 }
 
-// Rank 2, which owns what its host has for rank 0, stands still when it has it. Only rank 0 hears
-// of all: that they have entered, and so that nothing moves.
+// Rank 2, which owns what its host has for rank 0, stands still when it has it. All hear of all:
+// that they have entered, and so that nothing moves.
 TEST(ReductionOrder, StandstillOfAnOwner_FailsAll) {
   std::mutex mutex;
   std::condition_variable changed;
