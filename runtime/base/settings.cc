@@ -132,8 +132,6 @@ bool IsOwner(std::string_view text) {
          ParseNumber<std::uint64_t>(text.substr(colon + 1)).has_value();
 }
 
-constexpr int kMaxSocketStreams = 8;
-
 std::optional<int> ParseStreams(std::string_view text) {
   const auto streams = ParseNumber<int>(text);
   return streams && *streams >= 1 && *streams <= kMaxSocketStreams ? streams : std::nullopt;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <resilient/communicator.h>
+#include <resilient/settings.h>
 
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
@@ -10,7 +11,6 @@
 #include "runtime/comm/fabric.h"
 #include "runtime/comm/fabric_loop.h"
 #include "runtime/comm/step_observer.h"
-#include "runtime/comm/striped_stream.h"
 #include "runtime/net/interfaces.h"
 
 namespace resilient {
@@ -58,6 +58,8 @@ Result<std::unique_ptr<CommunicatorFactory>> MakeObservedCpuFabric(CpuFabricOpti
                                            RandomSeed(), options);
   return MakeFabric(
       {.endpoint = EncodeEndpoint({.address = FormatHostPort(*address),
+                                   .hierarchical = options.hierarchical,
+                                   .streams = options.streams,
                                    .host_id = options.shm_limit > 0 ? ShmHostId() : std::string()}),
        .thread_name = std::move(options.name),
        .requests = std::move(requests),

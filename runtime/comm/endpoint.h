@@ -5,23 +5,21 @@
 
 namespace resilient {
 
-// How peers reach a rank, as GroupMember::endpoint carries it: the address of its listener and,
-// behind a space, what ShmHostId says there (nothing: no shared memory). Thread: value type.
+// What a rank tells the others of itself, as GroupMember::endpoint carries it: how to reach it, and
+// the settings that must be the same on all ranks of a group. Thread: value type.
 struct Endpoint {
-  std::string address;  // "10.0.0.1:4711"
-  std::string host_id;
+  std::string address;        // Of its listener: "10.0.0.1:4711".
+  bool hierarchical = false;  // How it reduces (RESILIENT_REDUCTION_ORDER).
+  int streams = 1;            // Sockets of its links to other hosts (RESILIENT_SOCKET_STREAMS).
+  std::string host_id;        // What ShmHostId says there; empty: no shared memory.
 };
 
-inline std::string EncodeEndpoint(const Endpoint& endpoint) {
-  return endpoint.host_id.empty() ? endpoint.address : endpoint.address + ' ' + endpoint.host_id;
-}
+// "10.0.0.1:4711 rank 1 ID", without the last word where there is no host id.
+std::string EncodeEndpoint(const Endpoint& endpoint);
+// What is missing or makes no sense is as above by default.
+Endpoint DecodeEndpoint(std::string_view text);
 
-inline Endpoint DecodeEndpoint(std::string_view text) {
-  const std::size_t space = text.find(' ');
-  Endpoint endpoint;
-  endpoint.address = text.substr(0, space);
-  if (space != std::string_view::npos) endpoint.host_id = text.substr(space + 1);
-  return endpoint;
-}
+// As RESILIENT_REDUCTION_ORDER has it.
+std::string_view OrderName(bool hierarchical);
 
 }  // namespace resilient

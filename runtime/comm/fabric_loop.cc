@@ -35,8 +35,6 @@ FabricLoop::FabricLoop(FileDescriptor listener, FabricRequests& requests, const 
                .now = clock.Now(),
                .shm_limit = options.shm_limit,
                .checksums = options.checksums,
-               .hierarchical = options.hierarchical,
-               .streams = options.streams,
                .finished = {}},
       seed_(seed),
       switchboard_(std::move(listener), *this) {}

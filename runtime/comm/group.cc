@@ -6,11 +6,8 @@
 #include <array>
 #include <utility>
 
-#include "runtime/base/check.h"
 #include "runtime/base/log.h"
-#include "runtime/comm/endpoint.h"
 #include "runtime/comm/mismatch.h"
-#include "runtime/comm/striped_stream.h"
 
 namespace resilient {
 namespace {
@@ -22,11 +19,17 @@ constexpr Duration kAttemptReportInterval = Millis(1000);
 // Turns of one group before the others get theirs.
 constexpr int kTurns = 16;
 
-std::vector<std::string> HostIds(const GroupSpec& spec) {
-  std::vector<std::string> ids;
+std::vector<Endpoint> EndpointsOf(const GroupSpec& spec) {
+  std::vector<Endpoint> endpoints;
   for (const GroupMember& member : spec.members)
-    ids.push_back(DecodeEndpoint(member.endpoint).host_id);
-  return ids;
+    endpoints.push_back(DecodeEndpoint(member.endpoint));
+  return endpoints;
+}
+
+HostLayout HostsOf(const std::vector<Endpoint>& endpoints) {
+  std::vector<std::string> ids;
+  for (const Endpoint& endpoint : endpoints) ids.push_back(endpoint.host_id);
+  return LayoutOf(ids);
 }
 
 }  // namespace
@@ -36,11 +39,17 @@ CommGroup::CommGroup(std::shared_ptr<GroupPort> port, LoopContext& context, std:
       spec_(port_->spec()),
       context_(context),
       seed_(seed),
-      layout_(LayoutOf(HostIds(spec_))),
+      endpoints_(EndpointsOf(spec_)),
+      layout_(HostsOf(endpoints_)),
       peers_(spec_.members.size()),
-      allowance_(spec_, context_.shm_limit),
+      allowance_(layout_, spec_.rank, context_.shm_limit),
       point_to_point_(spec_, *this) {
-  if (!allowance_.OneHost()) transport_ = Transport::kLinks;
+  if (const Status mismatch = SettingsMismatch(spec_, endpoints_); !mismatch.ok()) {
+    FailCommunicator(mismatch);
+    CloseEverything();  // All ranks see the same.
+    return;
+  }
+  if (!layout_.OneHost()) transport_ = Transport::kLinks;
   for (int peer = 0; peer < spec_.rank; ++peer)
     PeerAt(peer).connector = MakeConnector(peer, Lane::kCollective);
   UpdateConnected();
@@ -52,18 +61,15 @@ std::unique_ptr<Connector> CommGroup::MakeConnector(int peer, Lane lane, int str
                     .from = spec_.rank,
                     .to = peer,
                     .lane = lane,
-                    .hierarchical = context_.hierarchical,
-                    .streams = StreamsTo(peer),
                     .stream = stream,
                     .secret = spec_.secret,
                     .group = spec_.name,
                     .shm_offer = {}};
-  const GroupMember& member = spec_.members[static_cast<std::size_t>(peer)];
   const std::uint64_t seed = seed_ +
                              static_cast<std::uint64_t>(peer * kMaxSocketStreams + stream) * 2 +
                              (lane == Lane::kPointToPoint ? 1 : 0);
   return std::make_unique<Connector>(static_cast<ConnectorListener&>(*this),
-                                     DecodeEndpoint(member.endpoint).address, hello,
+                                     endpoints_[static_cast<std::size_t>(peer)].address, hello,
                                      OfferStream(peer, lane), seed);
 }
 
@@ -205,7 +211,7 @@ Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
   if (hello.stream > 0) return AdoptMore(hello, socket);
   Peer& peer = PeerAt(hello.from);
   const bool collective = hello.lane == Lane::kCollective;
-  bool tell_failure = state_ == State::kLingering && failed_ && collective;
+  const bool tell_failure = state_ == State::kLingering && failed_ && collective;
   if (state_ != State::kLive && !tell_failure) {
     SendReply(socket.get(), HelloVerdict::kLeft);
     return Routing::kRefuse;
@@ -213,19 +219,14 @@ Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
   if (collective && hello.from < spec_.rank) return Routing::kRefuse;  // That one we connect.
   std::unique_ptr<MessageLink>& slot = collective ? peer.link : peer.inbound;
   if (slot != nullptr) return Routing::kRefuse;
-  if (hello.streams != StreamsTo(hello.from)) {
-    if (!collective) return Routing::kRefuse;
-    FailCommunicator(StreamsDiffer(hello));
-    tell_failure = true;
-  }
+  // Ahead of the answer: without it the link is there to tell the failure.
+  std::unique_ptr<StripedStream> striped = MakeStriped(hello.from);
   std::unique_ptr<ByteStream> stream = AcceptStream(hello, socket);
-  if (stream != nullptr) stream = WithMore(hello.from, std::move(stream));
   if (stream == nullptr) return Routing::kRefuse;
-  MessageLink* link = AddLink(hello.from, hello.lane, slot, std::move(stream));
-  if (tell_failure) {
+  MessageLink* link =
+      AddLink(hello.from, hello.lane, slot, WithFirst(std::move(striped), std::move(stream)));
+  if (state_ != State::kLive) {
     SayGoodbye(*link);
-  } else if (hello.hierarchical != context_.hierarchical) {
-    FailCommunicator(OrderMismatch(spec_, hello.from, hello.hierarchical));
   } else if (collective) {
     UpdateConnected();
   } else {
@@ -246,15 +247,11 @@ void CommGroup::OnConnected(Connector& connector, std::unique_ptr<ByteStream> st
   Peer& peer = PeerAt(rank);
   if (connector.hello().stream > 0) return OnMoreConnected(connector, std::move(stream));
   const bool outbound = &connector == peer.outbound_connector.get();
-  if (outbound && (state_ != State::kLive || point_to_point_.HasLeft(rank))) return;
-  stream = WithMore(rank, std::move(stream));
-  if (stream == nullptr) {
-    return FailCommunicator(Status(StatusCode::kResourceExhausted,
-                                   StrCat("no descriptor is left for a link of group ", spec_.name,
-                                          ": raise the limit of open files (ulimit -n)")));
-  }
-  ConnectMore(rank, connector.hello().lane);
+  if (outbound && point_to_point_.HasLeft(rank)) return;
+  stream = WithFirst(MakeStriped(rank), std::move(stream));
+  if (state_ == State::kLive) ConnectMore(rank, connector.hello().lane);
   if (outbound) {
+    if (state_ != State::kLive) return;
     MessageLink* link = AddLink(rank, Lane::kPointToPoint, peer.outbound, std::move(stream));
     return point_to_point_.SetOutbound(rank, link);
   }
@@ -368,7 +365,7 @@ void CommGroup::FailCommunicator(const Status& status) {
     context_.events.OnMismatch(spec_.name, spec_.generation, status);
   // What fails a group while it is made has no operation to tell it.
   constexpr std::array kTold = {StatusCode::kCommStalled, StatusCode::kCommFailed,
-                                StatusCode::kSetting, StatusCode::kResourceExhausted};
+                                StatusCode::kResourceExhausted};
   if (std::find(kTold.begin(), kTold.end(), status.code()) != kTold.end())
     context_.events.OnStalled(spec_.name, spec_.generation, status);
 }
@@ -397,8 +394,8 @@ void CommGroup::TakeStreamsEarly() {
     if (peer.connector == nullptr || peer.connector->done()) continue;
     std::unique_ptr<ByteStream> early = peer.connector->TakeStreamEarly();
     const int rank = peer.connector->peer();
-    if (early != nullptr) early = WithMore(rank, std::move(early));
-    if (early != nullptr) AddLink(rank, Lane::kCollective, peer.link, std::move(early));
+    if (early == nullptr) continue;
+    AddLink(rank, Lane::kCollective, peer.link, WithFirst(MakeStriped(rank), std::move(early)));
   }
 }
 

@@ -12,10 +12,12 @@
 
 #include "runtime/comm/collective.h"
 #include "runtime/comm/connector.h"
+#include "runtime/comm/endpoint.h"
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/message_link.h"
 #include "runtime/comm/point_to_point.h"
 #include "runtime/comm/shm_allowance.h"
+#include "runtime/comm/striped_stream.h"
 #include "runtime/comm/switchboard.h"
 #include "runtime/net/socket.h"
 
@@ -28,8 +30,6 @@ struct LoopContext {
   Instant now;                       // Of this turn.
   std::size_t shm_limit = 0;         // Bytes of shared memory a group; 0: none.
   bool checksums = false;            // With what is sent.
-  bool hierarchical = false;         // The order of reductions.
-  int streams = 1;                   // Sockets of a link to another host.
   std::vector<FinishedOp> finished;  // Completions to run at the end of this turn.
 };
 
@@ -133,13 +133,14 @@ class CommGroup final : private LinkListener,
 
   // Links over several sockets: group_streams.cc.
   int StreamsTo(int peer) const;
-  // The whole stream of a link whose first socket is `first`. Null where this process has no
-  // descriptor left; told to the log.
-  std::unique_ptr<ByteStream> WithMore(int peer, std::unique_ptr<ByteStream> first) const;
+  // The stream of a link to `peer`, its sockets to be attached. Null where it has only one, or this
+  // process has no descriptor left: then the communicator has failed, which one socket can tell.
+  std::unique_ptr<StripedStream> MakeStriped(int peer);
+  static std::unique_ptr<ByteStream> WithFirst(std::unique_ptr<StripedStream> striped,
+                                               std::unique_ptr<ByteStream> first);
   void ConnectMore(int peer, Lane lane);
   void OnMoreConnected(Connector& connector, std::unique_ptr<ByteStream> stream);
   Routing AdoptMore(const Hello& hello, FileDescriptor& socket);
-  Status StreamsDiffer(const Hello& hello) const;
 
   bool StartNext();
   bool CompleteCurrent();
@@ -186,6 +187,7 @@ class CommGroup final : private LinkListener,
   const GroupSpec& spec_;  // The port's.
   LoopContext& context_;
   const std::uint64_t seed_;
+  const std::vector<Endpoint> endpoints_;  // By rank.
   const HostLayout layout_;
   State state_ = State::kLive;
   Status end_status_;    // Not OK unless kLive.

@@ -33,8 +33,9 @@ bool CommGroup::StartNext() {
   pending_.pop_front();
   current_header_ = HeaderOf(current_op_.op, current_op_.seq);
   started_ = current_op_.seq;
+  const bool hierarchical = endpoints_.front().hierarchical && layout_.HasLevels();
   current_ = MakeCollective(current_op_.op, spec_.rank, port_->size(), *this, scratch_,
-                            context_.hierarchical && layout_.HasLevels() ? &layout_ : nullptr);
+                            hierarchical ? &layout_ : nullptr);
   current_->Start();
   CountEntered();
   ForEachLink([](MessageLink& link) {

@@ -381,6 +381,10 @@ void MessageLink::OnReady(short revents) {
   // If it is an error that shows, the write that follows finds it and gives up.
   if (ready.room) write_blocked_ = false;
   if (ready.bytes && !stalled_ && !read_ended_) Read();
+  // A stream over several sockets, one of which will not come any more.
+  const bool unread = !dead() && !read_ended_ && !stalled_;
+  if (ready.end && unread && !std::exchange(looked_ahead_, true))
+    listener_.OnEndAhead(*this, std::nullopt);
 }
 
 void MessageLink::Kill() {

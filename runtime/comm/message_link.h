@@ -69,7 +69,7 @@ class LinkListener {
   // Nothing more will be received. `why` is OK when the stream ended between two messages.
   virtual void OnEnd(MessageLink& link, const Status& why) = 0;
   // The stream has ended behind messages that wait to be taken; OnEnd follows when they are. Its
-  // last message is `goodbye`, nullopt when it is none.
+  // last message is `goodbye`, nullopt when it is none, or part of the stream has not come.
   virtual void OnEndAhead(MessageLink& link, const std::optional<MessageHeader>& goodbye) = 0;
 };
 

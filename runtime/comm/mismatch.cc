@@ -152,14 +152,25 @@ Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& the
       DetailOf(spec, peer, ours.seq));
 }
 
-Status OrderMismatch(const GroupSpec& spec, int peer, bool peer_is_hierarchical) {
-  const auto order = [](bool hierarchical) { return hierarchical ? "hierarchical" : "rank"; };
-  return Status(StatusCode::kMismatch,
-                StrCat(NameOf(MemberOf(spec, peer)), " runs with RESILIENT_REDUCTION_ORDER=",
-                       order(peer_is_hierarchical), " where ", NameOf(MemberOf(spec, spec.rank)),
-                       " runs with ", order(!peer_is_hierarchical), " (group ", spec.name,
-                       "); their results would differ: set it to the same value on all ranks"),
-                DetailOf(spec, peer, 0));
+Status SettingsMismatch(const GroupSpec& spec, const std::vector<Endpoint>& endpoints) {
+  const Endpoint& first = endpoints.front();
+  for (std::size_t rank = 1; rank < endpoints.size(); ++rank) {
+    const auto differs = [&](const char* name, auto theirs, auto ours) {
+      return Status(StatusCode::kMismatch,
+                    StrCat(NameOf(spec.members[rank]), " runs with ", name, "=", theirs, " where ",
+                           NameOf(spec.members.front()), " runs with ", ours, " (group ", spec.name,
+                           "); set it to the same value on all ranks of the job"),
+                    DetailOf(spec, static_cast<int>(rank), 0));
+    };
+    const Endpoint& other = endpoints[rank];
+    if (other.hierarchical != first.hierarchical) {
+      return differs("RESILIENT_REDUCTION_ORDER", OrderName(other.hierarchical),
+                     OrderName(first.hierarchical));
+    }
+    if (other.streams != first.streams)
+      return differs("RESILIENT_SOCKET_STREAMS", other.streams, first.streams);
+  }
+  return Status::Ok();
 }
 
 Status SendRecvMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,

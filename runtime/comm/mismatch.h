@@ -8,6 +8,7 @@
 #include <resilient/communicator.h>
 #include <resilient/status.h>
 
+#include "runtime/comm/endpoint.h"
 #include "runtime/comm/op_timeouts.h"
 #include "runtime/comm/wire.h"
 
@@ -42,8 +43,9 @@ Status PartMismatch(const GroupSpec& spec, int from, const MessageHeader& theirs
 // kMismatch: `peer` has gone on to `theirs`, a later operation, without its part in `ours`.
 Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                        const MessageHeader& ours);
-// kMismatch: `peer` reduces in the other order than this rank.
-Status OrderMismatch(const GroupSpec& spec, int peer, bool peer_is_hierarchical);
+// kMismatch: one of the ranks runs with another setting than the first; the same text on all of
+// them. `endpoints`: of the members.
+Status SettingsMismatch(const GroupSpec& spec, const std::vector<Endpoint>& endpoints);
 // kMismatch: the message that `peer` sent differs from what the local recv describes.
 Status SendRecvMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                         const Operation& recv, std::uint64_t seq);

@@ -39,6 +39,10 @@ struct HostLayout {
   // Whether a hierarchical order is another one than rank order: several hosts, one of them with
   // several ranks.
   bool HasLevels() const { return hosts.size() > 1 && hosts.size() < host_of.size(); }
+  bool OneHost() const { return hosts.size() == 1; }
+  bool SameHost(int rank, int other) const {
+    return host_of[static_cast<std::size_t>(rank)] == host_of[static_cast<std::size_t>(other)];
+  }
   // The rank of `host` that combines what its ranks have for `home`: `home` itself where it is one
   // of them.
   int OwnerIn(int host, int home) const;

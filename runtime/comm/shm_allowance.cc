@@ -3,37 +3,26 @@
 #include <algorithm>
 #include <bit>
 
-#include "runtime/comm/endpoint.h"
-
 namespace resilient {
 
-ShmAllowance::ShmAllowance(const GroupSpec& spec, std::size_t limit)
-    : rank_(static_cast<std::size_t>(spec.rank)) {
-  for (const GroupMember& member : spec.members)
-    host_ids_.push_back(DecodeEndpoint(member.endpoint).host_id);
-  for (std::size_t rank = 0; rank < host_ids_.size(); ++rank) {
-    if (host_ids_[rank].empty() || host_ids_[rank] != host_ids_.front()) one_host_ = false;
-    if (rank != rank_ && SameHost(static_cast<int>(rank))) ++peers_here_;
-  }
+ShmAllowance::ShmAllowance(const HostLayout& layout, int rank, std::size_t limit)
+    : layout_(layout), rank_(rank) {
+  const auto host = static_cast<std::size_t>(layout.host_of[static_cast<std::size_t>(rank)]);
+  peers_here_ = layout.hosts[host].size() - 1;
   std::size_t taken = 0;
-  if (one_host_) {
-    const auto board = ShmGeometry::Within(limit, static_cast<int>(host_ids_.size()));
+  if (layout.OneHost()) {
+    const auto board = ShmGeometry::Within(limit, static_cast<int>(peers_here_ + 1));
     taken = board ? board->TotalBytes() : limit;
   }
   const std::size_t share = (limit - taken) / (peers_here_ + 1);
-  collective_.all = one_host_ ? 0 : share / 2;
+  collective_.all = layout.OneHost() ? 0 : share / 2;
   collective_.left = collective_.all;
   point_to_point_.all = share - collective_.all;
   point_to_point_.left = point_to_point_.all;
 }
 
-bool ShmAllowance::SameHost(int peer) const {
-  const std::string& theirs = host_ids_[static_cast<std::size_t>(peer)];
-  return !theirs.empty() && theirs == host_ids_[rank_];
-}
-
 std::optional<ShmStreamGeometry> ShmAllowance::Take(int peer, Lane lane) {
-  if (!SameHost(peer)) return std::nullopt;
+  if (!layout_.SameHost(rank_, peer)) return std::nullopt;
   const bool both_ways = lane == Lane::kCollective;
   Pool& pool = both_ways ? collective_ : point_to_point_;
   std::size_t worth = pool.all / peers_here_;

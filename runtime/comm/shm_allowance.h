@@ -2,19 +2,16 @@
 
 #include <cstddef>
 #include <optional>
-#include <string>
-#include <vector>
 
-#include <resilient/communicator.h>
-
+#include "runtime/comm/schedule.h"
 #include "runtime/comm/shm_stream.h"
 #include "runtime/comm/wire.h"
 
 namespace resilient {
 
-// Which pairs of a group share memory, and how much of the group's limit the links may take that
-// one rank offers. Every rank of a host has the same share of what the segment of the collectives
-// leaves; links between ranks of different hosts are TCP, and so is what finds too little left.
+// How much of a group's limit of shared memory the links may take that one rank offers. Every rank
+// of a host has the same share of what the segment of the collectives leaves; links between ranks
+// of different hosts are TCP, and so is what finds too little left.
 // Pure. Owner: a group. Thread: loop-confined.
 class ShmAllowance {
  public:
@@ -23,20 +20,15 @@ class ShmAllowance {
   static constexpr std::size_t kBestCollectiveRingBytes = 512u << 10;
   static constexpr std::size_t kLeastRingBytes = 128u << 10;  // With less, TCP is as fast.
 
-  // `limit`: bytes of the whole group on one host.
-  ShmAllowance(const GroupSpec& spec, std::size_t limit);
+  // Of `rank`. `limit`: bytes of the whole group on one host. `layout` outlives this.
+  ShmAllowance(const HostLayout& layout, int rank, std::size_t limit);
 
-  // All ranks are on one host: their collectives need no links. Looks only at what is equal on all
-  // ranks.
-  bool OneHost() const { return one_host_; }
-  bool SameHost(int peer) const;
   // Takes what a link is worth that this rank offers to `peer`; nullopt: TCP.
   std::optional<ShmStreamGeometry> Take(int peer, Lane lane);
 
  private:
-  std::vector<std::string> host_ids_;  // By rank.
-  const std::size_t rank_;
-  bool one_host_ = true;
+  const HostLayout& layout_;
+  const int rank_;
   std::size_t peers_here_ = 0;  // On this rank's host.
   // Bytes for the links of one lane.
   struct Pool {

@@ -42,17 +42,14 @@ std::size_t Total(std::span<const iovec> pieces) {
 
 }  // namespace
 
-Result<std::unique_ptr<StripedStream>> StripedStream::Make(int count,
-                                                           std::unique_ptr<ByteStream> first) {
+Result<std::unique_ptr<StripedStream>> StripedStream::Make(int count) {
   RESILIENT_CHECK(count >= 2 && count <= kMaxSocketStreams);
   FileDescriptor epoll(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll.valid()) {
     return Status(StatusCode::kResourceExhausted,
                   StrCat("no descriptor for a link of ", count, " sockets: ", strerror(errno)));
   }
-  std::unique_ptr<StripedStream> stream(new StripedStream(count, std::move(epoll)));
-  stream->Attach(0, std::move(first));
-  return stream;
+  return std::unique_ptr<StripedStream>(new StripedStream(count, std::move(epoll)));
 }
 
 StripedStream::StripedStream(int count, FileDescriptor epoll)
@@ -85,6 +82,11 @@ short StripedStream::PollFor(const StreamEvents& wanted) const {
   if (wanted.bytes) events[reading_.socket()] |= EPOLLIN;
   if (wanted.end) events[reading_.socket()] |= EPOLLRDHUP;
   if (wanted.room) events[writing_.socket()] |= EPOLLOUT;
+  if ((wanted.bytes || wanted.end) && Awaited()) {
+    for (std::size_t i = 0; i < sockets_.size(); ++i) {
+      if (!sockets_[i].end_told) events[i] |= EPOLLRDHUP;
+    }
+  }
   bool any = false;
   for (std::size_t i = 0; i < sockets_.size(); ++i) {
     Watch(i, events[i]);
@@ -105,6 +107,7 @@ StreamEvents StripedStream::OnReady(short revents) {
     ready.bytes |= end || (what & EPOLLIN) != 0;
     ready.room |= error || (what & EPOLLOUT) != 0;
     ready.end |= end;
+    if (end && Awaited()) sockets_[events[static_cast<std::size_t>(i)].data.u64].end_told = true;
   }
   return ready;
 }

@@ -84,7 +84,7 @@ std::string EncodeHello(const Hello& hello) {
       .Put(kHelloMagic)
       .Put(kWireVersion)
       .Put(static_cast<std::uint8_t>(hello.lane))
-      .Put(static_cast<std::uint8_t>(hello.hierarchical ? 1 : 0))
+      .Put(static_cast<std::uint8_t>(hello.stream))
       .Put(hello.generation)
       .Put(hello.attempt)
       .Put(static_cast<std::int32_t>(hello.from))
@@ -92,9 +92,6 @@ std::string EncodeHello(const Hello& hello) {
       .Put(static_cast<std::uint32_t>(hello.secret.size()))
       .Put(static_cast<std::uint32_t>(hello.group.size()))
       .Put(static_cast<std::uint32_t>(hello.shm_offer.size()))
-      .Put(static_cast<std::uint8_t>(hello.streams))
-      .Put(static_cast<std::uint8_t>(hello.stream))
-      .Put(std::uint16_t{0})
       .Append(hello.secret)
       .Append(hello.group)
       .Append(hello.shm_offer)
@@ -124,21 +121,16 @@ Result<Hello> DecodeHello(std::string_view bytes) {
   Reader in(bytes.substr(6));
   Hello hello;
   hello.lane = static_cast<Lane>(in.Get<std::uint8_t>());
-  const auto order = in.Get<std::uint8_t>();
-  hello.hierarchical = order == 1;
+  hello.stream = in.Get<std::uint8_t>();
   hello.generation = in.Get<std::uint64_t>();
   hello.attempt = in.Get<std::uint64_t>();
   hello.from = in.Get<std::int32_t>();
   hello.to = in.Get<std::int32_t>();
   const auto secret = in.Get<std::uint32_t>();
   const auto group = in.Get<std::uint32_t>();
-  in.Get<std::uint32_t>();
-  hello.streams = in.Get<std::uint8_t>();
-  hello.stream = in.Get<std::uint8_t>();
   const bool known_lane = hello.lane == Lane::kCollective || hello.lane == Lane::kPointToPoint;
-  const bool known_stream = hello.streams <= kMaxSocketStreams && hello.stream < hello.streams;
-  const bool known = known_lane && known_stream && order <= 1;
-  if (!known || hello.from < 0 || hello.to < 0 || hello.from == hello.to)
+  if (!known_lane || hello.stream >= kMaxSocketStreams || hello.from < 0 || hello.to < 0 ||
+      hello.from == hello.to)
     return NotOurs("greeting");
   hello.secret = bytes.substr(kHelloFixedBytes, secret);
   hello.group = bytes.substr(kHelloFixedBytes + secret, group);

@@ -15,8 +15,8 @@ namespace resilient {
 // waits for a HelloReply; then both sides send messages: a fixed header, the call site, the
 // payload, and behind a payload, where its sender was told so (RESILIENT_CHECKSUM), the checksum of
 // all of the message before it. All of this file is pure.
-inline constexpr std::uint16_t kWireVersion = 3;
-inline constexpr std::size_t kHelloFixedBytes = 48;
+inline constexpr std::uint16_t kWireVersion = 4;
+inline constexpr std::size_t kHelloFixedBytes = 44;
 inline constexpr std::size_t kHelloReplyBytes = 8;
 inline constexpr std::size_t kMessageHeaderBytes = 56;
 inline constexpr std::size_t kChecksumBytes = 8;
@@ -36,9 +36,7 @@ struct Hello {
   int from = -1;  // Group ranks.
   int to = -1;
   Lane lane = Lane::kCollective;
-  bool hierarchical = false;  // How the sender reduces: all ranks of a group must do the same.
-  int streams = 1;            // Sockets of the whole link.
-  int stream = 0;             // Which of them this one is; the others follow the first.
+  int stream = 0;  // Which socket of its link this one is; the others follow the first.
   std::string secret;
   std::string group;
   std::string shm_offer;  // ShmStreamOffer::text; empty: none.

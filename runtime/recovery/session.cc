@@ -185,9 +185,8 @@ std::optional<Status> SessionImpl::WaitVerdictLocked(Deadline deadline,
   if (machine_.openings() > openings_before) return Status::Ok();
   if (state == SessionState::kFenced) return machine_.first_cause();
   // Ranks that were started with different settings: the next try would end the same way.
-  const StatusCode cause = machine_.first_cause().code();
-  if (!machine_.ever_ran() && (cause == StatusCode::kSetting || cause == StatusCode::kMismatch))
-    return machine_.first_cause();
+  const Status& cause = machine_.first_cause();
+  if (!machine_.ever_ran() && cause.code() == StatusCode::kMismatch) return cause;
   if (!deadline.ExpiredAt(clock_.Now())) return std::nullopt;
   return OverdueLocked();
 }

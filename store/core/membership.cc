@@ -139,8 +139,7 @@ Status Membership::Report(SessionId session, const resilient::Report& report, Mo
       break;
     case ReportKind::kCommFailed: {
       const StatusCode code = report.status.code();
-      const bool kept = code == StatusCode::kCommStalled || code == StatusCode::kDeviceLost ||
-                        code == StatusCode::kSetting;
+      const bool kept = code == StatusCode::kCommStalled || code == StatusCode::kDeviceLost;
       FenceWorld(*world, Status(kept ? code : StatusCode::kCommFailed, text, detail), moment,
                  effects);
       break;

@@ -243,15 +243,21 @@ def failing_init(timeout):
     return None
 
 
-def test_ranks_of_different_settings_are_told_so(world):
-    orders = ("rank", "hierarchical")
+@pytest.mark.parametrize(
+    "name, values",
+    [
+        ("RESILIENT_REDUCTION_ORDER", ("rank", "hierarchical")),
+        ("RESILIENT_SOCKET_STREAMS", ("1", "4")),
+    ],
+)
+def test_ranks_of_different_settings_are_told_so(world, name, values):
     ranks = [
-        world.start_rank(failing_init, rank, 2, 60, env={"RESILIENT_REDUCTION_ORDER": order})
-        for rank, order in enumerate(orders)
+        world.start_rank(failing_init, rank, 2, 60, env={name: value})
+        for rank, value in enumerate(values)
     ]
     for rank in ranks:
         _, code, text, seconds = rank.value(50)
-        assert code == "MISMATCH" and "RESILIENT_REDUCTION_ORDER" in text, text
+        assert code == "MISMATCH" and f"{name}={values[1]} where" in text, text
         assert seconds < 20
 
 

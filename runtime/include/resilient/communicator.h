@@ -78,8 +78,8 @@ class CommunicatorEvents {
   // service decides whether that rank is lost, and its fence ends them.
   virtual void OnLinkLost(const std::string& group, std::uint64_t generation, int global_rank,
                           const Status& why) = 0;
-  // Two ranks are in different operations at one sequence number. The local operation has failed
-  // with `mismatch`.
+  // Two ranks are in different operations at one sequence number, and the local operation has
+  // failed with `mismatch`; or they run with different settings, and the group fails as it is made.
   virtual void OnMismatch(const std::string& group, std::uint64_t generation,
                           const Status& mismatch) = 0;
   // The communicator has failed for a reason of its own: an operation has exceeded a bound of its
@@ -151,7 +151,8 @@ struct CpuFabricOptions {
   // values. A host is what shares memory: without shared memory each rank is one. The same on all
   // ranks: a group where it differs fails with kMismatch.
   bool hierarchical = false;
-  // TCP connections of one link to a rank on another host, 1 to 8; the same on all ranks.
+  // TCP connections of one link to a rank on another host, 1 to kMaxSocketStreams; the same on all
+  // ranks, as `hierarchical`.
   int streams = 1;
 };
 

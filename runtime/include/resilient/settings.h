@@ -12,6 +12,8 @@
 
 namespace resilient {
 
+inline constexpr int kMaxSocketStreams = 8;
+
 // Every RESILIENT_* variable, parsed once by main or the plugin and passed on. Meanings and
 // defaults: docs/semantics.md section 5. Thread: value type.
 struct Settings {

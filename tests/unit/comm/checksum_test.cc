@@ -14,6 +14,7 @@
 #include <gmock/gmock.h>
 
 #include "runtime/base/random.h"
+#include "runtime/comm/endpoint.h"
 #include "runtime/comm/message_link.h"
 #include "runtime/comm/step_observer.h"
 #include "tests/unit/comm/comm_world.h"
@@ -306,7 +307,7 @@ class LinkDamage : public Damage {
                        return MakeCpuFabric(std::move(options), clock, events);
                      }},
                 kRanks);
-    DamagingProxy proxy(world.endpoint(0), GetParam().at);
+    DamagingProxy proxy(DecodeEndpoint(world.endpoint(0)).address, GetParam().at);
     std::vector<std::shared_ptr<Communicator>> group;
     for (int rank = 0; rank < kRanks; ++rank) {
       GroupSpec spec = world.Spec("damaged", rank);

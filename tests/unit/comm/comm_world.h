@@ -20,6 +20,8 @@
 
 #include <resilient/communicator.h>
 
+#include "runtime/comm/endpoint.h"
+
 namespace resilient::testing {
 
 // A bound for what must happen; far above what it takes, as sanitizers and a busy machine are slow.
@@ -268,6 +270,10 @@ class World {
       auto fabric = transport.make(clock, *events.back());
       EXPECT_TRUE(fabric.ok()) << fabric.status().ToString();
       fabrics.push_back(std::move(*fabric));
+      Endpoint unreachable = DecodeEndpoint(fabrics.back()->endpoint());
+      unreachable.address = "127.0.0.1:1";
+      unreachable.host_id.clear();
+      unreachable_.push_back(EncodeEndpoint(unreachable));
     }
     group = CreateAll("world");
   }
@@ -298,9 +304,9 @@ class World {
     return spec;
   }
   std::string endpoint(int rank) const {
-    const auto& fabric = fabrics[static_cast<std::size_t>(rank)];
-    if (fabric == nullptr) return "127.0.0.1:1";
-    return OnHost(fabric->endpoint(), host_of_ ? host_of_(rank) : 0);
+    const auto at = static_cast<std::size_t>(rank);
+    if (fabrics[at] == nullptr) return unreachable_[at];
+    return OnHost(fabrics[at]->endpoint(), host_of_ ? host_of_(rank) : 0);
   }
   std::shared_ptr<Communicator> Create(int rank, GroupSpec spec,
                                        std::shared_ptr<AbortCell> abort = nullptr) {
@@ -333,6 +339,7 @@ class World {
 
  private:
   const std::function<int(int)> host_of_;
+  std::vector<std::string> unreachable_;  // By rank, once its fabric is gone.
 };
 
 inline void ExpectAllOk(const std::vector<Status>& outcomes) {

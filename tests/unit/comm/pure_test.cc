@@ -35,7 +35,7 @@ TEST(Wire, Hello_RoundTrip) {
                     .from = 3,
                     .to = 1,
                     .lane = Lane::kPointToPoint,
-                    .hierarchical = true,
+                    .stream = 7,
                     .secret = "s3cret",
                     .group = "world",
                     .shm_offer = "1 2 3 4 5 6"};
@@ -48,7 +48,7 @@ TEST(Wire, Hello_RoundTrip) {
   EXPECT_EQ(back->from, 3);
   EXPECT_EQ(back->to, 1);
   EXPECT_EQ(back->lane, Lane::kPointToPoint);
-  EXPECT_TRUE(back->hierarchical);
+  EXPECT_EQ(back->stream, 7);
   EXPECT_EQ(back->secret, "s3cret");
   EXPECT_EQ(back->group, "world");
   EXPECT_EQ(back->shm_offer, "1 2 3 4 5 6");

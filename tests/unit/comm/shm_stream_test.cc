@@ -374,14 +374,6 @@ TEST(ShmStreamOffer, Nonsense_IsRefused) {
   EXPECT_TRUE(AttachShmStream(good, right).ok());
 }
 
-GroupSpec SpecOf(int rank, const std::vector<std::string>& hosts) {
-  GroupSpec spec;
-  spec.rank = rank;
-  for (const std::string& host : hosts)
-    spec.members.push_back({.endpoint = host.empty() ? "10.0.0.1:1" : "10.0.0.1:1 " + host});
-  return spec;
-}
-
 TEST(ShmAllowance, StaysWithinTheLimitOfTheGroupOnEachHost) {
   for (const int ranks : {1, 2, 3, 8, 64, 200}) {
     for (const bool spans : {false, true}) {
@@ -391,8 +383,9 @@ TEST(ShmAllowance, StaysWithinTheLimitOfTheGroupOnEachHost) {
         std::size_t taken = 0;
         if (const auto board = ShmGeometry::Within(limit, ranks); board && !spans)
           taken = board->TotalBytes();
+        const HostLayout layout = LayoutOf(hosts);
         for (int rank = 0; rank < ranks; ++rank) {
-          ShmAllowance allowance(SpecOf(rank, hosts), limit);
+          ShmAllowance allowance(layout, rank, limit);
           for (int peer = 0; peer < ranks; ++peer) {
             for (const Lane lane : {Lane::kCollective, Lane::kPointToPoint}) {
               if (peer == rank) continue;
@@ -414,8 +407,8 @@ TEST(ShmAllowance, StaysWithinTheLimitOfTheGroupOnEachHost) {
 
 TEST(ShmAllowance, ByDefault_PairsOfAHostHaveTheBestAndOthersNone) {
   const std::size_t limit = CpuFabricOptions().shm_limit;
-  ShmAllowance spanning(SpecOf(0, {"a", "b", "a", "", "a"}), limit);
-  EXPECT_FALSE(spanning.OneHost());
+  const HostLayout hosts = LayoutOf({"a", "b", "a", "", "a"});
+  ShmAllowance spanning(hosts, 0, limit);
   for (const auto& [lane, best] :
        {std::pair(Lane::kCollective, ShmAllowance::kBestCollectiveRingBytes),
         std::pair(Lane::kPointToPoint, ShmAllowance::kBestRingBytes)}) {
@@ -424,17 +417,18 @@ TEST(ShmAllowance, ByDefault_PairsOfAHostHaveTheBestAndOthersNone) {
     EXPECT_EQ(spanning.Take(2, lane)->forward_bytes, best);
     EXPECT_EQ(spanning.Take(4, lane)->forward_bytes, best);
   }
-  ShmAllowance unknown(SpecOf(0, {"", ""}), limit);
-  EXPECT_FALSE(unknown.OneHost());
+  const HostLayout unknown_hosts = LayoutOf({"", ""});
+  ShmAllowance unknown(unknown_hosts, 0, limit);
   EXPECT_FALSE(unknown.Take(1, Lane::kPointToPoint));
-  ShmAllowance one_host(SpecOf(1, {"a", "a"}), limit);
-  EXPECT_TRUE(one_host.OneHost());
+  const HostLayout same_host = LayoutOf({"a", "a"});
+  ShmAllowance one_host(same_host, 1, limit);
   EXPECT_FALSE(one_host.Take(0, Lane::kCollective)) << "collectives have a segment of their own";
   EXPECT_EQ(one_host.Take(0, Lane::kPointToPoint)->forward_bytes, ShmAllowance::kBestRingBytes);
 }
 
 TEST(ShmAllowance, ManyRanks_TheFirstLinksHaveMoreThanTheirPart) {
-  ShmAllowance allowance(SpecOf(0, std::vector<std::string>(64, "a")), 256u << 20);
+  const HostLayout hosts = LayoutOf(std::vector<std::string>(64, "a"));
+  ShmAllowance allowance(hosts, 0, 256u << 20);
   const auto first = allowance.Take(1, Lane::kPointToPoint);
   ASSERT_TRUE(first);
   EXPECT_EQ(first->forward_bytes, 512u << 10);

@@ -39,9 +39,9 @@ Pair MakePair() {
 struct Ends {
   explicit Ends(int count, int attached) {
     for (int i = 0; i < count; ++i) pairs.push_back(MakePair());
-    left = Take(StripedStream::Make(count, std::move(pairs[0].left)));
-    right = Take(StripedStream::Make(count, std::move(pairs[0].right)));
-    for (int i = 1; i < attached; ++i) Attach(i);
+    left = Take(StripedStream::Make(count));
+    right = Take(StripedStream::Make(count));
+    for (int i = 0; i < attached; ++i) Attach(i);
   }
   static std::unique_ptr<StripedStream> Take(Result<std::unique_ptr<StripedStream>> made) {
     EXPECT_TRUE(made.ok()) << made.status().ToString();
@@ -151,9 +151,9 @@ TEST(StripedStream, ASocketThatIsNotThereYet_HoldsUpItsBlockOnly) {
   };
   move();
   EXPECT_EQ(received.size(), kBlock);
-  // Nothing to poll for: no busy loop while it is awaited.
+  // No busy loop while it is awaited.
   EXPECT_EQ(ends.left->PollFor({.room = true}), 0);
-  EXPECT_EQ(ends.right->PollFor({.bytes = true}), 0);
+  EXPECT_FALSE(Await(*ends.right, {.bytes = true}, 0));
   ends.Attach(2);  // The order does not matter.
   move();
   EXPECT_EQ(received.size(), kBlock);
@@ -196,6 +196,26 @@ TEST(StripedStream, ASocketThatComesBehindTheHalfClose_IsHalfClosedToo) {
   ASSERT_TRUE(ends.left->Attach(1, std::move(ends.pairs[1].left)));
   std::byte byte;
   EXPECT_EQ(recv(ends.pairs[1].right->fd(), &byte, 1, MSG_DONTWAIT), 0);
+}
+
+TEST(StripedStream, TheEndOfOne_IsToldOnceWhileAnotherIsAwaited) {
+  Ends ends(3, 1);
+  std::mt19937_64 random(11);
+  std::vector<std::byte> sent = Noise(kBlock, random);
+  std::vector<std::byte> received;
+  for (std::size_t written = 0; written < sent.size();) {
+    written += WriteSome(*ends.left, sent, written, sent.size()).bytes;
+    ReadSome(*ends.right, &received, kBlock);
+  }
+  while (received.size() < kBlock) ReadSome(*ends.right, &received, kBlock);
+  EXPECT_FALSE(Await(*ends.right, {.bytes = true}, 0));
+  ends.left.reset();
+  pollfd entry{
+      .fd = ends.right->fd(), .events = ends.right->PollFor({.bytes = true}), .revents = 0};
+  ASSERT_EQ(poll(&entry, 1, kBoundMs), 1);
+  EXPECT_TRUE(ends.right->OnReady(entry.revents).end);
+  EXPECT_EQ(ReadSome(*ends.right, &received, 1).state, State::kBlocked) << "it may come yet";
+  EXPECT_FALSE(Await(*ends.right, {.bytes = true}, 0)) << "a busy loop";
 }
 
 TEST(StripedStream, ASocketThatEndsEarly_IsTheEndWhenItsTurnComes) {

@@ -1,0 +1,43 @@
+#include "runtime/comm/endpoint.h"
+
+#include <charconv>
+
+#include <resilient/settings.h>
+
+#include "runtime/base/log.h"
+
+namespace resilient {
+namespace {
+
+// Takes the text up to the next space off `text`.
+std::string_view NextWord(std::string_view* text) {
+  const std::size_t end = std::min(text->find(' '), text->size());
+  const std::string_view word = text->substr(0, end);
+  text->remove_prefix(std::min(end + 1, text->size()));
+  return word;
+}
+
+}  // namespace
+
+std::string EncodeEndpoint(const Endpoint& endpoint) {
+  std::string text =
+      StrCat(endpoint.address, " ", OrderName(endpoint.hierarchical), " ", endpoint.streams);
+  if (!endpoint.host_id.empty()) text += ' ' + endpoint.host_id;
+  return text;
+}
+
+Endpoint DecodeEndpoint(std::string_view text) {
+  Endpoint endpoint;
+  endpoint.address = NextWord(&text);
+  endpoint.hierarchical = NextWord(&text) == OrderName(true);
+  const std::string_view streams = NextWord(&text);
+  int number = 0;
+  std::from_chars(streams.data(), streams.data() + streams.size(), number);
+  if (number >= 1 && number <= kMaxSocketStreams) endpoint.streams = number;
+  endpoint.host_id = text;
+  return endpoint;
+}
+
+std::string_view OrderName(bool hierarchical) { return hierarchical ? "hierarchical" : "rank"; }
+
+}  // namespace resilient
