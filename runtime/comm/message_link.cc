@@ -212,7 +212,7 @@ void MessageLink::Read() {
     staged_end_ += result.bytes - direct;
     if (direct > 0) {
       payload_left_ -= direct;
-      Commit(space.data(), direct);
+      Commit(space.first(direct));
     }
     if (result.bytes >= budget) {
       // More may be staged than poll() knows of.
@@ -288,29 +288,28 @@ bool MessageLink::StepPayload() {
     PayloadDone();
     return true;
   }
-  const std::string_view staged = Staged();
-  std::size_t part = std::min<std::uint64_t>(staged.size(), payload_left_);
-  std::span<std::byte> space;
+  std::span<const std::byte> staged = BytesOf(Staged());
+  staged = staged.first(std::min<std::uint64_t>(staged.size(), payload_left_));
   if (sink_ != nullptr) {
-    space = sink_->Space();
+    const std::span<std::byte> space = sink_->Space();
     if (space.empty()) {
       stalled_ = true;
       return false;
     }
-    part = std::min(part, space.size());
-    if (part == 0) return false;
-    std::memcpy(space.data(), staged.data(), part);
+    staged = staged.first(std::min(staged.size(), space.size()));
+    std::copy(staged.begin(), staged.end(), space.begin());
+    staged = space.first(staged.size());
   }
-  if (part == 0) return false;
-  Consume(part);
-  payload_left_ -= part;
-  if (sink_ != nullptr) Commit(space.data(), part);
+  if (staged.empty()) return false;
+  Consume(staged.size());
+  payload_left_ -= staged.size();
+  Commit(staged);
   return true;
 }
 
-void MessageLink::Commit(const std::byte* at, std::size_t bytes) {
-  if (header_.checksum) received_sum_.Update({at, bytes});
-  sink_->Commit(bytes);
+void MessageLink::Commit(std::span<const std::byte> bytes) {
+  if (header_.checksum) received_sum_.Update(bytes);
+  if (sink_ != nullptr) sink_->Commit(bytes.size());
 }
 
 void MessageLink::PayloadDone() {
@@ -328,9 +327,9 @@ bool MessageLink::StepTrailer() {
   const std::uint64_t told = DecodeChecksum(Staged().substr(0, kChecksumBytes));
   Consume(kChecksumBytes);
   stage_ = Stage::kHeader;
-  // What was dropped harms nobody.
-  const bool kept = std::exchange(sink_, nullptr) != nullptr;
-  if (kept && told != received_sum_.Value()) {
+  sink_ = nullptr;
+  // Also where it was dropped: perhaps because its header is damaged.
+  if (told != received_sum_.Value()) {
     listener_.OnDamaged(*this, header_);
   } else {
     listener_.OnMessage(*this, header_);

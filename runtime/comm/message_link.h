@@ -62,7 +62,7 @@ class LinkListener {
   virtual HeaderVerdict OnHeader(MessageLink& link, const MessageHeader& header) = 0;
   // The payload of `header` is complete.
   virtual void OnMessage(MessageLink& link, const MessageHeader& header) = 0;
-  // In place of OnMessage: what came is not what was sent, and its sink has it.
+  // In place of OnMessage: what came is not what was sent. Its sink, if it had one, has it.
   virtual void OnDamaged(MessageLink& link, const MessageHeader& header) = 0;
   // A message sent with this token (not 0) is wholly with the stream: its memory is free.
   virtual void OnSent(MessageLink& link, std::uint64_t token) = 0;
@@ -155,8 +155,8 @@ class MessageLink {
   bool StepHeader();
   bool StepPayload();
   bool StepTrailer();
-  // `bytes` of the payload are at `at`, where the sink wanted them.
-  void Commit(const std::byte* at, std::size_t bytes);
+  // `bytes` of the payload are where the sink wanted them, if there is one.
+  void Commit(std::span<const std::byte> bytes);
   bool Offer();
   void PayloadDone();
   void EndReading(const Status& why);

@@ -137,7 +137,11 @@ void NcclGroup::Step() {
   // Not in the turn in which it began: completions run before their memory is let go.
   if (state_ == State::kReleasing) return AwaitReleased();
   TakeMail();
-  CheckDeadline();
+  Advance();
+  CheckDeadline();  // Of what is complete by now nobody is told that it is late.
+}
+
+void NcclGroup::Advance() {
   switch (state_) {
     case State::kAwaitingId:
       return AwaitId();

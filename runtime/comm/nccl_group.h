@@ -96,6 +96,7 @@ class NcclGroup final {
   };
 
   void TakeMail();
+  void Advance();
   void CheckDeadline();
   void AwaitId();
   void Connect(const NcclUniqueId& id);

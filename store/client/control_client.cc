@@ -203,6 +203,7 @@ void ControlClient::Handle(const Event& event) {
                    TellHeld(event);
                    const auto left = Millis(static_cast<std::int64_t>(
                        std::min<std::uint64_t>(event.job_for_ms, kHoldMax / Millis(1))));
+                   held_ = left > Duration::zero();
                    events_->OnHeld(clock_.Now() + left);
                  },
                  [this](const DrainingEvent& event) {
@@ -255,6 +256,8 @@ void ControlClient::OnOpened(Instant now) {
                       " (job ", job_, "); the job has to start anew")));
     return;
   }
+  // A hold may have ended meanwhile; one that goes on is told again.
+  if (std::exchange(held_, false)) events_->OnHeld(now);
   server_id_ = welcome.server;
   last_contact_ = now;
   Beat(now);

@@ -86,7 +86,7 @@ class Receiver final : public LinkListener {
   static constexpr std::size_t kMost = 8u << 20;
 
   HeaderVerdict OnHeader(MessageLink&, const MessageHeader& header) override {
-    if (header.payload_bytes > kMost) return {};
+    if (drop || header.payload_bytes > kMost) return {};
     got.assign(header.payload_bytes, std::byte{0});
     sink_ = FlatSink(got);
     return {.action = HeaderVerdict::Action::kTake, .sink = &sink_};
@@ -97,6 +97,7 @@ class Receiver final : public LinkListener {
   void OnEnd(MessageLink&, const Status&) override { ended = true; }
   void OnEndAhead(MessageLink&, const std::optional<MessageHeader>&) override {}
 
+  bool drop = false;
   Bytes got;
   int messages = 0;
   int damaged = 0;
@@ -177,6 +178,19 @@ TEST(LinkChecksum, AByteFlippedAnywhere_IsNeverTakenForTheMessage) {
     pair.Pump();
     EXPECT_EQ(pair.receiver.messages, 1) << at;
     EXPECT_FALSE(pair.receiver.got == payload) << at;
+  }
+}
+
+// Perhaps it is dropped because what its header says is damaged.
+TEST(LinkChecksum, WhatIsDropped_IsComparedAsWell) {
+  const Bytes payload = RandomBytes(100'000);
+  for (const std::size_t at : {kNowhere, kMessageHeaderBytes, std::size_t{50'000}}) {
+    Pair pair(true, at);
+    pair.receiver.drop = true;
+    pair.Send(payload);
+    pair.Pump();
+    EXPECT_EQ(pair.receiver.messages, at == kNowhere ? 1 : 0) << at;
+    EXPECT_EQ(pair.receiver.damaged, at == kNowhere ? 0 : 1) << at;
   }
 }
 

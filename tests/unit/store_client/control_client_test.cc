@@ -177,6 +177,17 @@ TEST_F(ControlClientTest, Holds_AreToldUntilNobodyIsHeld) {
   CloseOrderly(*rendezvous);
 }
 
+TEST_F(ControlClientTest, AHoldThatEndedDuringAnOutage_IsOver) {
+  auto rendezvous = Started(TestWelcome());
+  const HeldEvent held{.rank = 1, .held = true, .for_ms = 60'000, .job_for_ms = 60'000};
+  line_->SendEvent(held);
+  EXPECT_THAT(events_.Await(1), ElementsAre("held"));
+  Break(KnownWelcome());
+  line_->SendEvent(held);  // It goes on after all.
+  EXPECT_THAT(events_.Await(3), ElementsAre("held", "not held", "held"));
+  CloseOrderly(*rendezvous);
+}
+
 TEST_F(ControlClientTest, MessagesBeforeTheConnection_AreSentInOrder) {
   auto rendezvous = MakeRendezvous(Options(), {}, clock_);
   rendezvous->Join(JoinOf(1));
