@@ -226,8 +226,8 @@ TEST(ReductionOrder, ThatDiffersBetweenRanks_IsAMismatchOnAllOfThem) {
 }
 
 // Rank 2, which owns what its host has for rank 0, stands still when it has it. All hear of all:
-// that they have entered, and so that nothing moves.
-TEST(ReductionOrder, StandstillOfAnOwner_FailsAll) {
+// that they have entered, and so that nothing moves. `judge` is to find it, and tells the others.
+void ExpectStandstillIsFoundBy(std::size_t judge, const std::string& awaited) {
   std::mutex mutex;
   std::condition_variable changed;
   bool released = false;
@@ -249,18 +249,25 @@ TEST(ReductionOrder, StandstillOfAnOwner_FailsAll) {
   std::vector<Pending> pending;
   for (std::size_t rank = 0; rank < 4; ++rank) {
     Operation op = AllReduceOp(data[rank]);
-    op.stall = Millis(300);
+    op.stall = rank == judge ? Millis(300) : 2 * kBound;
     pending.push_back(Pending::Of(*group[rank], op));
   }
-  for (const std::size_t rank : {0, 1, 3})
+  for (const std::size_t rank : {0, 1, 3}) {
     EXPECT_EQ(pending[rank].Wait().code(), StatusCode::kCommStalled);
-  EXPECT_THAT(pending[0].Wait().message(), HasSubstr("rank 2 (node2, pid 1002)"));
+    EXPECT_THAT(pending[rank].Wait().message(), HasSubstr(awaited));
+  }
   {
     std::lock_guard lock(mutex);
     released = true;
   }
   changed.notify_all();
   EXPECT_EQ(pending[2].Wait().code(), StatusCode::kCommStalled);
+}
+
+TEST(ReductionOrder, StandstillOfAnOwner_IsFoundByEachThatWaits) {
+  ExpectStandstillIsFoundBy(0, "rank 2 (node2, pid 1002) and rank 0 (node0, pid 1000) have");
+  ExpectStandstillIsFoundBy(1, "rank 0 (node0, pid 1000) and rank 1 (node1, pid 1001) have");
+  ExpectStandstillIsFoundBy(3, "rank 2 (node2, pid 1002) and rank 3 (node3, pid 1003) have");
 }
 
 bool IsMapped(std::byte* page) {
