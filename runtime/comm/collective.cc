@@ -1,5 +1,7 @@
 #include "runtime/comm/collective.h"
 
+#include <sys/mman.h>
+
 #include "runtime/base/check.h"
 
 namespace resilient {
@@ -12,13 +14,20 @@ std::uint8_t PhaseOf(std::size_t index) {
 
 }  // namespace
 
-std::span<std::byte> Scratch::Get(std::size_t bytes) {
-  if (bytes > size_) {
-    memory_.reset();
-    memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
-    size_ = bytes;
+std::optional<std::span<std::byte>> Scratch::Get(std::size_t bytes) {
+  if (bytes > size()) {
+    Release();
+    void* const memory =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return std::nullopt;
+    memory_ = {static_cast<std::byte*>(memory), bytes};
   }
-  return {memory_.get(), bytes};
+  return memory_.first(bytes);
+}
+
+void Scratch::Release() {
+  if (!memory_.empty()) munmap(memory_.data(), memory_.size());
+  memory_ = {};
 }
 
 Collective::Collective(CollectiveHost& host, int rank, int size)
@@ -67,14 +76,13 @@ bool Collective::Needs(int peer) const {
 }
 
 std::unique_ptr<Collective> MakeCollective(const Operation& op, int rank, int size,
-                                           CollectiveHost& host, Scratch& scratch,
-                                           const HostLayout* levels) {
+                                           CollectiveHost& host, const HostLayout* levels) {
   switch (op.kind) {
     case OpKind::kAllReduce:
     case OpKind::kReduce:
     case OpKind::kReduceScatter:
-      return levels != nullptr ? MakeHierarchicalReduction(op, rank, *levels, host, scratch)
-                               : MakeReduction(op, rank, size, host, scratch);
+      return levels != nullptr ? MakeHierarchicalReduction(op, rank, *levels, host)
+                               : MakeReduction(op, rank, size, host);
     case OpKind::kBroadcast:
     case OpKind::kAllGather:
     case OpKind::kBarrier:

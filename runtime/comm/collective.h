@@ -14,16 +14,33 @@
 
 namespace resilient {
 
-// Working memory of a group's collectives, kept between them so that its pages stay mapped.
+// Working memory of a group's collectives, kept between them so that its pages stay mapped. Mapped
+// for itself: what is given back goes to the system, and what cannot be had is an answer.
 // Owner: a group. Thread: loop-confined.
 class Scratch {
  public:
-  // At least `bytes`, aligned for every data type; the content is undefined.
-  std::span<std::byte> Get(std::size_t bytes);
+  // What Trim keeps: the windows of 256 ranks in rank order, or the partial results of buckets of
+  // the usual tens of MiB. To map more anew each time costs little beside what is done with it.
+  static constexpr std::size_t kKeptBytes = std::size_t{64} << 20;
+
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() { Release(); }
+
+  // `bytes`, aligned for every data type, the content undefined; nullopt when the system has not as
+  // much. What was got before is gone.
+  std::optional<std::span<std::byte>> Get(std::size_t bytes);
+  // What was got is no longer used: more than kKeptBytes is given back.
+  void Trim() {
+    if (size() > kKeptBytes) Release();
+  }
+  std::size_t size() const { return memory_.size(); }
 
  private:
-  std::unique_ptr<std::byte[]> memory_;
-  std::size_t size_ = 0;
+  void Release();
+
+  std::span<std::byte> memory_;
 };
 
 // What a collective asks of its group. Called on the loop.
@@ -50,8 +67,11 @@ class Collective {
 
   virtual ~Collective() = default;
 
-  // Queues the first messages. May complete a group of one at once.
-  virtual void Start() = 0;
+  // The working memory that it takes.
+  virtual std::size_t ScratchBytes() const { return 0; }
+  // Queues the first messages. May complete a group of one at once. REQUIRES: `scratch` has
+  // ScratchBytes(), is aligned for every data type and outlives this.
+  virtual void Start(std::span<std::byte> scratch) = 0;
 
   // The message that must come next from `peer`; nullopt when nothing more is due.
   struct Due {
@@ -99,15 +119,14 @@ class Collective {
 };
 
 // `levels`: where not null, reductions are hierarchical over these hosts. REQUIRES: `op` is a valid
-// collective. `op`, `scratch` and `levels` outlive the result.
+// collective. `op` and `levels` outlive the result.
 std::unique_ptr<Collective> MakeCollective(const Operation& op, int rank, int size,
-                                           CollectiveHost& host, Scratch& scratch,
-                                           const HostLayout* levels);
+                                           CollectiveHost& host, const HostLayout* levels);
 // Of those that move data as it is, and of those that reduce it.
 std::unique_ptr<Collective> MakeExchange(const Operation& op, int rank, int size,
                                          CollectiveHost& host);
 std::unique_ptr<Collective> MakeReduction(const Operation& op, int rank, int size,
-                                          CollectiveHost& host, Scratch& scratch);
+                                          CollectiveHost& host);
 
 // The reductions in two levels, for groups that span hosts
 // (RESILIENT_REDUCTION_ORDER=hierarchical). Inside each host its ranks' elements are combined in
@@ -129,6 +148,6 @@ std::unique_ptr<Collective> MakeReduction(const Operation& op, int rank, int siz
 // REQUIRES: layout.HasLevels(). `layout` outlives the result.
 std::unique_ptr<Collective> MakeHierarchicalReduction(const Operation& op, int rank,
                                                       const HostLayout& layout,
-                                                      CollectiveHost& host, Scratch& scratch);
+                                                      CollectiveHost& host);
 
 }  // namespace resilient

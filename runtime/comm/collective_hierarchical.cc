@@ -34,7 +34,7 @@ constexpr std::size_t kSegmentBytes = 512u << 10;
 class HierarchicalReduction final : public Collective {
  public:
   HierarchicalReduction(const Operation& op, int rank, const HostLayout& layout,
-                        CollectiveHost& host, Scratch& scratch)
+                        CollectiveHost& host)
       : Collective(host, rank, static_cast<int>(layout.host_of.size())),
         op_(op),
         layout_(layout),
@@ -42,24 +42,26 @@ class HierarchicalReduction final : public Collective {
         hosts_(static_cast<int>(layout.hosts.size())),
         element_(SizeOf(op.dtype)),
         partial_element_(SizeOf(PartialTypeOf(op.dtype, op.reduce))),
-        scratch_(scratch),
         incoming_(layout.host_of.size()),
         results_(layout.host_of.size()),
         partials_left_(layout.host_of.size()),
-        results_sent_(layout.hosts.size()) {}
-
-  void Start() override {
+        results_sent_(layout.hosts.size()) {
     MakePieces();
+  }
+
+  // The windows of both streams, then the partials.
+  std::size_t ScratchBytes() const override {
+    return WithinBytes() + AcrossBytes() + CountOf(owned_) * partial_element_;
+  }
+  void Start(std::span<std::byte> scratch) override {
     ExpectAll();
-    MakeStreams();
+    MakeStreams(scratch);
     SendNotes();
     for (const Piece& piece : pieces_) {
       if (piece.owner != rank()) Send(piece.owner, Bytes(piece.input, piece.count, element_));
     }
     // May complete pieces that nobody else has a part in.
-    std::size_t count = 0;
-    for (const std::size_t i : owned_) count += pieces_[i].count;
-    if (within_) within_->AddOwn(count);
+    if (within_) within_->AddOwn(CountOf(owned_));
   }
 
  private:
@@ -86,6 +88,19 @@ class HierarchicalReduction final : public Collective {
     return layout_.hosts[static_cast<std::size_t>(host_index_)];
   }
   int Hub() const { return op_.kind == OpKind::kReduce ? op_.root : 0; }
+
+  // Elements of these pieces.
+  std::size_t CountOf(const std::vector<std::size_t>& pieces) const {
+    std::size_t count = 0;
+    for (const std::size_t i : pieces) count += pieces_[i].count;
+    return count;
+  }
+  std::size_t WithinBytes() const {
+    return ReduceStream::WindowBytes(CountOf(owned_) * element_) * Mates().size();
+  }
+  std::size_t AcrossBytes() const {
+    return ReduceStream::WindowBytes(CountOf(at_home_) * partial_element_) * layout_.hosts.size();
+  }
 
   // What a piece must not be larger than, in elements.
   std::size_t SegmentCount() const { return kSegmentBytes / element_; }
@@ -155,16 +170,12 @@ class HierarchicalReduction final : public Collective {
       Expect(peer, incoming_[static_cast<std::size_t>(peer)].size());
   }
 
-  void MakeStreams() {
+  void MakeStreams(std::span<std::byte> scratch) {
     std::optional<ReduceStream::Plan> within = PlanWithin();
     std::optional<ReduceStream::Plan> across = PlanAcross();
-    const std::size_t within_bytes = within ? ReduceStream::WindowBytes(*within) : 0;
-    const std::size_t across_bytes = across ? ReduceStream::WindowBytes(*across) : 0;
-    std::size_t partial_count = 0;
-    for (const std::size_t i : owned_) partial_count += pieces_[i].count;
-    const std::span<std::byte> memory =
-        scratch_.Get(within_bytes + across_bytes + partial_count * partial_element_);
-    std::byte* partial = memory.data() + within_bytes + across_bytes;
+    const std::span<std::byte> within_windows = scratch.first(WithinBytes());
+    const std::span<std::byte> across_windows = scratch.subspan(WithinBytes(), AcrossBytes());
+    std::byte* partial = scratch.data() + within_windows.size() + across_windows.size();
     std::size_t at_home = 0;
     for (std::size_t x = 0; x < owned_.size(); ++x) {
       const Piece& piece = pieces_[owned_[x]];
@@ -173,9 +184,8 @@ class HierarchicalReduction final : public Collective {
       if (piece.home == rank()) across->pieces[at_home++].own = partial;
       partial += piece.count * partial_element_;
     }
-    if (within) within_.emplace(std::move(*within), host(), memory.first(within_bytes));
-    if (across)
-      across_.emplace(std::move(*across), host(), memory.subspan(within_bytes, across_bytes));
+    if (within) within_.emplace(std::move(*within), host(), within_windows);
+    if (across) across_.emplace(std::move(*across), host(), across_windows);
   }
 
   // Of what this rank owns. The pieces have no `out` yet.
@@ -289,7 +299,6 @@ class HierarchicalReduction final : public Collective {
   const int hosts_;
   const std::size_t element_;
   const std::size_t partial_element_;
-  Scratch& scratch_;
 
   std::vector<Piece> pieces_;
   std::vector<std::size_t> owned_;               // Pieces that this rank owns,
@@ -310,8 +319,8 @@ class HierarchicalReduction final : public Collective {
 
 std::unique_ptr<Collective> MakeHierarchicalReduction(const Operation& op, int rank,
                                                       const HostLayout& layout,
-                                                      CollectiveHost& host, Scratch& scratch) {
-  return std::make_unique<HierarchicalReduction>(op, rank, layout, host, scratch);
+                                                      CollectiveHost& host) {
+  return std::make_unique<HierarchicalReduction>(op, rank, layout, host);
 }
 
 }  // namespace resilient

@@ -22,7 +22,7 @@ class Exchange : public Collective {
   Exchange(const Operation& op, CollectiveHost& host, int rank, int size)
       : Collective(host, rank, size), op_(op) {}
 
-  void Start() final {
+  void Start(std::span<std::byte>) final {
     CopyOwnPart();
     for (int peer = 0; peer < size(); ++peer) {
       const std::optional<Memory> to = To(peer);

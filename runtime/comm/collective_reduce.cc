@@ -23,16 +23,16 @@ std::size_t RoundUp16(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
 // Small all_reduce: everyone gets all inputs and reduces them all, in rank order.
 class OneRoundAllReduce final : public Collective {
  public:
-  OneRoundAllReduce(const Operation& op, CollectiveHost& host, int rank, int size, Scratch& scratch)
-      : Collective(host, rank, size), op_(op), bytes_(op.count * SizeOf(op.dtype)) {
-    const std::size_t slot = RoundUp16(bytes_);
-    const std::span<std::byte> all = scratch.Get(slot * static_cast<std::size_t>(size));
-    for (int r = 0; r < size; ++r)
-      slots_.push_back(all.subspan(slot * static_cast<std::size_t>(r), bytes_));
-    for (const std::span<std::byte> one : slots_) sinks_.emplace_back(one);
-  }
+  OneRoundAllReduce(const Operation& op, CollectiveHost& host, int rank, int size)
+      : Collective(host, rank, size), op_(op), bytes_(op.count * SizeOf(op.dtype)) {}
 
-  void Start() override {
+  std::size_t ScratchBytes() const override {
+    return RoundUp16(bytes_) * static_cast<std::size_t>(size());
+  }
+  void Start(std::span<std::byte> scratch) override {
+    for (int r = 0; r < size(); ++r)
+      slots_.push_back(scratch.subspan(RoundUp16(bytes_) * static_cast<std::size_t>(r), bytes_));
+    for (const std::span<std::byte> one : slots_) sinks_.emplace_back(one);
     // Sent from the copy: the result overwrites `data` while the kernel may still owe us a send.
     const std::span<std::byte> own = slots_[static_cast<std::size_t>(rank())];
     if (bytes_ > 0) std::memcpy(own.data(), op_.data, bytes_);
@@ -72,13 +72,20 @@ class OneRoundAllReduce final : public Collective {
 // One run of elements that this rank gets from every other and reduces in rank order.
 class StreamingReduction : public Collective {
  public:
-  StreamingReduction(const Operation& op, CollectiveHost& host, int rank, int size,
-                     Scratch& scratch)
-      : Collective(host, rank, size), op_(op), scratch_(scratch), element_(SizeOf(op.dtype)) {}
+  StreamingReduction(const Operation& op, CollectiveHost& host, int rank, int size)
+      : Collective(host, rank, size), op_(op), element_(SizeOf(op.dtype)) {}
+
+  std::size_t ScratchBytes() const override {
+    return ReduceStream::WindowBytes(Result().size()) * static_cast<std::size_t>(size());
+  }
 
  protected:
-  // Before the first message. `own` is this rank's input and may be `result`.
-  void ReduceInto(std::span<const std::byte> own, std::span<std::byte> result) {
+  // Where the elements go; empty where this rank reduces none.
+  virtual std::span<std::byte> Result() const = 0;
+
+  // Before the first message. `own` is this rank's input and may be Result().
+  void Reduce(std::span<const std::byte> own, std::span<std::byte> scratch) {
+    const std::span<std::byte> result = Result();
     const std::size_t count = result.size() / element_;
     ReduceStream::Plan plan{.ranks = std::vector<int>(static_cast<std::size_t>(size())),
                             .own = rank(),
@@ -91,8 +98,7 @@ class StreamingReduction : public Collective {
       ReduceInRankOrder(op_.dtype, op_.reduce, op_.factor, inputs, elements, out);
     };
     plan.on_piece = [this](std::size_t) { OnReduced(); };
-    const std::span<std::byte> windows = scratch_.Get(ReduceStream::WindowBytes(plan));
-    stream_.emplace(std::move(plan), host(), windows);
+    stream_.emplace(std::move(plan), host(), scratch);
     stream_->AddOwn(count);
   }
   PayloadSink* WindowOf(int peer) { return stream_->SinkOf(peer); }
@@ -113,7 +119,6 @@ class StreamingReduction : public Collective {
 
  private:
   const Operation& op_;
-  Scratch& scratch_;
   const std::size_t element_;
   std::optional<ReduceStream> stream_;
 };
@@ -123,14 +128,14 @@ class TwoRoundAllReduce final : public StreamingReduction {
  public:
   using StreamingReduction::StreamingReduction;
 
-  void Start() override {
+  void Start(std::span<std::byte> scratch) override {
     for (int peer = 0; peer < size(); ++peer) {
       finals_.emplace_back(Part(peer));
       if (peer == rank()) continue;
       Expect(peer, 2);
       Send(peer, Part(peer));
     }
-    ReduceInto(Part(rank()), Part(rank()));
+    Reduce(Part(rank()), scratch);
   }
 
  private:
@@ -141,6 +146,7 @@ class TwoRoundAllReduce final : public StreamingReduction {
     const Chunk chunk = ChunkOf(op().count, size(), index);
     return Data().subspan(chunk.begin * element(), chunk.count * element());
   }
+  std::span<std::byte> Result() const override { return Part(rank()); }
   std::size_t BytesFrom(int peer, std::size_t phase) const override {
     return Part(phase == kScatter ? rank() : peer).size();
   }
@@ -162,40 +168,44 @@ class ReduceScatter final : public StreamingReduction {
  public:
   using StreamingReduction::StreamingReduction;
 
-  void Start() override {
+  void Start(std::span<std::byte> scratch) override {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       Expect(peer, 1);
       Send(peer, Input(peer));
     }
-    ReduceInto(Input(rank()), Data());
+    Reduce(Input(rank()), scratch);
   }
 
  private:
   std::span<std::byte> Input(int peer) const {
     return MemoryOf(op().inputs[static_cast<std::size_t>(peer)]);
   }
+  std::span<std::byte> Result() const override { return Data(); }
   std::size_t BytesFrom(int, std::size_t) const override { return Data().size(); }
   PayloadSink* SinkFor(int peer, std::size_t) override { return WindowOf(peer); }
 };
 
 // Everyone sends all to the root, which reduces it. The root sends notes: without them two ranks
 // that both take themselves for the root would wait for ever.
-class Reduce final : public StreamingReduction {
+class ReduceToRoot final : public StreamingReduction {
  public:
   using StreamingReduction::StreamingReduction;
 
-  void Start() override {
+  void Start(std::span<std::byte> scratch) override {
     if (rank() != op().root) return Send(op().root, Data());
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       Expect(peer, 1);
       host().SendNote(peer);
     }
-    ReduceInto(Data(), Data());
+    Reduce(Data(), scratch);
   }
 
  private:
+  std::span<std::byte> Result() const override {
+    return rank() == op().root ? Data() : std::span<std::byte>();
+  }
   std::size_t BytesFrom(int, std::size_t) const override { return Data().size(); }
   PayloadSink* SinkFor(int peer, std::size_t) override { return WindowOf(peer); }
 };
@@ -203,16 +213,16 @@ class Reduce final : public StreamingReduction {
 }  // namespace
 
 std::unique_ptr<Collective> MakeReduction(const Operation& op, int rank, int size,
-                                          CollectiveHost& host, Scratch& scratch) {
+                                          CollectiveHost& host) {
   switch (op.kind) {
     case OpKind::kAllReduce:
       if (PlanAllReduce(op.count * SizeOf(op.dtype), size) == AllReducePlan::kOneRound)
-        return std::make_unique<OneRoundAllReduce>(op, host, rank, size, scratch);
-      return std::make_unique<TwoRoundAllReduce>(op, host, rank, size, scratch);
+        return std::make_unique<OneRoundAllReduce>(op, host, rank, size);
+      return std::make_unique<TwoRoundAllReduce>(op, host, rank, size);
     case OpKind::kReduce:
-      return std::make_unique<Reduce>(op, host, rank, size, scratch);
+      return std::make_unique<ReduceToRoot>(op, host, rank, size);
     case OpKind::kReduceScatter:
-      return std::make_unique<ReduceScatter>(op, host, rank, size, scratch);
+      return std::make_unique<ReduceScatter>(op, host, rank, size);
     case OpKind::kBroadcast:
     case OpKind::kAllGather:
     case OpKind::kBarrier:

@@ -20,6 +20,23 @@ bool SaysItsSize(const MessageHeader& header) {
          header.payload_bytes == header.count * SizeOf(header.dtype);
 }
 
+Status NoScratch(const GroupSpec& spec, const SubmittedOp& op, std::size_t bytes) {
+  const GroupMember& self = spec.members[static_cast<std::size_t>(spec.rank)];
+  const std::string at = op.op.call_site.empty() ? "" : StrCat(" at ", op.op.call_site);
+  return Status(StatusCode::kResourceExhausted,
+                StrCat(NameOf(self), " has no memory for ", Describe(op.op), at, ", which takes ",
+                       bytes, " bytes to work in (group ", spec.name, ", operation ", op.seq,
+                       "): free memory on that host or raise the limits of the process, or reduce "
+                       "less at a time; with RESILIENT_REDUCTION_ORDER=hierarchical it grows with "
+                       "the data, in rank order it is at most 256 KiB a rank"),
+                {.rank = self.global_rank,
+                 .host = self.host,
+                 .pid = self.pid,
+                 .generation = spec.generation,
+                 .group = spec.name,
+                 .seq = op.seq});
+}
+
 }  // namespace
 
 bool CommGroup::StartNext() {
@@ -34,9 +51,15 @@ bool CommGroup::StartNext() {
   current_header_ = HeaderOf(current_op_.op, current_op_.seq);
   started_ = current_op_.seq;
   const bool hierarchical = endpoints_.front().hierarchical && layout_.HasLevels();
-  current_ = MakeCollective(current_op_.op, spec_.rank, port_->size(), *this, scratch_,
+  current_ = MakeCollective(current_op_.op, spec_.rank, port_->size(), *this,
                             hierarchical ? &layout_ : nullptr);
-  current_->Start();
+  const std::size_t bytes = current_->ScratchBytes();
+  const std::optional<std::span<std::byte>> scratch = scratch_.Get(bytes);
+  if (!scratch) {
+    FailCommunicator(NoScratch(spec_, current_op_, bytes));
+    return true;
+  }
+  current_->Start(*scratch);
   CountEntered();
   ForEachLink([](MessageLink& link) {
     if (link.lane() == Lane::kCollective) link.Resume();
@@ -48,6 +71,7 @@ bool CommGroup::StartNext() {
 bool CommGroup::CompleteCurrent() {
   if (current_ == nullptr || !current_->Done()) return false;
   current_.reset();
+  scratch_.Trim();
   history_.push_back(std::move(current_header_));
   if (history_.size() > kHistory) history_.pop_front();
   Finish(std::exchange(current_op_, {}), Status::Ok());
@@ -89,6 +113,7 @@ void CommGroup::CompleteCollectives(const Status& status) {
   }
   if (current_ != nullptr) {
     current_.reset();
+    scratch_.Trim();
     Finish(std::exchange(current_op_, {}), status);
   }
   for (SubmittedOp& op : std::exchange(pending_, {})) Finish(std::move(op), status);

@@ -28,40 +28,34 @@ VectorLevel AskProcessor() {
   return VectorLevel::kPortable;
 }
 
-ReduceKernel FindKernel(VectorLevel level, DataType type, ReduceOp op) {
+// The kernels of a level.
+struct Kernels {
+  ReduceKernel (*find)(DataType type, ReduceOp op);
+  Conversion (*find_conversion)(DataType type);
+
+  ReduceKernel Of(DataType type, ReduceOp op) const {
+    const ReduceKernel kernel = find(type, op);
+    RESILIENT_CHECK(kernel != nullptr);
+    return kernel;
+  }
+};
+
+Kernels KernelsOf(VectorLevel level) {
   switch (level) {
 #if defined(__x86_64__)
     case VectorLevel::kAvx512:
-      return avx512::FindKernel(type, op);
+      return {avx512::FindKernel, avx512::FindConversion};
     case VectorLevel::kAvx2:
-      return avx2::FindKernel(type, op);
+      return {avx2::FindKernel, avx2::FindConversion};
 #else
     case VectorLevel::kAvx512:
     case VectorLevel::kAvx2:
       break;
 #endif
     case VectorLevel::kPortable:
-      return portable::FindKernel(type, op);
-  }
-  return nullptr;
-}
-
-Conversion FindConversion(DataType type) {
-  switch (BestVectorLevel()) {
-#if defined(__x86_64__)
-    case VectorLevel::kAvx512:
-      return avx512::FindConversion(type);
-    case VectorLevel::kAvx2:
-      return avx2::FindConversion(type);
-#else
-    case VectorLevel::kAvx512:
-    case VectorLevel::kAvx2:
       break;
-#endif
-    case VectorLevel::kPortable:
-      return portable::FindConversion(type);
   }
-  return {};
+  return {portable::FindKernel, portable::FindConversion};
 }
 
 bool IsSmallFloat(DataType type) {
@@ -81,22 +75,6 @@ constexpr std::size_t kBlockBytes = 8192;
 
 using Inputs = std::span<const std::byte* const>;
 
-void RunKernel(DataType type, ReduceOp op, const ReduceArguments& arguments) {
-  const ReduceKernel kernel = FindKernel(BestVectorLevel(), type, op);
-  RESILIENT_CHECK(kernel != nullptr);
-  kernel(arguments);
-}
-
-// `count` elements of `in` in the wider type, multiplied where the operator asks for it.
-void Widen(DataType type, ReduceOp op, double factor, const std::byte* in, std::size_t count,
-           std::byte* out) {
-  FindConversion(type).widen({.inputs = &in, .input_count = 1, .end = count, .out = out});
-  if (op != ReduceOp::kPremulSum) return;
-  const std::byte* const wide = out;
-  RunKernel(PartialTypeOf(type, op), op,
-            {.inputs = &wide, .input_count = 1, .end = count, .factor = factor, .out = out});
-}
-
 }  // namespace
 
 bool CanReduce(DataType type, ReduceOp op) { return portable::FindKernel(type, op) != nullptr; }
@@ -115,15 +93,13 @@ void ReduceInRankOrder(DataType type, ReduceOp op, double factor,
 void ReduceInRankOrder(VectorLevel level, DataType type, ReduceOp op, double factor,
                        std::span<const std::byte* const> inputs, std::size_t count,
                        std::byte* out) {
-  const ReduceKernel kernel = FindKernel(level, type, op);
-  RESILIENT_CHECK(kernel != nullptr);
   RESILIENT_CHECK(!inputs.empty());
-  kernel({.inputs = inputs.data(),
-          .input_count = inputs.size(),
-          .end = count,
-          .divisor = inputs.size(),
-          .factor = factor,
-          .out = out});
+  KernelsOf(level).Of(type, op)({.inputs = inputs.data(),
+                                 .input_count = inputs.size(),
+                                 .end = count,
+                                 .divisor = inputs.size(),
+                                 .factor = factor,
+                                 .out = out});
 }
 
 DataType PartialTypeOf(DataType type, ReduceOp op) {
@@ -138,18 +114,27 @@ void ReduceToPartial(DataType type, ReduceOp op, double factor, Inputs inputs, s
   const DataType wide = PartialTypeOf(type, op);
   const ReduceOp undivided = op == ReduceOp::kAvg ? ReduceOp::kSum : op;
   if (wide == type) return ReduceInRankOrder(type, undivided, factor, inputs, count, out);
-  const ReduceOp combine = undivided == ReduceOp::kPremulSum ? ReduceOp::kSum : undivided;
+  const Kernels kernels = KernelsOf(BestVectorLevel());
+  const ReduceKernel widen = kernels.find_conversion(type).widen;
+  const ReduceKernel multiply = op == ReduceOp::kPremulSum ? kernels.Of(wide, op) : nullptr;
+  const ReduceKernel combine = kernels.Of(wide, multiply != nullptr ? ReduceOp::kSum : undivided);
+  const auto take = [&](const std::byte* in, std::size_t some, std::byte* to) {
+    widen({.inputs = &in, .input_count = 1, .end = some, .out = to});
+    if (multiply == nullptr) return;
+    const std::byte* const taken = to;
+    multiply({.inputs = &taken, .input_count = 1, .end = some, .factor = factor, .out = to});
+  };
   alignas(64) std::byte next[kBlockBytes];
   const std::size_t block = kBlockBytes / SizeOf(wide);
   for (std::size_t begin = 0; begin < count; begin += block) {
     const std::size_t some = std::min(block, count - begin);
     const std::size_t at = begin * SizeOf(type);
     std::byte* const sum = out + begin * SizeOf(wide);
-    Widen(type, op, factor, inputs[0] + at, some, sum);
+    take(inputs[0] + at, some, sum);
     for (std::size_t rank = 1; rank < inputs.size(); ++rank) {
-      Widen(type, op, factor, inputs[rank] + at, some, next);
+      take(inputs[rank] + at, some, next);
       const std::byte* const two[] = {sum, next};
-      RunKernel(wide, combine, {.inputs = two, .input_count = 2, .end = some, .out = sum});
+      combine({.inputs = two, .input_count = 2, .end = some, .out = sum});
     }
   }
 }
@@ -157,13 +142,15 @@ void ReduceToPartial(DataType type, ReduceOp op, double factor, Inputs inputs, s
 void ReducePartials(DataType type, ReduceOp op, std::size_t ranks, Inputs partials,
                     std::size_t count, std::byte* out) {
   const DataType wide = PartialTypeOf(type, op);
-  const ReduceOp multiplied = op == ReduceOp::kPremulSum ? ReduceOp::kSum : op;
+  const Kernels kernels = KernelsOf(BestVectorLevel());
+  const ReduceKernel combine = kernels.Of(wide, op == ReduceOp::kPremulSum ? ReduceOp::kSum : op);
   ReduceArguments arguments{.inputs = partials.data(),
                             .input_count = partials.size(),
                             .end = count,
                             .divisor = ranks,
                             .out = out};
-  if (wide == type) return RunKernel(type, multiplied, arguments);
+  if (wide == type) return combine(arguments);
+  const ReduceKernel narrow = kernels.find_conversion(type).narrow;
   alignas(64) std::byte result[kBlockBytes];
   const std::size_t block = kBlockBytes / SizeOf(wide);
   std::vector<const std::byte*> inputs(partials.begin(), partials.end());
@@ -171,12 +158,12 @@ void ReducePartials(DataType type, ReduceOp op, std::size_t ranks, Inputs partia
   arguments.out = result;
   for (std::size_t begin = 0; begin < count; begin += block) {
     arguments.end = std::min(block, count - begin);
-    RunKernel(wide, multiplied, arguments);
+    combine(arguments);
     const std::byte* const combined = result;
-    FindConversion(type).narrow({.inputs = &combined,
-                                 .input_count = 1,
-                                 .end = arguments.end,
-                                 .out = out + begin * SizeOf(type)});
+    narrow({.inputs = &combined,
+            .input_count = 1,
+            .end = arguments.end,
+            .out = out + begin * SizeOf(type)});
     for (const std::byte*& input : inputs) input += arguments.end * SizeOf(wide);
   }
 }

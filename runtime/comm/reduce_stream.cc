@@ -20,19 +20,15 @@ std::size_t TotalBytes(const ReduceStream::Plan& plan) {
 
 }  // namespace
 
-std::size_t ReduceStream::RingBytes(const Plan& plan) {
-  return std::min(kWindowBytes, (TotalBytes(plan) + 15) / 16 * 16);
-}
-
-std::size_t ReduceStream::WindowBytes(const Plan& plan) {
-  return RingBytes(plan) * plan.ranks.size();
+std::size_t ReduceStream::WindowBytes(std::size_t bytes) {
+  return std::min(kWindowBytes, (bytes + 15) / 16 * 16);
 }
 
 ReduceStream::ReduceStream(Plan plan, CollectiveHost& host, std::span<std::byte> windows)
     : plan_(std::move(plan)),
       host_(host),
-      ring_bytes_(RingBytes(plan_)),
-      total_(TotalBytes(plan_)) {
+      total_(TotalBytes(plan_)),
+      ring_bytes_(WindowBytes(total_)) {
   for (std::size_t i = 0; i < plan_.ranks.size(); ++i)
     windows_.emplace_back(*this, windows.subspan(ring_bytes_ * i, ring_bytes_));
 }

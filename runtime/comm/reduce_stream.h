@@ -35,9 +35,10 @@ class ReduceStream {
     std::function<void(std::size_t)> on_piece;
   };
 
-  static std::size_t WindowBytes(const Plan& plan);
+  // The window of a rank that gives `bytes` in all.
+  static std::size_t WindowBytes(std::size_t bytes);
 
-  // REQUIRES: `windows` has WindowBytes(plan) bytes, aligned for every data type.
+  // REQUIRES: `windows` has these bytes for each of plan.ranks, aligned for every data type.
   ReduceStream(Plan plan, CollectiveHost& host, std::span<std::byte> windows);
   ReduceStream(const ReduceStream&) = delete;
   ReduceStream& operator=(const ReduceStream&) = delete;
@@ -68,7 +69,6 @@ class ReduceStream {
     std::size_t messages_ = 0;  // That have come whole.
   };
 
-  static std::size_t RingBytes(const Plan& plan);
   Window& WindowOf(int rank);
   // Combines what has come from everyone.
   void Advance();
@@ -77,8 +77,8 @@ class ReduceStream {
 
   const Plan plan_;
   CollectiveHost& host_;
+  const std::size_t total_;  // Bytes of a rank.
   const std::size_t ring_bytes_;
-  std::size_t total_ = 0;      // Bytes of a rank.
   std::size_t own_ready_ = 0;  // Of which these are there.
   std::size_t combined_ = 0;   // And these are done.
   std::size_t piece_ = 0;      // The piece that combined_ is in, and where in it.

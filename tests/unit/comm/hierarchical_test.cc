@@ -4,6 +4,9 @@
 // machines of all ranks with a network of the test's own, which counts bytes and delivers in a
 // random order.
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -223,8 +226,8 @@ TEST(ReductionOrder, ThatDiffersBetweenRanks_IsAMismatchOnAllOfThem) {
 }
 
 // Rank 2, which owns what its host has for rank 0, stands still when it has it. All hear of all:
-// that they have entered, and so that nothing moves.
-TEST(ReductionOrder, StandstillOfAnOwner_FailsAll) {
+// that they have entered, and so that nothing moves. `judge` is to find it, and tells the others.
+void ExpectStandstillIsFoundBy(std::size_t judge, const std::string& awaited) {
   std::mutex mutex;
   std::condition_variable changed;
   bool released = false;
@@ -246,18 +249,130 @@ TEST(ReductionOrder, StandstillOfAnOwner_FailsAll) {
   std::vector<Pending> pending;
   for (std::size_t rank = 0; rank < 4; ++rank) {
     Operation op = AllReduceOp(data[rank]);
-    op.stall = Millis(300);
+    op.stall = rank == judge ? Millis(300) : 2 * kBound;
     pending.push_back(Pending::Of(*group[rank], op));
   }
-  for (const std::size_t rank : {0, 1, 3})
+  for (const std::size_t rank : {0, 1, 3}) {
     EXPECT_EQ(pending[rank].Wait().code(), StatusCode::kCommStalled);
-  EXPECT_THAT(pending[0].Wait().message(), HasSubstr("rank 2 (node2, pid 1002)"));
+    EXPECT_THAT(pending[rank].Wait().message(), HasSubstr(awaited));
+  }
   {
     std::lock_guard lock(mutex);
     released = true;
   }
   changed.notify_all();
   EXPECT_EQ(pending[2].Wait().code(), StatusCode::kCommStalled);
+}
+
+TEST(ReductionOrder, StandstillOfAnOwner_IsFoundByEachThatWaits) {
+  ExpectStandstillIsFoundBy(0, "rank 2 (node2, pid 1002) and rank 0 (node0, pid 1000) have");
+  ExpectStandstillIsFoundBy(1, "rank 0 (node0, pid 1000) and rank 1 (node1, pid 1001) have");
+  ExpectStandstillIsFoundBy(3, "rank 2 (node2, pid 1002) and rank 3 (node3, pid 1003) have");
+}
+
+bool IsMapped(std::byte* page) {
+  unsigned char resident = 0;
+  return mincore(page, 1, &resident) == 0;
+}
+
+TEST(Scratch, KeepsABoundedPartOfWhatWasUsed) {
+  Scratch scratch;
+  const auto kept = scratch.Get(Scratch::kKeptBytes);
+  ASSERT_TRUE(kept);
+  kept->front() = kept->back() = std::byte{1};
+  scratch.Trim();
+  const auto again = scratch.Get(100);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->size(), 100u);
+  EXPECT_EQ(again->data(), kept->data());
+  EXPECT_EQ(again->front(), std::byte{1});
+  const auto more = scratch.Get(Scratch::kKeptBytes + 1);
+  ASSERT_TRUE(more);
+  EXPECT_EQ(more->size(), Scratch::kKeptBytes + 1);
+  EXPECT_TRUE(IsMapped(more->data()));
+  scratch.Trim();
+  EXPECT_EQ(scratch.size(), 0u);
+  EXPECT_FALSE(IsMapped(more->data()));
+}
+
+// What the address space of no process has, and all that an operation may be.
+constexpr std::size_t kTooMuch = std::size_t{1} << 48;
+
+TEST(Scratch, WhatCannotBeHad_IsAnAnswer) {
+  Scratch scratch;
+  ASSERT_TRUE(scratch.Get(100));
+  EXPECT_FALSE(scratch.Get(kTooMuch));
+  EXPECT_EQ(scratch.size(), 0u);
+  EXPECT_TRUE(scratch.Get(0));
+  EXPECT_TRUE(scratch.Get(100));
+}
+
+// Ranks 0 and 2 each combine what their host has for rank 0. Rank 1 has not entered, and is told.
+TEST(ReductionMemory, ThatCannotBeHad_FailsTheGroupOnAllRanks) {
+  World world(ByHosts([](int rank) { return rank / 2; }), 3);
+  std::vector<std::uint8_t> untouched(1);
+  const auto part = [&](std::size_t count) {
+    return Part{.data = untouched.data(), .count = count};
+  };
+  std::vector<Pending> pending;
+  for (const int rank : {0, 2}) {
+    Operation op = MakeOp(OpKind::kReduceScatter, DataType::kUInt8, untouched);
+    op.reduce = ReduceOp::kSum;
+    op.inputs = {part(kTooMuch), part(0), part(0)};
+    op.count = rank == 0 ? kTooMuch : 0;
+    op.call_site = "train.py:7";
+    pending.push_back(Pending::Of(world.at(rank), op));
+  }
+  ASSERT_TRUE(world.log(1).WaitFor([](EventLog& log) { return log.stalls.size() == 1; }));
+  pending.push_back(Pending::Try(world.at(1), BarrierOp()));
+  for (const Pending& one : pending) {
+    const Status status = one.Wait();
+    EXPECT_EQ(status.code(), StatusCode::kResourceExhausted) << status.ToString();
+    const std::string rank = std::to_string(status.detail().rank);
+    EXPECT_THAT(status.message(), HasSubstr("rank " + rank + " (node" + rank + ", pid 100" + rank +
+                                            ") has no memory for reduce_scatter(uint8["));
+    // A window for each rank of the host, at home one for each host as well.
+    const std::size_t windows = (rank == "0" ? 4 : 1) * (std::size_t{256} << 10);
+    EXPECT_THAT(status.message(),
+                HasSubstr("at train.py:7, which takes " + std::to_string(kTooMuch + windows)));
+    EXPECT_THAT(status.message(),
+                HasSubstr("(group world, operation 1): free memory on that host"));
+  }
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(world.at(rank).Submit(BarrierOp(), nullptr).status().code(),
+              StatusCode::kResourceExhausted);
+  }
+  world.group = world.CreateAll("next");
+  std::vector<std::vector<float>> data(3, {1.0f});
+  ExpectAllOk(
+      world.RunAll([&](int rank) { return AllReduceOp(data[static_cast<std::size_t>(rank)]); }));
+  for (const auto& sum : data) EXPECT_THAT(sum, ElementsAre(3.0f));
+}
+
+std::size_t ResidentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  std::size_t all = 0;
+  std::size_t resident = 0;
+  statm >> all >> resident;
+  return resident * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+// Averages of 8 bits have partial results of 32.
+TEST(ReductionMemory, OfALargeOperation_IsGivenBackBehindIt) {
+  if (kThreadSanitized) GTEST_SKIP() << "ThreadSanitizer keeps what it knows of each page";
+  World world(ByHosts([](int rank) { return rank / 2; }), 3);
+  constexpr std::size_t kCount = Scratch::kKeptBytes / 4 + 1;
+  std::vector<std::vector<std::uint8_t>> data(3, std::vector<std::uint8_t>(kCount, 7));
+  const std::size_t before = ResidentBytes();
+  ExpectAllOk(world.RunAll([&](int rank) {
+    Operation op = MakeOp(OpKind::kReduce, DataType::kUInt8, data[static_cast<std::size_t>(rank)]);
+    op.reduce = ReduceOp::kAvg;
+    op.root = 0;
+    return op;
+  }));
+  // Two ranks had more than kKeptBytes each.
+  EXPECT_LT(ResidentBytes(), before + Scratch::kKeptBytes);
+  EXPECT_EQ(data[0], std::vector<std::uint8_t>(kCount, 7));
 }
 
 TEST(HostLayout, HostsByTheirLowestRank_WithoutAnIdAlone) {
@@ -288,19 +403,30 @@ class Network {
     for (int rank = 0; rank < size; ++rank) {
       hosts_.push_back(std::make_unique<Host>(*this, rank));
       ranks_.push_back(MakeCollective(ops_[static_cast<std::size_t>(rank)], rank, size,
-                                      *hosts_.back(), scratch_[rank], &layout));
+                                      *hosts_.back(), &layout));
+    }
+  }
+
+  // All enter the operation; nothing is delivered.
+  void Start() {
+    for (const auto& rank : ranks_) {
+      const auto scratch = scratch_.emplace_back().Get(rank->ScratchBytes());
+      ASSERT_TRUE(scratch);
+      rank->Start(*scratch);
     }
   }
 
   // False: nothing moves though not all are done.
   bool Run() {
-    for (const auto& rank : ranks_) rank->Start();
+    Start();
     while (DeliverSome()) {
     }
     return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& one) { return one->Done(); });
   }
 
   std::size_t CrossBytes(int host) { return cross_bytes_[host]; }
+  // Whether `from` has sent `to` a message or a note.
+  bool HasTold(int from, int to) const { return told_.contains({from, to}); }
 
  private:
   struct Message {
@@ -312,6 +438,7 @@ class Network {
   struct Host final : CollectiveHost {
     Host(Network& owner, int from) : network(owner), rank(from) {}
     void SendPart(int peer, std::uint8_t phase, std::span<const std::byte> payload) override {
+      network.told_.emplace(rank, peer);
       std::deque<Message>& link = network.links_[{rank, peer}];
       if (link.empty()) network.busy_.emplace_back(rank, peer);
       link.push_back({.phase = phase, .left = payload});
@@ -320,7 +447,7 @@ class Network {
       };
       if (host(rank) != host(peer)) network.cross_bytes_[host(rank)] += payload.size();
     }
-    void SendNote(int) override {}
+    void SendNote(int peer) override { network.told_.emplace(rank, peer); }
     void SpaceFreed(int) override {}
     Network& network;
     const int rank;
@@ -372,12 +499,13 @@ class Network {
   const HostLayout& layout_;
   Random random_;
   std::deque<Operation> ops_;
-  std::map<int, Scratch> scratch_;
+  std::deque<Scratch> scratch_;
   std::vector<std::unique_ptr<Host>> hosts_;
   std::vector<std::unique_ptr<Collective>> ranks_;
   std::map<std::pair<int, int>, std::deque<Message>> links_;
   std::vector<std::pair<int, int>> busy_;  // Links that carry something.
   std::map<int, std::size_t> cross_bytes_;
+  std::set<std::pair<int, int>> told_;
 };
 
 Hosts RandomHosts(Random& random) {
@@ -406,6 +534,35 @@ TEST(HierarchicalSchedule, RandomLayoutsCallsAndOrdersOfDelivery_EndWithTheRight
     Trial trial(call, random);
     ASSERT_TRUE(Network(trial, layout, seed).Run()) << Describe(call);
     for (int rank = 0; rank < hosts.size(); ++rank) ASSERT_EQ(trial.WhatIsWrong(rank), "");
+  }
+}
+
+// Whoever waits must know of all that they have entered: a standstill counts from there on. Nobody
+// but the root waits for the others of a reduce.
+TEST(HierarchicalSchedule, WhoEnters_TellsAllAtOnce) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    Random random(seed);
+    const Hosts hosts = RandomHosts(random);
+    const HostLayout layout = LayoutOf(hosts.Ids());
+    for (const OpKind kind : kReductions) {
+      for (const std::size_t count : {std::size_t{1}, std::size_t{20'003}}) {
+        SCOPED_TRACE("seed " + std::to_string(seed) + ", " + std::string(OpKindName(kind)));
+        Call call{.kind = kind, .dtype = DataType::kFloat32, .reduce = ReduceOp::kSum};
+        if (kind == OpKind::kReduce) call.root = hosts.size() - 1;
+        call.hosts = hosts.Ranks();
+        SetCounts(call, hosts.size(), count);
+        Trial trial(call, random);
+        Network network(trial, layout, seed);
+        network.Start();
+        for (int from = 0; from < hosts.size(); ++from) {
+          for (int to = 0; to < hosts.size(); ++to) {
+            if (from == to) continue;
+            if (kind == OpKind::kReduce && from != call.root && to != call.root) continue;
+            ASSERT_TRUE(network.HasTold(from, to)) << from << " to " << to;
+          }
+        }
+      }
+    }
   }
 }
 

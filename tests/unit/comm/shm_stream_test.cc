@@ -162,6 +162,15 @@ TEST(ShmStream, AFullRing_IsToldToBeFreeOnceHalfOfItIs) {
   EXPECT_EQ(Rung(*ends.a), 0) << "it does not sleep";
 }
 
+TEST(ShmStream, OneCallMovesABoundedPartOfWhatThereIs) {
+  Ends ends({4 * kMoveBytes, kLeast});
+  const Bytes sent = Numbers(3 * kMoveBytes);
+  EXPECT_EQ(Write(*ends.a, sent).bytes, kMoveBytes);
+  EXPECT_EQ(Write(*ends.a, sent).bytes, kMoveBytes) << "there was room";
+  EXPECT_EQ(Read(*ends.b, 2 * kMoveBytes).bytes, kMoveBytes);
+  EXPECT_EQ(Read(*ends.b, 2 * kMoveBytes).bytes, kMoveBytes) << "they were there";
+}
+
 // Both directions at once; each end sleeps in poll() whenever a direction blocks.
 void Exchange(ByteStream& stream, std::size_t bytes, std::uint64_t seed) {
   Random random(seed);

@@ -132,6 +132,35 @@ TEST(StripedStream, WritesWhatFits_AndSaysWhenThereIsRoomAgain) {
   EXPECT_EQ(WriteSome(*ends.left, sent, written, 100).state, State::kMoved);
 }
 
+// A far end that keeps up with everything.
+class Bottomless final : public ByteStream {
+ public:
+  int fd() const override { return -1; }
+  short PollFor(const StreamEvents&) const override { return 0; }
+  StreamEvents OnReady(short) override { return {}; }
+  IoResult Read(std::span<const iovec> into) override { return Move(into); }
+  IoResult Write(std::span<const iovec> from) override { return Move(from); }
+  void ShutdownWrite() override {}
+
+ private:
+  static IoResult Move(std::span<const iovec> pieces) {
+    IoResult result{.state = State::kMoved};
+    for (const iovec& piece : pieces) result.bytes += piece.iov_len;
+    return result;
+  }
+};
+
+TEST(StripedStream, OneCallMovesABoundedPartOfWhatThereIs) {
+  const auto stream = Ends::Take(StripedStream::Make(2, std::make_unique<Bottomless>()));
+  ASSERT_TRUE(stream->Attach(1, std::make_unique<Bottomless>()));
+  std::vector<std::byte> bytes(3 * kMoveBytes);
+  std::vector<std::byte> received;
+  for (int call = 0; call < 2; ++call) {
+    EXPECT_EQ(WriteSome(*stream, bytes, 0, bytes.size()).bytes, kMoveBytes);
+    EXPECT_EQ(ReadSome(*stream, &received, bytes.size()).bytes, kMoveBytes);
+  }
+}
+
 TEST(StripedStream, ASocketThatIsNotThereYet_HoldsUpItsBlockOnly) {
   Ends ends(3, 1);
   std::mt19937_64 random(9);
