@@ -1,7 +1,5 @@
 #include <utility>
 
-#include "runtime/base/check.h"
-#include "runtime/base/log.h"
 #include "runtime/comm/group.h"
 #include "runtime/comm/mismatch.h"
 
@@ -18,23 +16,6 @@ constexpr std::uint64_t kToken = 1;
 bool SaysItsSize(const MessageHeader& header) {
   return header.count <= header.payload_bytes &&
          header.payload_bytes == header.count * SizeOf(header.dtype);
-}
-
-Status NoScratch(const GroupSpec& spec, const SubmittedOp& op, std::size_t bytes) {
-  const GroupMember& self = spec.members[static_cast<std::size_t>(spec.rank)];
-  const std::string at = op.op.call_site.empty() ? "" : StrCat(" at ", op.op.call_site);
-  return Status(StatusCode::kResourceExhausted,
-                StrCat(NameOf(self), " has no memory for ", Describe(op.op), at, ", which takes ",
-                       bytes, " bytes to work in (group ", spec.name, ", operation ", op.seq,
-                       "): free memory on that host or raise the limits of the process, or reduce "
-                       "less at a time; with RESILIENT_REDUCTION_ORDER=hierarchical it grows with "
-                       "the data, in rank order it is at most 256 KiB a rank"),
-                {.rank = self.global_rank,
-                 .host = self.host,
-                 .pid = self.pid,
-                 .generation = spec.generation,
-                 .group = spec.name,
-                 .seq = op.seq});
 }
 
 }  // namespace
@@ -56,7 +37,7 @@ bool CommGroup::StartNext() {
   const std::size_t bytes = current_->ScratchBytes();
   const std::optional<std::span<std::byte>> scratch = scratch_.Get(bytes);
   if (!scratch) {
-    FailCommunicator(NoScratch(spec_, current_op_, bytes));
+    FailCommunicator(NoMemory(spec_, current_op_, bytes));
     return true;
   }
   current_->Start(*scratch);

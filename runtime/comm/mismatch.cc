@@ -213,6 +213,17 @@ Status DamagedPayload(const GroupSpec& spec, int peer, const MessageHeader& thei
       DetailOf(spec, peer, theirs.seq));
 }
 
+Status NoMemory(const GroupSpec& spec, const SubmittedOp& op, std::size_t bytes) {
+  return Status(
+      StatusCode::kResourceExhausted,
+      StrCat(NameOf(MemberOf(spec, spec.rank)), " has no memory for ", Describe(op.op),
+             At(op.op.call_site), ", which takes ", bytes, " bytes to work in", Where(spec, op.seq),
+             ": free memory on that host or raise the limits of the process, or reduce less at a "
+             "time; with RESILIENT_REDUCTION_ORDER=hierarchical it grows with the data, in rank "
+             "order it is at most 256 KiB a rank"),
+      DetailOf(spec, spec.rank, op.seq));
+}
+
 Status PeerLeft(const GroupSpec& spec, int peer, const std::string& waiting, std::uint64_t seq) {
   const std::string need =
       waiting.empty() ? std::string() : StrCat(" while operation ", seq, " ", waiting, " needs it");

@@ -53,6 +53,8 @@ Status SendRecvMismatch(const GroupSpec& spec, int peer, const MessageHeader& th
 // operation here, empty when it is not known.
 Status DamagedPayload(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                       const std::string& call_site);
+// kResourceExhausted: this process has not the `bytes` of working memory that `op` takes.
+Status NoMemory(const GroupSpec& spec, const SubmittedOp& op, std::size_t bytes);
 // kLeft: `peer` has left and `waiting` (empty: nothing in particular) needs it.
 Status PeerLeft(const GroupSpec& spec, int peer, const std::string& waiting, std::uint64_t seq);
 // kLeft: all other ranks have left and `waiting`, which any of them could have served, still waits.
