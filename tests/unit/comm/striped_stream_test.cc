@@ -151,8 +151,8 @@ class Bottomless final : public ByteStream {
 };
 
 TEST(StripedStream, OneCallMovesABoundedPartOfWhatThereIs) {
-  const auto stream = Ends::Take(StripedStream::Make(2, std::make_unique<Bottomless>()));
-  ASSERT_TRUE(stream->Attach(1, std::make_unique<Bottomless>()));
+  const auto stream = Ends::Take(StripedStream::Make(2));
+  for (const int i : {0, 1}) ASSERT_TRUE(stream->Attach(i, std::make_unique<Bottomless>()));
   std::vector<std::byte> bytes(3 * kMoveBytes);
   std::vector<std::byte> received;
   for (int call = 0; call < 2; ++call) {
