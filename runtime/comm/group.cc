@@ -27,8 +27,9 @@ std::vector<Endpoint> EndpointsOf(const GroupSpec& spec) {
 }
 
 HostLayout HostsOf(const std::vector<Endpoint>& endpoints) {
-  std::vector<std::string> ids;
-  for (const Endpoint& endpoint : endpoints) ids.push_back(endpoint.host_id);
+  std::vector<std::string> ids(endpoints.size());
+  std::transform(endpoints.begin(), endpoints.end(), ids.begin(),
+                 [](const Endpoint& endpoint) { return endpoint.host_id; });
   return LayoutOf(ids);
 }
 
