@@ -29,6 +29,7 @@ enum class Form {
   kBytes,
   kSwitch,
   kStreams,
+  kBackends,
   kHeal,
   kPolicy,
   kOrder,
@@ -60,7 +61,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_TLS_CERT", Form::kText},
     Known{"RESILIENT_TLS_KEY", Form::kText},
     Known{"RESILIENT_TLS_CA", Form::kText},
-    Known{"RESILIENT_TAKE_OVER", Form::kText, Effect::kNone},
+    Known{"RESILIENT_TAKE_OVER", Form::kBackends},
     Known{"RESILIENT_LEASE_TTL", Form::kDuration, Effect::kYes, 1},
     Known{"RESILIENT_BUDGET", Form::kDuration, Effect::kYes, 1},
     Known{"RESILIENT_SEAT_WAIT", Form::kDuration},
@@ -167,6 +168,10 @@ Status Check(const Known& known, std::string_view value) {
                      "a number of bytes: \"65536\", \"64KiB\", \"256MiB\", \"1GiB\"");
     case Form::kSwitch:
       return require(value == "0" || value == "1", "\"0\" or \"1\"");
+    case Form::kBackends:
+      return require(
+          value == "nccl" || value == "gloo" || value == "nccl,gloo" || value == "gloo,nccl",
+          "\"nccl\", \"gloo\" or \"nccl,gloo\"");
     case Form::kStreams:
       return require(ParseStreams(value).has_value(), StrCat("1 to ", kMaxSocketStreams));
     case Form::kHeal:

@@ -1,14 +1,18 @@
 """What runs at the end of `import torch` in every process of the environment: cheap, and silent.
 
-It makes the backend's name known and puts thin wrappers around three functions of
-torch.distributed. A wrapper looks at the backend's name and, unless it is ours, goes straight to
-the original.
+It makes the backend's name known and puts thin wrappers around four functions of
+torch.distributed. A wrapper looks at the backend's name and, unless it is ours, or one that
+RESILIENT_TAKE_OVER gives us, goes straight to the original.
 """
 
 import functools
+import os
 import sys
 
 BACKEND = "resilient"
+TAKE_OVER = "RESILIENT_TAKE_OVER"
+
+_TORCH_DEFAULT = "cpu:gloo,cuda:nccl"  # What torch makes of no name at all.
 
 _WRAPPED = "_resilient_wrapped"
 
@@ -18,6 +22,29 @@ def names_us(backend):
     if not isinstance(backend, str):
         return False
     return any(part.rpartition(":")[2].strip() == BACKEND for part in backend.lower().split(","))
+
+
+def served_by(backend):
+    """The name under which a backend is served: those in RESILIENT_TAKE_OVER ("nccl,gloo") are
+    ours, also one by one in "cpu:gloo,cuda:nccl", which None means as well."""
+    text = os.environ.get(TAKE_OVER, "")
+    if not text:
+        return backend
+    taken = text.split(",")
+    if not {"nccl", "gloo"}.issuperset(taken):
+        from torch_resilient import _init, _native
+
+        _init.read_settings(_native.load(), os.environ)  # Raises: it says what is accepted.
+    parts = [part.rpartition(":") for part in str(backend or _TORCH_DEFAULT).lower().split(",")]
+    ours = [name.strip() in taken for _, _, name in parts]
+    if not any(ours):
+        return backend
+    if all(ours):
+        return BACKEND
+    return ",".join(
+        device + colon + (BACKEND if taken_over else name)
+        for (device, colon, name), taken_over in zip(parts, ours, strict=True)
+    )
 
 
 def autoload():
@@ -49,6 +76,7 @@ def _install():
     handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     handlers.setdefault(BACKEND, _rendezvous)
     _replace("init_process_group", _wrap_init(c10d.init_process_group))
+    _replace("new_group", _wrap_new_group(c10d.new_group))
     _replace("destroy_process_group", _wrap_end(c10d.destroy_process_group))
     _replace("_abort_process_group", _wrap_end(c10d._abort_process_group))
 
@@ -69,15 +97,41 @@ def _replace(name, wrapper):
 def _wrap_init(original):
     @functools.wraps(original)
     def init_process_group(*args, **kwargs):
-        backend = args[0] if args else kwargs.get("backend")
+        asked = args[0] if args else kwargs.get("backend")
+        backend = served_by(asked)
         if not names_us(backend):
             return original(*args, **kwargs)
         from torch_resilient import _init
 
-        return _init.init_process_group(original, *args, **kwargs)
+        if args:
+            args = (backend, *args[1:])
+        else:
+            kwargs["backend"] = backend
+        return _init.init_process_group(original, asked, *args, **kwargs)
 
     setattr(init_process_group, _WRAPPED, True)
     return init_process_group
+
+
+def _wrap_new_group(original):
+    @functools.wraps(original)
+    def new_group(*args, **kwargs):
+        asked = args[2] if len(args) > 2 else kwargs.get("backend")
+        # Without a name it is that of the default group; and only a world of ours has such groups.
+        if asked is not None and _in_world_of_ours():
+            if len(args) > 2:
+                args = (*args[:2], served_by(asked), *args[3:])
+            else:
+                kwargs["backend"] = served_by(asked)
+        return original(*args, **kwargs)
+
+    return new_group
+
+
+def _in_world_of_ours():
+    worlds = sys.modules.get("torch_resilient._worlds")
+    default = sys.modules["torch.distributed.distributed_c10d"]._world.default_pg
+    return worlds is not None and default is not None and worlds.registry.of(default) is not None
 
 
 def _wrap_end(original):

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torch_resilient import _address, _errors, _native, _server, _worlds
+from torch_resilient import _address, _autoload, _errors, _native, _server, _worlds
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 _STORE_IS_ENDING = ("STORE_LOST", "JOB")  # JOB: another server has the address by now.
@@ -21,8 +21,9 @@ _LEVELS = ("debug", "info", "warn", "error")
 _warned = set()
 
 
-def init_process_group(original, *args, **kwargs):
-    """What the wrapper of torch.distributed.init_process_group does for our backend."""
+def init_process_group(original, asked, *args, **kwargs):
+    """What the wrapper of torch.distributed.init_process_group does for our backend. `asked`: the
+    backend that the program names, which may be one that we take over."""
     call = inspect.signature(original).bind(*args, **kwargs)
     call.apply_defaults()
     arguments = call.arguments
@@ -34,6 +35,9 @@ def init_process_group(original, *args, **kwargs):
     timeout = arguments["timeout"] or DEFAULT_TIMEOUT
     started = time.monotonic()
     native.set_log(settings["log"], f"rank {rank}")
+    if asked != arguments["backend"]:
+        text = f"{_autoload.TAKE_OVER}: resilient serves this world, the program asks for {asked!r}"
+        log_line(settings, rank, "info" if rank else "warn", text)
     world = _joined_world(native, arguments, settings, rank, world_size, timeout, started)
     try:
         world.store = world.session.store(timeout)

@@ -115,6 +115,7 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_OP_DEADLINE", "90s"},
                                                    {"RESILIENT_SHM_LIMIT", "64MiB"},
                                                    {"RESILIENT_CHECKSUM", "1"},
+                                                   {"RESILIENT_TAKE_OVER", "nccl,gloo"},
                                                    {"RESILIENT_REDUCTION_ORDER", "hierarchical"},
                                                    {"RESILIENT_SOCKET_IFNAME", "eth0,lo"},
                                                    {"RESILIENT_SOCKET_STREAMS", "8"},
@@ -159,14 +160,12 @@ const Environment kWithEffect = {{"RESILIENT_STORE", "host:1"},
                                  {"RESILIENT_SOCKET_STREAMS", "1"},
                                  {"RESILIENT_SHM_LIMIT", "256MiB"},
                                  {"RESILIENT_CHECKSUM", "1"},
+                                 {"RESILIENT_TAKE_OVER", "nccl,gloo"},
                                  {"RESILIENT_REDUCTION_ORDER", "rank"}};
-const Environment kWithoutEffect = {{"RESILIENT_TAKE_OVER", "nccl,gloo"},
-                                    {"RESILIENT_HEAL", "auto"},
-                                    {"RESILIENT_STALL", "1h"},
-                                    {"RESILIENT_WAIT_LOG", "30s"},
-                                    {"RESILIENT_REPLAY", "1"},
-                                    {"RESILIENT_ALLOW_SHARED_GPU", "1"},
-                                    {"RESILIENT_FAKE_DEVICES", "a,b"}};
+const Environment kWithoutEffect = {
+    {"RESILIENT_HEAL", "auto"},          {"RESILIENT_STALL", "1h"},
+    {"RESILIENT_WAIT_LOG", "30s"},       {"RESILIENT_REPLAY", "1"},
+    {"RESILIENT_ALLOW_SHARED_GPU", "1"}, {"RESILIENT_FAKE_DEVICES", "a,b"}};
 
 TEST(ParseSettings, NamesWithEffect_AreAccepted) {
   const Result<Settings> settings = ParseSettings(kWithEffect);
@@ -242,6 +241,8 @@ TEST(ParseSettings, BadValue_NamesVariableValueAndForms) {
       {"RESILIENT_REDUCTION_ORDER", "ring", "\"rank\" or \"hierarchical\""},
       {"RESILIENT_OP_DEADLINE", "0", "at least 1 s"},
       {"RESILIENT_SOCKET_STREAMS", "0", "1 to 8"},
+      {"RESILIENT_TAKE_OVER", "nccl, gloo", "\"nccl,gloo\""},
+      {"RESILIENT_TAKE_OVER", "mpi", "\"nccl\", \"gloo\""},
       {"RESILIENT_SOCKET_STREAMS", "9", "1 to 8"},
       {"RESILIENT_SHM_LIMIT", "256MB", "\"256MiB\""},
       {"RESILIENT_SHM_LIMIT", "-1", "a number of bytes"},
