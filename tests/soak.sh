@@ -25,9 +25,10 @@ echo "== cases marked soak"
 for seed in $(seq 1 "$seeds"); do
   echo "== C++ tests, threads delayed, seed $seed of $seeds"
   export PERTURB_SEED=$seed
-  perturbed_ctest -E "$many" &&
-    GTEST_TOTAL_SHARDS=$quarters GTEST_SHARD_INDEX=$((seed % quarters)) perturbed_ctest -R "$many" &&
-    perturbed=$((perturbed + 1))
+  passed=true
+  perturbed_ctest -E "$many" || passed=false
+  GTEST_TOTAL_SHARDS=$quarters GTEST_SHARD_INDEX=$((seed % quarters)) perturbed_ctest -R "$many" || passed=false
+  $passed && perturbed=$((perturbed + 1))
 done
 
 printf '{"demos_equal": [%d, %d], "timed_kills": %s, "soak_cases": %s, "perturbed_seeds": [%d, %d], "seconds": %d}\n' \

@@ -107,8 +107,9 @@ class Stopped(StoreCase):
 
 class Restoring(StoreCase):
     LOTS, LOT = 30, 10_000  # Of keys.
-    FILL_SECONDS = 5.0  # What is slowly written (delayed, under a sanitizer) is slowly read.
-    TRIES = 5  # To stop the server in the midst of it.
+    # What is slowly written under a sanitizer is slowly read; with delayed threads it is not.
+    FILL_SECONDS, LEAST_LOTS = 5.0, 3
+    TRIES = 15  # To stop the server in the midst of it.
 
     def http_port(self, server):
         serves = re.compile(r"serves metrics on http://127\.0\.0\.1:(\d+)/")
@@ -133,7 +134,8 @@ class Restoring(StoreCase):
         began = time.monotonic()
         for lot in range(self.LOTS):
             client.do("fill", f"{lot}/", self.LOT)
-            if time.monotonic() - began > self.FILL_SECONDS:
+            enough = lot + 1 >= self.LEAST_LOTS
+            if enough and time.monotonic() - began > self.FILL_SECONDS:
                 break
         client.do("set", "last", "kept")
         for _ in range(self.TRIES):

@@ -27,6 +27,15 @@ namespace resilient::testing {
 // A bound for what must happen; far above what it takes, as sanitizers and a busy machine are slow.
 inline constexpr std::chrono::seconds kBound(30);
 
+inline bool Eventually(const std::function<bool()>& condition) {
+  const auto until = std::chrono::steady_clock::now() + kBound;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
 // Collects what a communicator tells. Thread: thread-safe.
 class EventLog final : public CommunicatorEvents {
  public:

@@ -113,13 +113,4 @@ class NcclTest : public ::testing::Test {
   std::vector<std::shared_ptr<CudaStream>> streams_;
 };
 
-inline bool Eventually(const std::function<bool()>& condition) {
-  const auto until = std::chrono::steady_clock::now() + kBound;
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > until) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
-
 }  // namespace resilient::testing

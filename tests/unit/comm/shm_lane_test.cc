@@ -56,6 +56,8 @@ class ShmLaneTest : public ::testing::Test {
   // Until collectives go to the lane.
   void Open() {
     ExpectAllOk(world_->RunAll([](int) { return BarrierOp(); }));
+    // The lane's thread is still on its way out of the completion.
+    for (const auto& one : world_->group) EXPECT_TRUE(Eventually([&] { return one->IsQuiet(); }));
   }
 
   std::future<RunCall> Run(int rank, Operation op, Completion done = nullptr,
