@@ -110,3 +110,4 @@ def test_a_typing_error_is_told_at_init(world, value):
         assert isinstance(error, torch_resilient.ConfigError), repr(error)
         assert error.code == "SETTING"
         assert "RESILIENT_TAKE_OVER" in str(error) and "nccl,gloo" in str(error)
+        rank.wait()
