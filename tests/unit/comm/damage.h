@@ -114,6 +114,11 @@ class DamagingProxy {
   std::thread thread_;
 };
 
+// As memory that fails does, in no order with who reads it.
+__attribute__((no_sanitize("thread"))) inline void FlipUnseen(unsigned char* byte) {
+  *byte = static_cast<unsigned char>(*byte ^ static_cast<unsigned char>(kFlip));
+}
+
 // Flips a byte of each segment of shared memory that this process has mapped. Returns how many
 // there are.
 inline int DamageSegments(const std::set<std::size_t>& offsets) {
@@ -126,10 +131,10 @@ inline int DamageSegments(const std::set<std::size_t>& offsets) {
     std::string range, mode, offset, device, inode;
     fields >> range >> mode >> offset >> device >> inode;
     if (!seen.insert(inode).second) continue;
-    auto* memory = reinterpret_cast<std::byte*>(std::stoull(range, nullptr, 16));
+    auto* memory = reinterpret_cast<unsigned char*>(std::stoull(range, nullptr, 16));
     const std::size_t end = std::stoull(range.substr(range.find('-') + 1), nullptr, 16);
     for (const std::size_t at : offsets) {
-      if (memory + at < reinterpret_cast<std::byte*>(end)) memory[at] ^= kFlip;
+      if (memory + at < reinterpret_cast<unsigned char*>(end)) FlipUnseen(memory + at);
     }
   }
   return static_cast<int>(seen.size());
