@@ -59,6 +59,18 @@ void MessageLink::SendOwned(const MessageHeader& header, std::string payload) {
   out.payload = BytesOf(out.owned);
 }
 
+void MessageLink::Output::KeepRest() {
+  const std::size_t of_head = std::min(sent, head.size());
+  const std::size_t of_payload = std::min(sent - of_head, payload.size());
+  head.erase(0, of_head);
+  payload = payload.subspan(of_payload);
+  owned.assign(reinterpret_cast<const char*>(payload.data()), payload.size());
+  payload = BytesOf(owned);
+  summed -= std::min(summed, of_payload);  // Without checksums nothing is.
+  sent -= of_head + of_payload;
+  token = 0;
+}
+
 std::size_t MessageLink::DetachSends() {
   const std::size_t before = outbox_.size();
   std::deque<Output> kept;
@@ -67,11 +79,11 @@ std::size_t MessageLink::DetachSends() {
     const bool borrowed = out.token != 0;
     if (borrowed && !begun) continue;
     kept.push_back(std::move(out));
-    Output& copy = kept.back();
-    if (borrowed)
-      copy.owned.assign(reinterpret_cast<const char*>(copy.payload.data()), copy.payload.size());
-    copy.payload = BytesOf(copy.owned);
-    copy.token = 0;
+    if (borrowed) {
+      kept.back().KeepRest();
+    } else {
+      kept.back().payload = BytesOf(kept.back().owned);
+    }
   }
   outbox_ = std::move(kept);
   return before - outbox_.size();
@@ -137,7 +149,7 @@ void MessageLink::Flush() {
 
 std::size_t MessageLink::SumUp(Output& out) {
   if (!out.checksum || !out.trailer.empty()) return out.payload.size();
-  if (out.summed == 0) {
+  if (!std::exchange(out.summing, true)) {
     sent_sum_.Begin();
     sent_sum_.Update(BytesOf(out.head));
   }

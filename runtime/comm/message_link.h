@@ -138,10 +138,14 @@ class MessageLink {
     std::string owned;  // The payload where it is not borrowed.
     std::span<const std::byte> payload;
     bool checksum = false;
+    bool summing = false;    // The head has been.
     std::size_t summed = 0;  // Of the payload.
     std::string trailer;     // The checksum, once all is summed.
     std::size_t sent = 0;    // Of head, payload and trailer together.
     std::uint64_t token = 0;
+
+    // Forgets what has left, and has a copy of its own of the rest of the payload.
+    void KeepRest();
   };
   enum class Stage { kHeader, kCallSite, kHeld, kPayload, kTrailer };
 

@@ -1,20 +1,9 @@
 """Fixtures for tests with real rank processes."""
 
-import os
 import subprocess
-import sys
-
-import pytest
-
-sys.path.insert(0, os.path.dirname(__file__))
-sys.path.insert(1, os.path.join(os.path.dirname(os.path.dirname(__file__)), "support"))
 
 import harness
-
-
-@pytest.fixture(scope="session", autouse=True)
-def subreaper():
-    harness.become_subreaper()
+import pytest
 
 
 @pytest.fixture(scope="session")
@@ -47,16 +36,3 @@ def world(rank_server, store):
     left = world.close()
     if left:
         pytest.fail("still running at the end of the test:\n" + "\n".join(left))
-
-
-@pytest.fixture(autouse=True)
-def no_leftovers(subreaper, request):
-    """Every process that a test has started ends with it, also detached ones."""
-    for name in ("rank_server", "store"):
-        if name in request.fixturenames:
-            request.getfixturevalue(name)
-    known = set(harness.children())
-    yield
-    left = harness.collect_orphans(known)
-    if left:
-        pytest.fail(f"processes were left behind (and killed now): {left}")

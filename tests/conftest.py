@@ -1,0 +1,29 @@
+"""What all tests have in common: no process outlives its test."""
+
+import os
+import sys
+
+import pytest
+
+for folder in ("torch", "support"):
+    sys.path.insert(0, os.path.join(os.path.dirname(__file__), folder))
+
+import harness  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def subreaper():
+    harness.become_subreaper()
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers(subreaper, request):
+    """Every process that a test has started ends with it, also detached ones."""
+    for name in ("rank_server", "store"):
+        if name in request.fixturenames:
+            request.getfixturevalue(name)
+    known = set(harness.children())
+    yield
+    left = harness.collect_orphans(known)
+    if left:
+        pytest.fail(f"processes were left behind (and killed now): {left}")

@@ -1,0 +1,54 @@
+"""An ordinary accelerate program: the main process caches, then all train. Knows nothing of us."""
+
+import argparse
+import json
+import time
+from datetime import timedelta
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--backend")
+parser.add_argument("--busy", type=float, default=0)
+parser.add_argument("--timeout", type=float, default=10)
+args = parser.parse_args()
+
+
+def cache(seconds):
+    """Half of it in one call that keeps the GIL, half in Python."""
+    print("caching", flush=True)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(range(2_000_000))
+        for _ in range(20_000):
+            pass
+
+
+options = {"timeout": timedelta(seconds=args.timeout)}
+if args.backend:
+    options["backend"] = args.backend
+accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(**options)])
+if accelerator.is_main_process and args.busy:
+    cache(args.busy)
+accelerator.wait_for_everyone()
+
+torch.manual_seed(1)
+inputs = torch.randn(64, 4)
+data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(
+    model, optimizer, torch.utils.data.DataLoader(data, batch_size=4)
+)
+losses = []
+for features, targets in loader:
+    optimizer.zero_grad()
+    loss = (model(features) - targets).square().mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    losses.append(accelerator.gather(loss.detach().reshape(1)).tolist())
+backend = torch.distributed.get_backend()
+print("result", json.dumps({"backend": backend, "losses": losses}), flush=True)
+accelerator.end_training()

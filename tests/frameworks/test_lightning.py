@@ -1,0 +1,40 @@
+"""Lightning Fabric and Trainer: incident 3, one rank comes late to a barrier, or never."""
+
+import json
+import signal
+import time
+
+import pytest
+
+PROGRAM = "lightning_program.py"
+TTL_SECONDS = 5
+
+
+@pytest.mark.parametrize("kind", ["fabric", "trainer"])
+def test_a_rank_that_is_later_than_the_timeout_is_waited_for(launcher, kind):
+    arguments = ("--backend", "resilient", "--late", 5, "--timeout", 2)
+    ranks = launcher.plain(PROGRAM, 2, kind, *arguments, NODE_RANK="0")
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[1].stderr()
+    weights = [
+        json.loads(line.removeprefix("result "))
+        for rank in ranks
+        for line in rank.stdout().splitlines()
+        if line.startswith("result ")
+    ]
+    assert len(weights) == 2 and weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("kind", ["fabric", "trainer"])
+def test_a_rank_that_stops_is_named_and_finally_runs(launcher, kind):
+    arguments = ("--backend", "resilient", "--late", 60)
+    ranks = launcher.plain(PROGRAM, 2, kind, *arguments, NODE_RANK="0")
+    ranks[0].await_line("training")
+    ranks[1].await_line("training")
+    ranks[0].signal(signal.SIGSTOP)
+    stopped = time.monotonic()
+    assert ranks[1].wait() != 0
+    assert time.monotonic() - stopped < TTL_SECONDS + 1 + 2  # And the end of the process.
+    assert "[resilient:RANK_LOST] rank 0 " in ranks[1].stderr(), ranks[1].stderr()
+    assert "finally" in ranks[1].stdout()
+    ranks[0].signal(signal.SIGKILL)
+    ranks[0].wait()
