@@ -65,7 +65,10 @@ CONFINED = (
     # Never linked into a user's process: what both sides share goes by a table of functions.
     (re.compile(r"^openssl/"), ("store/server/openssl_crypto.", "store/tls/functions.h")),
     (re.compile(r"^microhttpd"), ("store/server/http_endpoint.cc",)),
-    (re.compile(r"\.pb\.h$"), ("store/core/codec.cc", "store/core/codec_watch.cc")),
+    (
+        re.compile(r"\.pb\.h$"),
+        ("store/core/codec.cc", "store/core/codec_waiting.cc", "store/core/codec_watch.cc"),
+    ),
     (re.compile(r"^google/protobuf/"), ("store/core/codec.cc",)),
     (re.compile(r"^xxh"), ("runtime/comm/checksum.cc",)),
     (re.compile(r"^pybind11/"), ("torch_plugin/csrc/",)),

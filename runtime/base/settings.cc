@@ -68,8 +68,8 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_HEAL", Form::kHeal, Effect::kNone},
     Known{"RESILIENT_TIMEOUT_POLICY", Form::kPolicy},
     Known{"RESILIENT_OP_DEADLINE", Form::kDuration, Effect::kYes, 1},
-    Known{"RESILIENT_STALL", Form::kDuration, Effect::kNone, 1},
-    Known{"RESILIENT_WAIT_LOG", Form::kDuration, Effect::kNone, 1},
+    Known{"RESILIENT_STALL", Form::kDuration, Effect::kYes, 1},
+    Known{"RESILIENT_WAIT_LOG", Form::kDuration, Effect::kYes, 1},
     Known{"RESILIENT_REPLAY", Form::kSwitch, Effect::kNone},
     Known{"RESILIENT_ALLOW_SHARED_GPU", Form::kSwitch, Effect::kNone},
     Known{"RESILIENT_SOCKET_IFNAME", Form::kText},
@@ -277,6 +277,8 @@ void Assign(const Values& values, Settings* settings) {
   if (const auto found = values.find("RESILIENT_TIMEOUT_POLICY"); found != values.end())
     settings->strict_timeouts = found->second == "strict";
   duration("RESILIENT_OP_DEADLINE", &settings->op_deadline);
+  duration("RESILIENT_STALL", &settings->stall);
+  duration("RESILIENT_WAIT_LOG", &settings->wait_log);
   if (const auto found = values.find("RESILIENT_SHM_LIMIT"); found != values.end())
     settings->shm_limit = ParseBytes(found->second).value_or(settings->shm_limit);
   if (const auto found = values.find("RESILIENT_CHECKSUM"); found != values.end())

@@ -81,6 +81,8 @@ class OperationRecord {
   // "all_reduce(float32[4], sum)".
   std::string Name() const { return Describe(summary_); }
   Flight& flight() const { return *flight_; }
+  const std::string& group() const { return group_; }
+  bool point_to_point() const { return IsPointToPoint(summary_.kind); }
 
  private:
   const std::shared_ptr<Flight> flight_;

@@ -52,7 +52,8 @@ SessionImpl::SessionImpl(SessionOptions options, std::unique_ptr<Rendezvous> ren
       opener_pid_(getpid()),
       opener_host_(ThisProcess().host),
       rendezvous_(std::move(rendezvous)),
-      machine_(options_.budget) {}
+      machine_(options_.budget),
+      waits_({options_.rank, options_.wait_log, options_.stall}) {}
 
 SessionImpl::~SessionImpl() {
   Close();

@@ -18,6 +18,22 @@ Status NotStarted(const Status& cause, const std::string& group, const std::stri
                 std::move(detail));
 }
 
+// A caller inside Run. Owner: its stack. Thread: confined.
+struct BlockedRun {
+  Session& session;
+  const std::string& group;
+  const Communicator::KeepWaiting& keep_waiting;
+  bool begun = false;
+
+  bool KeepWaiting() {
+    if (!std::exchange(begun, true)) session.BeginBlocked(group, false, 0);
+    return !keep_waiting || keep_waiting();
+  }
+  ~BlockedRun() {
+    if (begun) session.EndBlocked();
+  }
+};
+
 Status GroupClosed(const std::string& group) {
   return Status(StatusCode::kFailedPrecondition,
                 StrCat("group '", group, "' is closed on this rank"));
@@ -106,18 +122,21 @@ Result<std::uint64_t> SessionImpl::Submit(GroupSlot& slot, Operation operation, 
 Result<Communicator::Ran> SessionImpl::Run(GroupSlot& slot, Operation operation, Completion done,
                                            const Communicator::KeepWaiting& keep_waiting) {
   if (mark_.InChild()) return ForkedStatus();
+  // Asked for the first time when it has waited for a while: then the thread counts as blocked.
+  BlockedRun blocked{*this, slot.name, keep_waiting};
+  const Communicator::KeepWaiting noting = [&blocked] { return blocked.KeepWaiting(); };
   Result<Entry> entry = Enter(slot, operation);
   if (!entry.ok()) return entry.status();
   auto record = std::make_shared<OperationRecord>(entry->flight, slot.name, operation);
   Result<Communicator::Ran> ran = Status(StatusCode::kInternal, "not run");
   {
     std::lock_guard lock(record->submit_mutex());
-    ran =
-        entry->communicator->Run(std::move(operation), Wrap(record, std::move(done)), keep_waiting);
+    ran = entry->communicator->Run(std::move(operation), Wrap(record, std::move(done)), noting);
     if (ran.ok()) record->set_seq(ran->seq);
   }
   if (!ran.ok()) return Refused(*record, slot.name, ran.status());
   if (ran->outcome) {
+    waits_.NoteEnd(record->group(), record->point_to_point());
     ran->outcome = record->Outcome(*ran->outcome);
     if (entry->flight->Leave()) PostQuietCheck();
   }
@@ -134,6 +153,8 @@ Status SessionImpl::Refused(const OperationRecord& record, const std::string& gr
 
 // Lets one operation into the present generation, or says why not.
 Result<SessionImpl::Entry> SessionImpl::Enter(GroupSlot& slot, const Operation& operation) {
+  callers_.Note();
+  if (options_.observer != nullptr) options_.observer->NoteOperation();
   for (;;) {
     Lock lock(mutex_);
     if (machine_.state() != SessionState::kRunning) {
@@ -222,6 +243,7 @@ Completion SessionImpl::Wrap(std::shared_ptr<OperationRecord> record, Completion
   // The session outlives its communicators, and they run every completion before they end.
   return [this, record = std::move(record), done = std::move(done)](const Status& status) {
     OwnThreadScope scope(this);
+    waits_.NoteEnd(record->group(), record->point_to_point());
     if (done) done(record->Outcome(status));
     // After the user's part: quiet means that this has run, too.
     if (record->flight().Leave()) PostQuietCheck();

@@ -19,9 +19,11 @@
 
 #include "runtime/base/fork_guard.h"
 #include "runtime/base/log.h"
+#include "runtime/recovery/callers.h"
 #include "runtime/recovery/flight.h"
 #include "runtime/recovery/incident.h"
 #include "runtime/recovery/state_machine.h"
+#include "runtime/recovery/wait_desk.h"
 
 namespace resilient::recovery {
 
@@ -71,6 +73,10 @@ class SessionImpl final : public Session,
   std::optional<Incident> last_incident() const override;
   Status Rebuild(Deadline deadline) override;
   const InterruptCheck& interrupt() const override { return options_.interrupt; }
+  void BeginBlocked(const std::string& group, bool point_to_point, std::uint64_t seq) override {
+    callers_.Block({group, point_to_point, seq});
+  }
+  void EndBlocked() override { callers_.Unblock(); }
   void Close() override;
   bool InForkedChild() const override { return mark_.InChild(); }
 
@@ -82,6 +88,10 @@ class SessionImpl final : public Session,
   void OnSessionLost(const Status& why) override;
   void OnHeld(Instant until) override { factory_->Hold(until); }
 
+  void OnWhere(std::uint64_t ask) override;
+  void OnLate(const LateNotice& notice) override;
+  void OnBeat(Instant now) override;
+
   // CommunicatorEvents, on a communicator thread.
   void OnConnected(const std::string& group, std::uint64_t generation) override;
   void OnLinkLost(const std::string& group, std::uint64_t generation, int global_rank,
@@ -89,6 +99,8 @@ class SessionImpl final : public Session,
   void OnMismatch(const std::string& group, std::uint64_t generation,
                   const Status& mismatch) override;
   void OnStalled(const std::string& group, std::uint64_t generation, const Status& why) override;
+  void OnWaiting(const std::string& group, std::uint64_t generation,
+                 std::vector<WaitingOperation> waiting) override;
 
   // For GroupImpl.
   Result<std::uint64_t> Submit(GroupSlot& slot, Operation operation, Completion done);
@@ -135,6 +147,9 @@ class SessionImpl final : public Session,
   void ReportLinkLost(std::uint64_t generation, int rank, const Status& why);
   bool IsPresent(std::uint64_t generation) const;
 
+  // In session_waits.cc, on the control thread: what this rank waits for.
+  void TellWaiting(Instant now);
+
   // In session_groups.cc: groups and operations. Locked = REQUIRES mutex_.
   Status NotRunningLocked(const std::string& group, const std::string& what) const;
   Status CheckNewGroupLocked(const std::string& name, const std::vector<int>& ranks) const;
@@ -175,9 +190,15 @@ class SessionImpl final : public Session,
   std::set<std::string> used_names_;                // Communicators of this generation, by group.
   std::deque<std::shared_ptr<Communicator>> left_;  // Of closed groups of this generation.
 
+  // Self-synchronised.
+  Callers callers_;
+  WaitDesk waits_;
+  std::atomic<bool> waiting_posted_{false};
+
   // Confined to the control thread.
   std::map<int, Instant> link_reports_;  // By rank: the last one of this generation.
   std::uint64_t link_reports_generation_ = 0;
+  std::optional<Instant> joining_since_;
   std::vector<std::shared_ptr<Communicator>> aborting_;  // Until they are quiet.
 
   // Last: its threads call into everything above until it is closed. Set once by MakeFactory.

@@ -98,6 +98,12 @@ void ControlClient::Send(const Report& report) {
   Post([this, report] { Submit(ReportOp{report}); });
 }
 
+void ControlClient::Tell(const WaitingReport& report) { SendOnce(WaitingOp{report}); }
+
+void ControlClient::Tell(std::uint64_t ask, const Whereabouts& whereabouts) {
+  SendOnce(WhereaboutsOp{ask, whereabouts});
+}
+
 bool ControlClient::Post(std::function<void()> task) {
   {
     std::lock_guard lock(mutex_);
@@ -147,6 +153,10 @@ bool ControlClient::Step() {
   if (!lost_) outage_.Note(link_, now);
   TellBeginning();
   RunTasks();
+  if (!lost_ && now >= last_beat_event_ + BeatInterval()) {
+    last_beat_event_ = now;
+    events_->OnBeat(now);
+  }
   NoteContact(now);
   if (link_.open() && now >= last_beat_ + BeatInterval()) Beat(now);
   return !GoodbyeDone(now);
@@ -155,6 +165,7 @@ bool ControlClient::Step() {
 Instant ControlClient::NextWake(Instant now) {
   Instant wake = now + BeatInterval();
   if (link_.open()) wake = std::min(wake, last_beat_ + BeatInterval());
+  if (!lost_) wake = std::min(wake, last_beat_event_ + BeatInterval());
   std::lock_guard lock(mutex_);
   if (!tasks_.empty()) return now;
   return closing_ ? std::min(wake, close_deadline_.when()) : wake;
@@ -206,6 +217,8 @@ void ControlClient::Handle(const Event& event) {
                    held_ = left > Duration::zero();
                    events_->OnHeld(clock_.Now() + left);
                  },
+                 [this](const WhereEvent& event) { events_->OnWhere(event.ask); },
+                 [this](const LateEvent& event) { events_->OnLate(event.notice); },
                  [this](const DrainingEvent& event) {
                    RESILIENT_LOG(kWarn, "the store of job ", job_, " ends: ", event.reason,
                                  "; this process goes on when it is back");
@@ -285,7 +298,11 @@ void ControlClient::LoseSession(const Status& why) {
 
 void ControlClient::Beat(Instant now) {
   last_beat_ = now;
-  if (link_.open()) link_.Send(Request{.op = HeartbeatOp{++beat_}});
+  SendOnce(HeartbeatOp{++beat_});
+}
+
+void ControlClient::SendOnce(Op op) {
+  if (link_.open() && !lost_) link_.Send(Request{.op = std::move(op)});
 }
 
 void ControlClient::Submit(Op op) {
@@ -390,6 +407,12 @@ class SessionLine final : public Rendezvous {
   }
   void Send(const Report& report) override {
     if (Usable()) client_->Send(report);
+  }
+  void Tell(const WaitingReport& report) override {
+    if (Usable()) client_->Tell(report);
+  }
+  void Tell(std::uint64_t ask, const Whereabouts& whereabouts) override {
+    if (Usable()) client_->Tell(ask, whereabouts);
   }
   bool Post(std::function<void()> task) override {
     return Usable() && client_->Post(std::move(task));

@@ -34,6 +34,8 @@ class ControlClient {
   void Join(const JoinRequest& request);
   void Ready(std::uint64_t generation);
   void Send(const Report& report);
+  void Tell(const WaitingReport& report);
+  void Tell(std::uint64_t ask, const Whereabouts& whereabouts);
   bool Post(std::function<void()> task);
   void Close(Deadline deadline);
 
@@ -62,6 +64,7 @@ class ControlClient {
   void LoseSession(const Status& why);
   void Beat(Instant now);
   void Submit(Op op);
+  void SendOnce(Op op);  // Not sent again after a lost connection.
   void RunTasks();
   void TellBeginning();
   bool GoodbyeDone(Instant now);
@@ -97,6 +100,7 @@ class ControlClient {
   std::uint64_t received_ = 0;  // Of the link, when contact was last noted.
   Instant last_tick_;
   Instant last_beat_{};
+  Instant last_beat_event_{};
   Instant last_contact_{};
   bool held_ = false;            // A member of the job, as far as was told.
   bool lost_ = false;            // This session is out: nothing is sent any more.

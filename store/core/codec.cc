@@ -15,18 +15,6 @@ namespace {
 
 namespace pb = ::resilient::store::v1;
 
-std::uint64_t ToMillis(Duration duration) {
-  const auto count = std::chrono::duration_cast<Millis>(duration).count();
-  return count < 0 ? 0 : static_cast<std::uint64_t>(count);
-}
-
-// Saturates, so that a huge number of milliseconds cannot overflow the nanoseconds of Duration.
-Duration FromMillis(std::uint64_t millis) {
-  constexpr std::uint64_t kMost =
-      static_cast<std::uint64_t>(std::chrono::duration_cast<Millis>(Duration::max()).count());
-  return millis >= kMost ? Duration::max() : Millis(static_cast<std::int64_t>(millis));
-}
-
 // ---- Plain to protobuf ----
 
 void Put(const Status& status, pb::Failure* out) {
@@ -123,6 +111,8 @@ struct OpWriter {
   void operator()(const HoldOp& op) const { PutOp(op, out); }
   void operator()(const ReleaseOp& op) const { PutOp(op, out); }
   void operator()(const DrainOp& op) const { PutOp(op, out); }
+  void operator()(const WaitingOp& op) const { PutOp(op, out); }
+  void operator()(const WhereaboutsOp& op) const { PutOp(op, out); }
 };
 
 struct EventWriter {
@@ -164,6 +154,8 @@ struct EventWriter {
   void operator()(const PingEvent& event) const { out->mutable_ping()->set_ping(event.ping); }
   void operator()(const HeldEvent& event) const { PutEvent(event, out); }
   void operator()(const DrainingEvent& event) const { PutEvent(event, out); }
+  void operator()(const WhereEvent& event) const { PutEvent(event, out); }
+  void operator()(const LateEvent& event) const { PutEvent(event, out); }
 };
 
 void AppendReply(const Reply& reply, std::string* body) {
@@ -393,6 +385,7 @@ std::optional<Op> ToKeyOp(pb::Request& message) {
 Result<Op> ToOp(pb::Request& message) {
   if (std::optional<Op> op = ToKeyOp(message)) return std::move(*op);
   if (std::optional<Op> op = ToWatchOp(message)) return std::move(*op);
+  if (std::optional<Op> op = ToWaitingOp(message)) return std::move(*op);
   switch (message.op_case()) {
     case pb::Request::kHello:
       return ToHello(message.hello());
@@ -460,6 +453,9 @@ Result<ServerMessage> ToEvent(const pb::Event& message) {
     case pb::Event::kHeld:
     case pb::Event::kDraining:
       return ServerMessage(ToNotice(message));
+    case pb::Event::kWhere:
+    case pb::Event::kLate:
+      return ServerMessage(ToWaitingEvent(message));
     case pb::Event::EVENT_NOT_SET:
       break;
   }

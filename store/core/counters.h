@@ -53,6 +53,8 @@ RESILIENT_OP_NAME(WatchOp, "watch");
 RESILIENT_OP_NAME(HoldOp, "hold");
 RESILIENT_OP_NAME(ReleaseOp, "release");
 RESILIENT_OP_NAME(DrainOp, "drain");
+RESILIENT_OP_NAME(WaitingOp, "waiting");
+RESILIENT_OP_NAME(WhereaboutsOp, "whereabouts");
 #undef RESILIENT_OP_NAME
 
 inline constexpr std::size_t kOpKinds = std::variant_size_v<Op>;

@@ -352,6 +352,7 @@ void Membership::OnTick(Moment moment, bool input_drained, MembershipEffects& ef
     OnTimer(timer, moment, effects);
   }
   EndDueHolds(moment, effects);
+  if (input_drained) Diagnose(moment, effects);
   Settle(moment, effects);
 }
 

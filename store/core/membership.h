@@ -89,6 +89,10 @@ class Membership {
   Status Leave(SessionId session, Moment moment, MembershipEffects& effects);
   Status Report(SessionId session, const resilient::Report& report, Moment moment,
                 MembershipEffects& effects);
+  // What a session waits for, and where it is: membership_waits.cc. Of the past: nothing happens.
+  void Waiting(SessionId session, const WaitingReport& report, Moment moment,
+               MembershipEffects& effects);
+  void OnWhereabouts(SessionId session, const WhereaboutsOp& op, Moment moment);
   // Asked by an admin: silence of the members that match ends no lease for a while, of those
   // already held anew; or again. How many there are. kNotFound: none. membership_holds.cc.
   Result<std::int64_t> Hold(const HoldOp& op, Moment moment, MembershipEffects& effects);
@@ -197,6 +201,19 @@ class Membership {
   // For one that was not there when it was told: who is held longest.
   void PushHolds(SessionId session, Moment moment, MembershipEffects& effects) const;
   Status LossOf(const Participant& who, const std::string& how, Moment moment) const;
+
+  // Who waits for whom: membership_waits.cc.
+  World* RunningWorldOf(SessionId session, std::uint64_t generation);
+  void Diagnose(Moment moment, MembershipEffects& effects);
+  void Diagnose(World& world, Moment moment, MembershipEffects& effects);
+  void TellLate(World& world, int listener, Moment moment, MembershipEffects& effects);
+  void TellJoin(const World& world, const Participant& listener, Moment moment,
+                MembershipEffects& effects) const;
+  std::string LateText(const World& world, int rank, Moment moment) const;
+  std::string AliveText(const Participant& who, Moment moment) const;
+  Status Deadlock(const World& world, const std::vector<WaitEdge>& circle, Moment moment) const;
+  Status Stall(const World& world, const Diagnosis::Verdict& verdict, Moment moment) const;
+  std::string NameOf(const World& world, int rank) const;
 
   // What a row is to be written of: membership_rows.cc.
   void ChangedJob() { changed_.job = true; }

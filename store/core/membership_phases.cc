@@ -54,6 +54,7 @@ void Membership::FenceWorld(World& world, const Status& cause, Moment moment,
   const std::uint64_t ended = world.generation;
   world.generation = ++generation_;
   world.phase = Phase::kForming;
+  world.diagnosis = {};
   world.first_cause = cause;
   world.ready = 0;
   ChangedJob();

@@ -143,12 +143,21 @@ struct ReleaseOp {
 struct DrainOp {
   bool force = false;  // Even when it keeps nothing beyond its memory.
 };
+// What the sender waits for. Soft: not answered, not kept.
+struct WaitingOp {
+  WaitingReport report;
+};
+// Where the sender is.
+struct WhereaboutsOp {
+  std::uint64_t ask = 0;
+  Whereabouts whereabouts;
+};
 
-using Op =
-    std::variant<Hello, SetOp, GetOp, AddOp, CompareSetOp, CheckOp, WaitOp, DeleteOp, NumKeysOp,
-                 AppendOp, MultiGetOp, MultiSetOp, ListKeysOp, QueuePushOp, QueuePopOp,
-                 QueueLengthOp, BarrierOp, ExchangeOp, CancelOp, HeartbeatOp, JoinOp, ReadyOp,
-                 LeaveOp, ReportOp, ExitReportOp, StatusOp, WatchOp, HoldOp, ReleaseOp, DrainOp>;
+using Op = std::variant<Hello, SetOp, GetOp, AddOp, CompareSetOp, CheckOp, WaitOp, DeleteOp,
+                        NumKeysOp, AppendOp, MultiGetOp, MultiSetOp, ListKeysOp, QueuePushOp,
+                        QueuePopOp, QueueLengthOp, BarrierOp, ExchangeOp, CancelOp, HeartbeatOp,
+                        JoinOp, ReadyOp, LeaveOp, ReportOp, ExitReportOp, StatusOp, WatchOp, HoldOp,
+                        ReleaseOp, DrainOp, WaitingOp, WhereaboutsOp>;
 
 struct Request {
   std::uint64_t seq = 0;  // Of the frame.
@@ -230,6 +239,13 @@ struct HeldEvent {
 struct DrainingEvent {
   std::string reason;
 };
+// Somebody waits for the receiver, and asks where it is.
+struct WhereEvent {
+  std::uint64_t ask = 0;
+};
+struct LateEvent {
+  LateNotice notice;
+};
 // A view for all its members: kept once and encoded once, as there are as many receivers as it has
 // members. Made by Share() of codec.h. Thread: immutable.
 struct SharedView {
@@ -238,8 +254,9 @@ struct SharedView {
 };
 // Of a server, instead of View; an event that was decoded has a View.
 using SharedViewEvent = std::shared_ptr<const SharedView>;
-using Event = std::variant<View, RunningEvent, Fence, JoinRefusedEvent, SessionLostEvent,
-                           HeartbeatAckEvent, PingEvent, HeldEvent, DrainingEvent, SharedViewEvent>;
+using Event =
+    std::variant<View, RunningEvent, Fence, JoinRefusedEvent, SessionLostEvent, HeartbeatAckEvent,
+                 PingEvent, HeldEvent, DrainingEvent, WhereEvent, LateEvent, SharedViewEvent>;
 // The view that an event tells of, of a server's or a decoded one; null: it tells of none.
 inline const View* ViewOf(const Event& event) {
   if (const auto* shared = std::get_if<SharedViewEvent>(&event)) return &(*shared)->view;
@@ -278,6 +295,10 @@ inline constexpr Duration kHoldMax = std::chrono::hours(1);
 inline constexpr std::size_t kEndpointBytesMax = 4u << 10;
 // Of the members of one view, so that it fits a frame.
 inline constexpr std::size_t kViewBytesMax = 15u << 20;
+// Of one report of what a member waits for.
+inline constexpr std::size_t kWaitingCallsMax = 64;
+inline constexpr std::size_t kMissingRanksMax = 64;     // Of one call; the lowest ones.
+inline constexpr std::size_t kLateRanksMax = 8;         // That a notice names.
 inline constexpr std::size_t kTextBytesMax = 4u << 10;  // Of reports; longer texts are cut.
 
 }  // namespace resilient::store

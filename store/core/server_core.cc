@@ -23,7 +23,8 @@ bool IsMutation(const Op& op) {
 bool IsMembershipOp(const Op& op) {
   return std::holds_alternative<HeartbeatOp>(op) || std::holds_alternative<JoinOp>(op) ||
          std::holds_alternative<ReadyOp>(op) || std::holds_alternative<LeaveOp>(op) ||
-         std::holds_alternative<ReportOp>(op);
+         std::holds_alternative<ReportOp>(op) || std::holds_alternative<WaitingOp>(op) ||
+         std::holds_alternative<WhereaboutsOp>(op);
 }
 
 std::string Describe(const Session& session) {
@@ -234,6 +235,13 @@ Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {
     return Status(done.code(), done.message() + " (" + Describe(*rival) + " waits, " +
                                    Describe(exchange.session) + " came)");
   }
+  return ExecuteMembershipOp(exchange, job, effects);
+}
+
+Status ServerCore::Impl::ExecuteMembershipOp(Exchange& exchange, Job& job, Effects& effects) {
+  const Request& request = exchange.request;
+  const SessionId session = exchange.session.id;
+  const Moment moment = exchange.moment;
   Membership& membership = job.membership;
   if (const auto* op = std::get_if<HeartbeatOp>(&request.op)) {
     exchange.silent = true;
@@ -241,6 +249,16 @@ Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {
     Event event = HeartbeatAckEvent{op->beat};
     if (!standing.ok()) event = SessionLostEvent{standing};
     effects.send.push_back({exchange.session.control.connection, std::move(event)});
+    return {};
+  }
+  if (const auto* op = std::get_if<WaitingOp>(&request.op)) {
+    exchange.silent = true;
+    membership.Waiting(session, op->report, moment, exchange.members);
+    return {};
+  }
+  if (const auto* op = std::get_if<WhereaboutsOp>(&request.op)) {
+    exchange.silent = true;
+    membership.OnWhereabouts(session, *op, moment);
     return {};
   }
   if (const auto* op = std::get_if<JoinOp>(&request.op)) {

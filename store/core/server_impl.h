@@ -95,6 +95,7 @@ class ServerCore::Impl {
   bool IsFirst(Exchange& exchange, Effects& effects);
 
   Status Execute(Exchange& exchange, Effects& effects);
+  Status ExecuteMembershipOp(Exchange& exchange, Job& job, Effects& effects);
   Outcomes& Counts(const Request& request) { return counters_.requests[request.op.index()]; }
   void Cancel(Exchange& exchange, std::uint64_t seq, Effects& effects);
   Status Leave(Exchange& exchange, Job& job, Effects& effects);

@@ -11,6 +11,7 @@
 #include <resilient/rendezvous.h>
 #include <resilient/status.h>
 
+#include "store/core/diagnosis.h"
 #include "store/core/keyspace.h"
 
 namespace resilient::store {
@@ -65,6 +66,7 @@ struct World {
   // Not kept.
   Instant first_join{};
   std::optional<Instant> armed;  // The timer that is set for RefusalDue.
+  Diagnosis diagnosis;           // Of the present generation.
 
   int size() const { return static_cast<int>(seats.size()); }
   // When a FORMING world is to be refused; nullopt: not while things stay as they are.

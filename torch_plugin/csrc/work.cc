@@ -11,6 +11,40 @@
 #include "torch_plugin/csrc/convert.h"
 
 namespace resilient::plugin {
+namespace {
+
+struct AwaitedOperation {
+  const std::string& group;
+  bool point_to_point = false;
+  std::uint64_t seq = 0;
+};
+
+// A thread that waits for an operation, told to the session once it has waited for a while. Owner:
+// the waiter's stack. Thread: confined.
+class BlockedWait {
+ public:
+  BlockedWait(const std::weak_ptr<SessionContext>& context, AwaitedOperation operation)
+      : context_(context), operation_(operation) {}
+  ~BlockedWait() {
+    if (const auto context = begun_ ? context_.lock() : nullptr) context->session().EndBlocked();
+  }
+  BlockedWait(const BlockedWait&) = delete;
+  BlockedWait& operator=(const BlockedWait&) = delete;
+
+  void Begin() {
+    if (std::exchange(begun_, true)) return;
+    if (const auto context = context_.lock()) {
+      context->session().BeginBlocked(operation_.group, operation_.point_to_point, operation_.seq);
+    }
+  }
+
+ private:
+  const std::weak_ptr<SessionContext>& context_;
+  const AwaitedOperation operation_;
+  bool begun_ = false;
+};
+
+}  // namespace
 
 Progress::Progress(SessionContext& context, std::size_t parts)
     : ledger_(context.ledger()), finisher_(context.finisher()), pending_(parts) {}
@@ -170,7 +204,10 @@ Status WorkImpl::WaitUntil(Deadline deadline) {
   const auto slice = [&] {
     return deadline.IsNever() ? kSlice : std::min(kSlice, deadline.LeftAt(clock.Now()));
   };
+  BlockedWait blocked(context_,
+                      {spec_.group, IsPointToPoint(spec_.operation.kind), sequence_.load()});
   while (!progress_->WaitFor(slice())) {
+    blocked.Begin();
     RESILIENT_RETURN_IF_ERROR(host_->Interrupted());
     if (!deadline.IsNever() && deadline.ExpiredAt(clock.Now())) {
       return Status(

@@ -59,6 +59,8 @@ class Session:
         hierarchical_order: bool = False,
         strict_timeouts: bool = False,
         op_deadline: float = 120.0,
+        wait_log: float = 30.0,
+        stall: float = 3600.0,
         timeout: timedelta = ...,  # What init_process_group was given.
     ) -> None: ...
     def init(self) -> None: ...

@@ -216,6 +216,8 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         hierarchical_order=settings["hierarchical_order"],
         strict_timeouts=settings["strict_timeouts"],
         op_deadline=settings["op_deadline"],
+        wait_log=settings["wait_log"],
+        stall=settings["stall"],
         timeout=timeout,
     )
     return _worlds.World(

@@ -12,6 +12,7 @@
 #include <resilient/clock.h>
 #include <resilient/operation.h>
 #include <resilient/status.h>
+#include <resilient/waiting.h>
 
 namespace resilient {
 
@@ -85,6 +86,8 @@ class CommunicatorEvents {
   // The communicator has failed for a reason of its own: an operation has exceeded a bound of its
   // Operation, here or on a peer, a link carries what no rank sends, or a link cannot be made.
   virtual void OnStalled(const std::string& group, std::uint64_t generation, const Status& why) = 0;
+  // TEMP
+  virtual void OnWaiting(const std::string&, std::uint64_t, std::vector<WaitingOperation>) {}
 };
 
 // One member of a group as a communicator must know it. Thread: value type.

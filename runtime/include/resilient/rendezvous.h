@@ -8,6 +8,8 @@
 
 #include <resilient/clock.h>
 #include <resilient/status.h>
+#include <resilient/waiting.h>
+#include <resilient/whereabouts.h>
 
 namespace resilient {
 
@@ -61,6 +63,38 @@ struct Report {
   Status status;
 };
 
+// One operation that waits. Thread: value type.
+struct WaitingCall {
+  std::string group;
+  WaitingOperation operation;
+  bool blocked = false;  // A thread of the program is blocked until it ends.
+};
+
+// What a member waits for: told each second while there is anything, and void when it is not told
+// again. With `generation` 0 it waits for its join. Thread: value type.
+struct WaitingReport {
+  std::uint64_t generation = 0;
+  std::vector<WaitingCall> calls;
+  bool blocked = false;  // So is every thread of the program that has submitted operations.
+  bool tell = false;     // OnLate is wanted: who is waited for, and where they are.
+  Duration stall{};      // How long who is waited for may make no progress.
+};
+
+// A rank that others wait for, and what is known of it. Thread: value type.
+struct LateRank {
+  int rank = -1;
+  std::string text;  // "rank 0 (host a, pid 7): alive, last beat 0.4 s ago, main thread in ..."
+};
+
+// The answer to WaitingReport::tell. Thread: value type.
+struct LateNotice {
+  std::uint64_t generation = 0;  // Of the report; 0: about a join.
+  int ready = 0;                 // Of a join: ranks that have joined,
+  int world_size = 0;            // of so many.
+  std::vector<LateRank> ranks;   // The lowest ones.
+  int more = 0;                  // So many beyond them.
+};
+
 // What the membership service tells a session. All calls come on the control thread, in order, and
 // must not block.
 class RendezvousEvents {
@@ -75,6 +109,11 @@ class RendezvousEvents {
   // Some member of the job has been announced to be silent, until then at the latest; replaces what
   // was told before. A time that has come: nobody is any more.
   virtual void OnHeld(Instant until) = 0;
+  // Somebody waits for this rank: answered with Rendezvous::Tell(ask, ...) when it is known.
+  virtual void OnWhere(std::uint64_t ask) { static_cast<void>(ask); }
+  virtual void OnLate(const LateNotice& notice) { static_cast<void>(notice); }
+  // About once a heartbeat, also while the store is out of reach.
+  virtual void OnBeat(Instant now) { static_cast<void>(now); }
 };
 
 // A session's line to the membership service: lease, join, ready, reports. runtime/ owns this
@@ -96,6 +135,10 @@ class Rendezvous {
   virtual void Ready(
       std::uint64_t generation) = 0;  // The communicators of that generation are built here.
   virtual void Send(const Report& report) = 0;
+  // Told once, and dropped while there is no connection: what matters is told again. On the control
+  // thread.
+  virtual void Tell(const WaitingReport& report) = 0;
+  virtual void Tell(std::uint64_t ask, const Whereabouts& whereabouts) = 0;
 
   // Runs `task` on the control thread, after the events already received. False after Close:
   // dropped.

@@ -12,6 +12,7 @@
 #include <resilient/communicator.h>
 #include <resilient/rendezvous.h>
 #include <resilient/status.h>
+#include <resilient/whereabouts.h>
 
 namespace resilient {
 
@@ -35,9 +36,12 @@ struct SessionOptions {
   int world_size = 0;
   Duration init_timeout =
       std::chrono::minutes(30);  // Bounds the wait for peers that nobody has heard of.
-  Duration budget = std::chrono::seconds(20);  // Machine time of one recovery.
-  Duration seat_wait = Duration::zero();       // Waiting for a lost seat to be filled.
-  InterruptCheck interrupt;                    // Polled by every wait on a caller's thread.
+  Duration budget = std::chrono::seconds(20);    // Machine time of one recovery.
+  Duration seat_wait = Duration::zero();         // Waiting for a lost seat to be filled.
+  InterruptCheck interrupt;                      // Polled by every wait on a caller's thread.
+  Duration wait_log = std::chrono::seconds(30);  // Interval of the line about who is waited for.
+  Duration stall = std::chrono::hours(1);        // How long an awaited rank may make no progress.
+  std::shared_ptr<Observer> observer;            // Says where this process is; null: not known.
 };
 
 // A snapshot for users. Thread: value type.
@@ -135,6 +139,12 @@ class Session {
   // Waits until `done` returns true, polling interrupt and a fence. Helper for callers that wait
   // for completions.
   virtual const InterruptCheck& interrupt() const = 0;
+
+  // The calling thread is blocked until operation `seq` of `group` has ended (0: the collective
+  // that runs), until it says otherwise: ranks that wait for each other are found by it. For waits
+  // that have lasted for some time already, as it takes a lock.
+  virtual void BeginBlocked(const std::string& group, bool point_to_point, std::uint64_t seq) = 0;
+  virtual void EndBlocked() = 0;
 
   // Local, at most ~1 s: cancels what is in flight or being built, says goodbye, joins the threads.
   // Idempotent.

@@ -126,6 +126,8 @@ class Record {
   std::vector<JoinRequest> joins;
   std::vector<std::uint64_t> readies;
   std::vector<Report> reports;
+  std::vector<WaitingReport> waiting;
+  std::vector<std::pair<std::uint64_t, Whereabouts>> whereabouts;
   bool closed = false;
   bool abandoned = false;
   std::vector<std::string> calls;  // In order, for tests of the order.
@@ -174,6 +176,12 @@ class FakeRendezvous final : public Rendezvous {
   }
   void Send(const Report& report) override {
     record_->Note([&](Record& record) { record.reports.push_back(report); });
+  }
+  void Tell(const WaitingReport& report) override {
+    record_->Note([&](Record& record) { record.waiting.push_back(report); });
+  }
+  void Tell(std::uint64_t ask, const Whereabouts& whereabouts) override {
+    record_->Note([&](Record& record) { record.whereabouts.emplace_back(ask, whereabouts); });
   }
   bool Post(std::function<void()> task) override { return control_.Post(std::move(task)); }
   void Close(Deadline) override {

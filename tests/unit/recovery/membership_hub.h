@@ -29,6 +29,8 @@ class HubLine final : public Rendezvous {
   void Join(const JoinRequest& request) override;
   void Ready(std::uint64_t generation) override;
   void Send(const Report& report) override;
+  void Tell(const WaitingReport&) override {}
+  void Tell(std::uint64_t, const Whereabouts&) override {}
   bool Post(std::function<void()> task) override { return control_.Post(std::move(task)); }
   void Close(Deadline) override;
   void AbandonInChild() override { control_.AbandonInChild(); }

@@ -92,7 +92,15 @@ std::vector<Op> AllOps() {
           WatchOp{"p", 7, true},
           HoldOp{-1, "h", 1500, "why"},
           ReleaseOp{3, ""},
-          DrainOp{true}};
+          DrainOp{true},
+          WaitingOp{{3,
+                     {{"world",
+                       {7, true, "recv(float32[4])", "train.py:7 step", Millis(1500), {0, 2}, true},
+                       true}},
+                     true,
+                     true,
+                     Millis(60000)}},
+          WhereaboutsOp{3, {"main", "stack", Millis(5), "checkpoint", Millis(9)}}};
 }
 
 TEST(Codec, EveryRequest_SurvivesTheWay) {
@@ -299,7 +307,9 @@ std::vector<ServerMessage> AllServerMessages() {
           Event(HeartbeatAckEvent{8}),
           Event(PingEvent{9}),
           Event(HeldEvent{2, "h", 7, true, 1500, "why", 2000}),
-          Event(DrainingEvent{"why"})};
+          Event(DrainingEvent{"why"}),
+          Event(WhereEvent{7}),
+          Event(LateEvent{{3, 1, 4, {{2, "late"}, {3, "later"}}, 5}})};
 }
 
 TEST(Codec, EveryServerMessage_SurvivesTheWay) {

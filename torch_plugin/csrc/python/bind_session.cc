@@ -83,7 +83,8 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                       bool hosts_store, std::string bind_address, std::string token_file,
                       const TlsTuple& tls, std::string socket_ifname, int socket_streams,
                       std::size_t shm_limit, bool checksums, bool hierarchical_order,
-                      bool strict_timeouts, double op_deadline, std::chrono::milliseconds timeout) {
+                      bool strict_timeouts, double op_deadline, double wait_log, double stall,
+                      std::chrono::milliseconds timeout) {
         ContextOptions options;
         options.connect.addresses = std::move(addresses);
         options.connect.job = std::move(job);
@@ -106,6 +107,8 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.hierarchical_order = hierarchical_order;
         options.time.strict = strict_timeouts;
         options.time.op_deadline = FromSeconds(op_deadline);
+        options.session.wait_log = FromSeconds(wait_log);
+        options.session.stall = FromSeconds(stall);
         options.time.world_timeout = timeout;
         const py::gil_scoped_release unlocked;
         return ValueOrThrow(*host, SessionContext::Open(std::move(options), host));
@@ -119,7 +122,8 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::arg("socket_streams") = CpuFabricOptions().streams,
       py::arg("shm_limit") = CpuFabricOptions().shm_limit, py::arg("checksums") = false,
       py::arg("hierarchical_order") = false, py::arg("strict_timeouts") = false,
-      py::arg("op_deadline") = 120.0, py::arg("timeout") = kTorchDefaultTimeout);
+      py::arg("op_deadline") = 120.0, py::arg("wait_log") = 30.0, py::arg("stall") = 3600.0,
+      py::arg("timeout") = kTorchDefaultTimeout);
 }
 
 }  // namespace

@@ -31,6 +31,8 @@ py::dict ToDict(const Settings& settings) {
   fields["seat_wait"] = ToSeconds(settings.seat_wait);
   fields["strict_timeouts"] = settings.strict_timeouts;
   fields["op_deadline"] = ToSeconds(settings.op_deadline);
+  fields["wait_log"] = ToSeconds(settings.wait_log);
+  fields["stall"] = ToSeconds(settings.stall);
   fields["shm_limit"] = settings.shm_limit;
   fields["checksums"] = settings.checksums;
   fields["hierarchical_order"] = settings.hierarchical_order;

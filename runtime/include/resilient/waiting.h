@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <resilient/clock.h>
+
+namespace resilient {
+
+// An operation that waits is told to the membership service after this time, and again each time it
+// has passed.
+inline constexpr Duration kWaitTellAfter = std::chrono::seconds(1);
+// Of one group; the oldest are told.
+inline constexpr std::size_t kWaitingOperationsMax = 64;
+
+// An operation of this rank that has been in flight for kWaitTellAfter. Thread: value type.
+struct WaitingOperation {
+  std::uint64_t seq = 0;        // As Submit returned it.
+  bool point_to_point = false;  // Else a collective: the two count apart.
+  std::string what;       // "all_reduce(float32[4], sum)", "recv(float32[4] from rank 2, tag 7)"
+  std::string call_site;  // Operation's; may be empty.
+  Duration age{};         // Since it was submitted.
+  // Ranks of the world that have not entered it, ascending. A recv: its sender; a send that nobody
+  // takes: its receiver. Empty: all have entered, data moves.
+  std::vector<int> missing;
+  bool any = false;  // One of `missing` is enough: a recv from any rank.
+};
+
+}  // namespace resilient

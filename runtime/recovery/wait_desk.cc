@@ -1,0 +1,161 @@
+#include "runtime/recovery/wait_desk.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/log.h"
+
+namespace resilient::recovery {
+namespace {
+
+// The service takes 3.5 s for a rank whose interpreter is busy.
+constexpr Duration kNoticePatience = std::chrono::seconds(6);
+
+long long WholeSeconds(Duration duration) {
+  return std::chrono::duration_cast<std::chrono::seconds>(duration).count();
+}
+
+bool IsBlockedIn(const WaitingCall& call, const Callers::Snapshot& callers) {
+  const WaitingOperation& operation = call.operation;
+  return std::any_of(callers.blocked.begin(), callers.blocked.end(), [&](const BlockedIn& in) {
+    if (in.group != call.group || in.point_to_point != operation.point_to_point) return false;
+    // Collectives run one after the other: who is blocked in a later one waits for this one.
+    return operation.point_to_point ? in.seq == operation.seq
+                                    : in.seq == 0 || in.seq >= operation.seq;
+  });
+}
+
+std::string Names(const LateNotice& notice) {
+  std::string names;
+  for (const LateRank& late : notice.ranks) names += (names.empty() ? "" : "; ") + late.text;
+  if (notice.more > 0) names += StrCat("; and ", notice.more, " more ranks");
+  return names;
+}
+
+std::string Named(const std::vector<int>& ranks) {
+  constexpr std::size_t kNamedAtMost = 8;
+  std::string names = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size() && i < kNamedAtMost; ++i) {
+    names += StrCat(i == 0 ? "" : ", ", ranks[i]);
+  }
+  return ranks.size() > kNamedAtMost ? StrCat(names, " and ", ranks.size() - kNamedAtMost, " more")
+                                     : names;
+}
+
+}  // namespace
+
+void WaitDesk::Note(const std::string& group, std::uint64_t generation,
+                    std::vector<WaitingOperation> waiting, Instant now) {
+  const std::lock_guard lock(mutex_);
+  told_.insert_or_assign(group, Told{generation, std::move(waiting), now});
+  any_ = true;
+}
+
+void WaitDesk::NoteEnd(const std::string& group, bool point_to_point) {
+  if (!any_.load(std::memory_order_relaxed)) return;
+  const std::lock_guard lock(mutex_);
+  const auto told = told_.find(group);
+  if (told == told_.end()) return;
+  std::erase_if(told->second.waiting, [point_to_point](const WaitingOperation& operation) {
+    return operation.point_to_point == point_to_point;
+  });
+}
+
+std::vector<WaitingCall> WaitDesk::Calls(std::uint64_t generation, Instant now) const {
+  std::vector<WaitingCall> calls;
+  for (const auto& [group, told] : told_) {
+    if (told.generation != generation) continue;
+    for (const WaitingOperation& operation : told.waiting) {
+      calls.push_back({group, operation, false});
+      calls.back().operation.age += now - told.when;
+    }
+  }
+  std::sort(calls.begin(), calls.end(), [](const WaitingCall& a, const WaitingCall& b) {
+    return a.operation.age > b.operation.age;
+  });
+  if (calls.size() > kWaitingOperationsMax) calls.resize(kWaitingOperationsMax);
+  return calls;
+}
+
+std::optional<WaitingReport> WaitDesk::Report(std::uint64_t generation,
+                                              const Callers::Snapshot& callers, Instant now) {
+  WaitingReport report;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(told_, [&](const auto& told) {
+      return told.second.generation < generation || now - told.second.when > kWaitingLife;
+    });
+    any_ = !told_.empty();
+    report.calls = Calls(generation, now);
+  }
+  if (report.calls.empty()) return std::nullopt;
+  report.generation = generation;
+  report.stall = options_.stall;
+  std::size_t matched = 0;
+  for (WaitingCall& call : report.calls) {
+    call.blocked = IsBlockedIn(call, callers);
+    matched += call.blocked ? 1 : 0;
+  }
+  // A thread in an operation of which nothing was told yet may be about to go on.
+  report.blocked = callers.all && matched > 0 && matched >= callers.blocked.size();
+  const WaitingCall& oldest = report.calls.front();
+  report.tell = IsLineDue(oldest.operation.age, now);
+  if (report.tell) {
+    last_line_ = now;
+    asked_ = now;
+    asked_about_ = oldest;
+    asked_about_since_ = now - oldest.operation.age;
+  }
+  return report;
+}
+
+std::optional<WaitingReport> WaitDesk::JoinReport(Instant since, Instant now) {
+  if (!IsLineDue(now - since, now)) return std::nullopt;
+  last_line_ = now;
+  asked_ = now;
+  asked_about_.reset();
+  asked_about_since_ = since;
+  WaitingReport report;
+  report.tell = true;
+  return report;
+}
+
+bool WaitDesk::IsLineDue(Duration age, Instant now) const {
+  return age >= options_.wait_log &&
+         (last_line_ == Instant::min() || now - last_line_ >= options_.wait_log);
+}
+
+std::string WaitDesk::Line(const LateNotice& notice, Instant now) {
+  const bool of_join = notice.generation == 0;
+  if (!asked_ || of_join == asked_about_.has_value()) return {};
+  asked_.reset();
+  const auto age = WholeSeconds(now - asked_about_since_);
+  if (of_join) {
+    return StrCat("rank ", options_.rank, " has waited ", age, " s to join: ", notice.ready, " of ",
+                  notice.world_size, " ranks are ready; waiting for ", Names(notice));
+  }
+  const WaitingOperation& operation = asked_about_->operation;
+  std::string line = StrCat("rank ", options_.rank, " has waited ", age, " s in ", operation.what,
+                            " #", operation.seq, " of group '", asked_about_->group, "'",
+                            operation.call_site.empty() ? "" : StrCat(" at ", operation.call_site));
+  if (notice.ranks.empty()) return StrCat(line, ": every rank has entered it");
+  return StrCat(line, operation.any ? " for one of " : " for ", Names(notice));
+}
+
+std::string WaitDesk::OverdueLine(Instant now) {
+  if (!asked_ || now - *asked_ < kNoticePatience) return {};
+  asked_.reset();
+  const auto age = WholeSeconds(now - asked_about_since_);
+  if (!asked_about_) {
+    return StrCat("rank ", options_.rank, " has waited ", age,
+                  " s to join; the store does not say for whom");
+  }
+  const WaitingOperation& operation = asked_about_->operation;
+  return StrCat("rank ", options_.rank, " has waited ", age, " s in ", operation.what, " #",
+                operation.seq, " of group '", asked_about_->group, "'",
+                operation.call_site.empty() ? "" : StrCat(" at ", operation.call_site),
+                operation.missing.empty() ? "" : StrCat(" for ", Named(operation.missing)),
+                "; the store does not say where they are");
+}
+
+}  // namespace resilient::recovery

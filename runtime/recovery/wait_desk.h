@@ -1,0 +1,73 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <resilient/clock.h>
+#include <resilient/rendezvous.h>
+
+#include "runtime/recovery/callers.h"
+
+namespace resilient::recovery {
+
+// What a communicator does not tell again is over.
+inline constexpr Duration kWaitingLife = Millis(2500);
+
+// What the operations of this rank wait for, as its communicators tell it: the reports for the
+// membership service, and the line about it for whoever reads the log of a rank that waits.
+// Owner: SessionImpl. Thread: Note and NoteEnd are thread-safe, the rest is the control
+// thread's.
+class WaitDesk {
+ public:
+  struct Options {
+    int rank = -1;
+    Duration wait_log = std::chrono::seconds(30);
+    Duration stall = std::chrono::hours(1);
+  };
+  explicit WaitDesk(Options options) : options_(options) {}
+
+  // Communicators' threads.
+  void Note(const std::string& group, std::uint64_t generation,
+            std::vector<WaitingOperation> waiting, Instant now);
+
+  // An operation of `group` has ended: what was told of its kind is to be told again. Costs nothing
+  // where nothing waits.
+  void NoteEnd(const std::string& group, bool point_to_point);
+
+  // nullopt: nothing has been told of `generation` lately.
+  std::optional<WaitingReport> Report(std::uint64_t generation, const Callers::Snapshot& callers,
+                                      Instant now);
+  // The session has been joining since `since`. nullopt: nothing is to be asked now.
+  std::optional<WaitingReport> JoinReport(Instant since, Instant now);
+  // The line that `notice` makes; empty: it was not asked for, or nothing waits any more.
+  std::string Line(const LateNotice& notice, Instant now);
+  // The line for a notice that has not come; empty: none is overdue.
+  std::string OverdueLine(Instant now);
+
+ private:
+  struct Told {
+    std::uint64_t generation = 0;
+    std::vector<WaitingOperation> waiting;
+    Instant when{};
+  };
+  // REQUIRES: mutex_.
+  std::vector<WaitingCall> Calls(std::uint64_t generation, Instant now) const;
+  bool IsLineDue(Duration age, Instant now) const;
+
+  const Options options_;
+  mutable std::mutex mutex_;
+  std::map<std::string, Told> told_;  // By group. Guarded by mutex_.
+  std::atomic<bool> any_{false};      // Something may be in told_.
+  // Confined to the control thread.
+  Instant last_line_ = Instant::min();
+  std::optional<Instant> asked_;
+  std::optional<WaitingCall> asked_about_;  // Null: about the join.
+  Instant asked_about_since_{};             // When that began.
+};
+
+}  // namespace resilient::recovery

@@ -1,0 +1,126 @@
+#include <algorithm>
+#include <utility>
+
+#include "store.pb.h"
+#include "store/core/codec.h"
+#include "store/core/codec_parts.h"
+
+namespace resilient::store {
+
+namespace pb = ::resilient::store::v1;
+
+std::uint64_t ToMillis(Duration duration) {
+  const auto count = std::chrono::duration_cast<Millis>(duration).count();
+  return count < 0 ? 0 : static_cast<std::uint64_t>(count);
+}
+
+Duration FromMillis(std::uint64_t millis) {
+  constexpr std::uint64_t kMost =
+      static_cast<std::uint64_t>(std::chrono::duration_cast<Millis>(Duration::max()).count());
+  return millis >= kMost ? Duration::max() : Millis(static_cast<std::int64_t>(millis));
+}
+
+namespace {
+
+void Put(const WaitingCall& call, pb::WaitingCall* out) {
+  const WaitingOperation& operation = call.operation;
+  out->set_group(Utf8(call.group));
+  out->set_seq(operation.seq);
+  out->set_point_to_point(operation.point_to_point);
+  out->set_what(Utf8(operation.what));
+  out->set_call_site(Utf8(operation.call_site));
+  out->set_age_ms(ToMillis(operation.age));
+  for (const int rank : operation.missing) out->add_missing(rank);
+  out->set_any(operation.any);
+  out->set_blocked(call.blocked);
+}
+
+WaitingCall ToCall(const pb::WaitingCall& message) {
+  WaitingCall call;
+  call.group = message.group();
+  call.operation.seq = message.seq();
+  call.operation.point_to_point = message.point_to_point();
+  call.operation.what = message.what();
+  call.operation.call_site = message.call_site();
+  call.operation.age = FromMillis(message.age_ms());
+  call.operation.missing.assign(message.missing().begin(), message.missing().end());
+  call.operation.any = message.any();
+  call.blocked = message.blocked();
+  return call;
+}
+
+}  // namespace
+
+void PutOp(const WaitingOp& op, pb::Request* out) {
+  pb::WaitingRequest* message = out->mutable_waiting();
+  message->set_generation(op.report.generation);
+  for (const WaitingCall& call : op.report.calls) Put(call, message->add_calls());
+  message->set_blocked(op.report.blocked);
+  message->set_tell(op.report.tell);
+  message->set_stall_ms(ToMillis(op.report.stall));
+}
+
+void PutOp(const WhereaboutsOp& op, pb::Request* out) {
+  pb::WhereaboutsRequest* message = out->mutable_whereabouts();
+  message->set_ask(op.ask);
+  message->set_main_thread(Utf8(op.whereabouts.main_thread));
+  message->set_stack(Utf8(op.whereabouts.stack));
+  message->set_no_progress_ms(ToMillis(op.whereabouts.no_progress));
+  message->set_expected_slow(Utf8(op.whereabouts.expected_slow));
+  message->set_expected_slow_ms(ToMillis(op.whereabouts.expected_slow_for));
+}
+
+std::optional<Op> ToWaitingOp(const pb::Request& message) {
+  if (message.has_waiting()) {
+    const pb::WaitingRequest& waiting = message.waiting();
+    WaitingReport report;
+    report.generation = waiting.generation();
+    report.calls.reserve(static_cast<std::size_t>(waiting.calls_size()));
+    for (const pb::WaitingCall& call : waiting.calls()) report.calls.push_back(ToCall(call));
+    report.blocked = waiting.blocked();
+    report.tell = waiting.tell();
+    report.stall = FromMillis(waiting.stall_ms());
+    return WaitingOp{std::move(report)};
+  }
+  if (message.has_whereabouts()) {
+    const pb::WhereaboutsRequest& where = message.whereabouts();
+    return WhereaboutsOp{where.ask(),
+                         {where.main_thread(), where.stack(), FromMillis(where.no_progress_ms()),
+                          where.expected_slow(), FromMillis(where.expected_slow_ms())}};
+  }
+  return std::nullopt;
+}
+
+void PutEvent(const WhereEvent& event, pb::Event* out) { out->mutable_where()->set_ask(event.ask); }
+
+void PutEvent(const LateEvent& event, pb::Event* out) {
+  const LateNotice& notice = event.notice;
+  pb::LateEvent* message = out->mutable_late();
+  message->set_generation(notice.generation);
+  message->set_ready(static_cast<std::uint32_t>(std::max(notice.ready, 0)));
+  message->set_world_size(static_cast<std::uint32_t>(std::max(notice.world_size, 0)));
+  for (const LateRank& late : notice.ranks) {
+    pb::LateRank* entry = message->add_ranks();
+    entry->set_rank(late.rank);
+    entry->set_text(Utf8(late.text));
+  }
+  message->set_more(static_cast<std::uint32_t>(std::max(notice.more, 0)));
+}
+
+Event ToWaitingEvent(const pb::Event& message) {
+  if (message.has_where()) return WhereEvent{message.where().ask()};
+  const pb::LateEvent& late = message.late();
+  LateNotice notice;
+  notice.generation = late.generation();
+  notice.ready =
+      static_cast<int>(std::min(late.ready(), static_cast<std::uint32_t>(kWorldSizeMax)));
+  notice.world_size =
+      static_cast<int>(std::min(late.world_size(), static_cast<std::uint32_t>(kWorldSizeMax)));
+  notice.ranks.reserve(static_cast<std::size_t>(late.ranks_size()));
+  for (const pb::LateRank& entry : late.ranks())
+    notice.ranks.push_back({entry.rank(), entry.text()});
+  notice.more = static_cast<int>(std::min(late.more(), static_cast<std::uint32_t>(kWorldSizeMax)));
+  return LateEvent{std::move(notice)};
+}
+
+}  // namespace resilient::store

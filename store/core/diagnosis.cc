@@ -1,0 +1,211 @@
+#include "store/core/diagnosis.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "store/core/messages.h"
+
+namespace resilient::store {
+namespace {
+
+constexpr Duration kLookInterval = Millis(250);
+// A rank that is late for a moment is not disturbed; after this it is asked for its progress.
+constexpr Duration kAskAfter = std::chrono::seconds(2);
+constexpr Duration kAskAgainAtMost = std::chrono::seconds(10);
+constexpr Duration kAskAgainAtLeast = std::chrono::seconds(1);
+// An answer this old still says where a rank is.
+constexpr Duration kAnswerLife = std::chrono::seconds(15);
+
+std::string Text(const WaitingCall& call) {
+  std::string text = call.operation.what;
+  if (!call.operation.call_site.empty()) text += " at " + call.operation.call_site;
+  return text;
+}
+
+bool SameCircle(const std::vector<WaitEdge>& a, const std::vector<WaitEdge>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const WaitEdge& x, const WaitEdge& y) {
+                      return x.from == y.from && x.to == y.to && x.call.group == y.call.group &&
+                             x.call.seq == y.call.seq && x.call.what == y.call.what;
+                    });
+}
+
+const WaitingCall* Oldest(const WaitingReport& report) {
+  const auto oldest = std::max_element(
+      report.calls.begin(), report.calls.end(),
+      [](const WaitingCall& a, const WaitingCall& b) { return a.operation.age < b.operation.age; });
+  return oldest == report.calls.end() ? nullptr : &*oldest;
+}
+
+}  // namespace
+
+void Diagnosis::OnWaiting(int rank, WaitingReport report, Instant now) {
+  if (report.tell) listeners_.try_emplace(rank, now);
+  if (report.calls.empty()) {
+    told_.erase(rank);
+  } else {
+    told_.insert_or_assign(rank, Told{std::move(report), now});
+  }
+}
+
+void Diagnosis::OnWhereabouts(int rank, Whereabouts whereabouts, Instant now) {
+  const auto awaited = awaited_.find(rank);
+  if (awaited == awaited_.end()) return;  // Nobody waits for it any more.
+  awaited->second.answered = now;
+  awaited->second.whereabouts = std::move(whereabouts);
+}
+
+Diagnosis::Steps Diagnosis::Advance(Instant now, const Excused& excused) {
+  Steps steps;
+  if (told_.empty() && listeners_.empty()) return steps;
+  if (looked_ != Instant::min() && now - looked_ < kLookInterval) return steps;
+  looked_ = now;
+  Forget(now);
+  steps.verdict = FindDeadlock();
+  AskForStalls(now, &steps);
+  if (!steps.verdict) steps.verdict = FindStall(now, excused);
+  AskForListeners(now, &steps);
+  return steps;
+}
+
+// Drops what is void, and with it who is waited for no more.
+void Diagnosis::Forget(Instant now) {
+  std::erase_if(told_, [now](const auto& told) { return now - told.second.when > kWaitingLife; });
+  std::set<int> wanted;
+  for (const auto& [rank, told] : told_) {
+    for (const WaitingCall& call : told.report.calls) {
+      wanted.insert(call.operation.missing.begin(), call.operation.missing.end());
+    }
+  }
+  std::erase_if(awaited_, [&wanted](const auto& one) { return !wanted.contains(one.first); });
+  for (const int rank : wanted) awaited_.try_emplace(rank);
+}
+
+std::optional<Diagnosis::Verdict> Diagnosis::FindDeadlock() {
+  std::vector<BlockedRank> blocked;
+  for (const auto& [rank, told] : told_) {
+    if (!told.report.blocked) continue;
+    BlockedRank one{rank, {}};
+    for (const WaitingCall& call : told.report.calls) {
+      if (!call.blocked) continue;
+      one.calls.push_back(
+          {call.group, call.operation.seq, Text(call), call.operation.missing, call.operation.any});
+    }
+    if (!one.calls.empty()) blocked.push_back(std::move(one));
+  }
+  std::vector<WaitEdge> circle = FindCircle(blocked);
+  if (circle.empty()) {
+    candidate_.reset();
+    return std::nullopt;
+  }
+  if (!candidate_ || !SameCircle(candidate_->circle, circle)) {
+    candidate_ = Candidate{std::move(circle), {}};
+    for (const WaitEdge& edge : candidate_->circle) {
+      candidate_->told[edge.from] = told_.at(edge.from).when;
+    }
+    return std::nullopt;
+  }
+  const bool confirmed = std::all_of(circle.begin(), circle.end(), [this](const WaitEdge& edge) {
+    return told_.at(edge.from).when >= candidate_->told.at(edge.from) + kCircleConfirmed;
+  });
+  if (!confirmed) return std::nullopt;
+  Verdict verdict;
+  verdict.circle = std::move(circle);
+  return verdict;
+}
+
+void Diagnosis::AskForStalls(Instant now, Steps* steps) {
+  for (const auto& [waiter, told] : told_) {
+    const Duration stall = told.report.stall;
+    if (stall <= Duration::zero()) continue;
+    const Duration interval = std::clamp(stall / 4, kAskAgainAtLeast, kAskAgainAtMost);
+    for (const WaitingCall& call : told.report.calls) {
+      if (call.operation.age < kAskAfter) continue;
+      for (const int rank : call.operation.missing) {
+        if (WaitsItself(rank)) continue;
+        const Awaited& awaited = awaited_.at(rank);
+        const bool due = awaited.answered &&
+                         awaited.whereabouts.no_progress + (now - *awaited.answered) >= stall;
+        AskOnce(rank, now, due ? kAskAgainAtLeast : interval, steps);
+      }
+    }
+  }
+}
+
+std::optional<Diagnosis::Verdict> Diagnosis::FindStall(Instant now, const Excused& excused) const {
+  for (const auto& [rank, awaited] : awaited_) {
+    if (!awaited.answered || now - *awaited.answered > kAnswerLife) continue;
+    const Whereabouts& where = awaited.whereabouts;
+    if (where.expected_slow_for > Duration::zero() || WaitsItself(rank) || excused(rank)) continue;
+    Verdict verdict;
+    for (const auto& [waiter, told] : told_) {
+      if (told.report.stall <= Duration::zero() || where.no_progress < told.report.stall) continue;
+      for (const WaitingCall& call : told.report.calls) {
+        const std::vector<int>& missing = call.operation.missing;
+        if (!std::binary_search(missing.begin(), missing.end(), rank)) continue;
+        if (verdict.waiters.empty()) verdict.call = call;
+        verdict.waiters.push_back(waiter);
+        break;
+      }
+    }
+    if (verdict.waiters.empty()) continue;
+    verdict.stalled = rank;
+    verdict.whereabouts = where;
+    return verdict;
+  }
+  return std::nullopt;
+}
+
+// A listener hears when everybody that it waits for has said where it is, or has had the time to.
+void Diagnosis::AskForListeners(Instant now, Steps* steps) {
+  for (auto listener = listeners_.begin(); listener != listeners_.end();) {
+    const auto [rank, since] = *listener;
+    bool complete = true;
+    std::size_t named = 0;
+    for (const int late : AwaitedBy(rank)) {
+      if (++named > kLateRanksMax) break;
+      if (WaitsItself(late)) continue;
+      const Awaited& awaited = awaited_.at(late);
+      if (awaited.answered && *awaited.answered >= since) continue;
+      if (awaited.asked < since) AskOnce(late, now, kAskAgainAtLeast, steps);
+      complete = false;
+    }
+    if (complete || now - since >= kWhereaboutsPatience) {
+      steps->tell.push_back(rank);
+      listener = listeners_.erase(listener);
+    } else {
+      ++listener;
+    }
+  }
+}
+
+void Diagnosis::AskOnce(int rank, Instant now, Duration interval, Steps* steps) {
+  Awaited& awaited = awaited_.at(rank);
+  if (awaited.asked != Instant::min() && now - awaited.asked < interval) return;
+  awaited.asked = now;
+  steps->ask.push_back(rank);
+}
+
+bool Diagnosis::WaitsItself(int rank) const {
+  const auto told = told_.find(rank);
+  return told != told_.end() && told->second.report.blocked;
+}
+
+std::vector<int> Diagnosis::AwaitedBy(int rank) const {
+  const WaitingCall* call = OldestCallOf(rank);
+  return call == nullptr ? std::vector<int>() : call->operation.missing;
+}
+
+const WaitingCall* Diagnosis::OldestCallOf(int rank) const {
+  const auto told = told_.find(rank);
+  return told == told_.end() ? nullptr : Oldest(told->second.report);
+}
+
+const Whereabouts* Diagnosis::Known(int rank, Instant now) const {
+  const auto awaited = awaited_.find(rank);
+  if (awaited == awaited_.end() || !awaited->second.answered) return nullptr;
+  return now - *awaited->second.answered > kAnswerLife ? nullptr : &awaited->second.whereabouts;
+}
+
+}  // namespace resilient::store

@@ -1,0 +1,237 @@
+#include <algorithm>
+#include <utility>
+
+#include "store/core/membership.h"
+
+// Who waits for whom, and what follows from it. Texts about ranks that are late, of deadlocks and
+// of ranks that stand still.
+namespace resilient::store {
+namespace {
+
+std::string Behind(std::string_view what, const std::string& text) {
+  return text.empty() ? "" : std::string(what) + text;
+}
+
+std::string CallText(const WaitingCall& call) {
+  return call.operation.what + " #" + std::to_string(call.operation.seq) + " of group '" +
+         call.group + "'" + Behind(" at ", call.operation.call_site);
+}
+
+std::string Listed(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size() && i < kLateRanksMax; ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  if (ranks.size() > kLateRanksMax) {
+    text += " and " + std::to_string(ranks.size() - kLateRanksMax) + " more";
+  }
+  return text;
+}
+
+// What a member says of itself, within the limits and about ranks that exist.
+WaitingReport Checked(const WaitingReport& told, int world_size) {
+  WaitingReport report;
+  report.generation = told.generation;
+  report.blocked = told.blocked;
+  report.tell = told.tell;
+  report.stall = told.stall;
+  for (const WaitingCall& call : told.calls) {
+    if (report.calls.size() >= kWaitingCallsMax) break;
+    WaitingCall& kept = report.calls.emplace_back(call);
+    kept.operation.what = Cut(call.operation.what);
+    kept.operation.call_site = Cut(call.operation.call_site);
+    std::vector<int>& missing = kept.operation.missing;
+    std::erase_if(missing, [world_size](int rank) { return rank < 0 || rank >= world_size; });
+    std::sort(missing.begin(), missing.end());
+    missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+    if (missing.size() <= kMissingRanksMax) continue;
+    missing.resize(kMissingRanksMax);
+    // One of those that are left out may be enough.
+    kept.blocked = kept.blocked && !kept.operation.any;
+  }
+  return report;
+}
+
+}  // namespace
+
+World* Membership::RunningWorldOf(SessionId session, std::uint64_t generation) {
+  Participant* who = Find(session);
+  World* world = who && who->state == State::kSeated ? WorldOf(*who) : nullptr;
+  const bool present = world && world->generation == generation && world->phase == Phase::kRunning;
+  return present ? world : nullptr;
+}
+
+void Membership::Waiting(SessionId session, const WaitingReport& report, Moment moment,
+                         MembershipEffects& effects) {
+  const Participant* who = Find(session);
+  if (!who || !who->Active()) return;
+  if (report.generation == 0) {
+    const World* world = who->state == State::kSeated ? WorldOf(*who) : nullptr;
+    const bool joins = world && world->phase == Phase::kForming;
+    if (joins && report.tell) TellJoin(*world, *who, moment, effects);
+    return;
+  }
+  World* world = RunningWorldOf(session, report.generation);
+  if (!world) return;
+  world->diagnosis.OnWaiting(who->request.rank, Checked(report, world->size()), moment.now);
+}
+
+void Membership::OnWhereabouts(SessionId session, const WhereaboutsOp& op, Moment moment) {
+  World* world = RunningWorldOf(session, op.ask);
+  if (!world) return;
+  Whereabouts where = op.whereabouts;
+  where.main_thread = Cut(where.main_thread);
+  where.expected_slow = Cut(where.expected_slow);
+  where.stack = Cut(where.stack);
+  world->diagnosis.OnWhereabouts(Find(session)->request.rank, std::move(where), moment.now);
+}
+
+void Membership::Diagnose(Moment moment, MembershipEffects& effects) {
+  for (auto next = worlds_.begin(); next != worlds_.end();) {
+    World& world = (next++)->second;  // A verdict may end it.
+    if (world.phase == Phase::kRunning) Diagnose(world, moment, effects);
+  }
+}
+
+void Membership::Diagnose(World& world, Moment moment, MembershipEffects& effects) {
+  const auto excused = [this, &world](int rank) {
+    const Participant* who = Find(world.seats[static_cast<std::size_t>(rank)].session);
+    return !who || !who->Active() || who->hold || !who->connected;
+  };
+  const Diagnosis::Steps steps = world.diagnosis.Advance(moment.now, excused);
+  for (const int rank : steps.ask) {
+    const Seat& seat = world.seats[static_cast<std::size_t>(rank)];
+    if (seat.Live()) effects.Tell(seat.session, WhereEvent{world.generation});
+  }
+  for (const int rank : steps.tell) TellLate(world, rank, moment, effects);
+  if (!steps.verdict) return;
+  const Status cause = steps.verdict->circle.empty()
+                           ? Stall(world, *steps.verdict, moment)
+                           : Deadlock(world, steps.verdict->circle, moment);
+  FenceWorld(world, cause, moment, effects);
+}
+
+void Membership::TellLate(World& world, int listener, Moment moment, MembershipEffects& effects) {
+  const Seat& seat = world.seats[static_cast<std::size_t>(listener)];
+  if (!seat.Live()) return;
+  LateNotice notice;
+  notice.generation = world.generation;
+  notice.world_size = world.size();
+  const std::vector<int> late = world.diagnosis.AwaitedBy(listener);
+  for (const int rank : late) {
+    if (notice.ranks.size() >= kLateRanksMax) break;
+    notice.ranks.push_back({rank, LateText(world, rank, moment)});
+  }
+  notice.more = static_cast<int>(late.size() - notice.ranks.size());
+  effects.Tell(seat.session, LateEvent{std::move(notice)});
+}
+
+void Membership::TellJoin(const World& world, const Participant& listener, Moment moment,
+                          MembershipEffects& effects) const {
+  LateNotice notice;
+  notice.ready = static_cast<int>(world.joined);
+  notice.world_size = world.size();
+  for (int rank = 0; rank < world.size(); ++rank) {
+    const Seat& seat = world.seats[static_cast<std::size_t>(rank)];
+    if (seat.state == SeatState::kJoined) continue;
+    if (notice.ranks.size() >= kLateRanksMax) {
+      ++notice.more;
+      continue;
+    }
+    std::string text = "rank " + std::to_string(rank);
+    if (seat.Live()) {
+      text =
+          AliveText(*Find(seat.session), moment) + ", ends the operations of the last generation";
+    } else {
+      text += seat.note.empty() ? ": nothing has been heard from it" : ": " + seat.note;
+    }
+    notice.ranks.push_back({rank, std::move(text)});
+  }
+  effects.Tell(listener.session, LateEvent{std::move(notice)});
+}
+
+std::string Membership::AliveText(const Participant& who, Moment moment) const {
+  std::string text = Name(ClaimantOf(who));
+  if (who.hold)
+    return text + ": held" + Behind(" (", who.hold->reason) + (who.hold->reason.empty() ? "" : ")");
+  if (!who.connected && who.closed_at) {
+    return text + ": without a connection to the store for " +
+           Seconds(moment.now - *who.closed_at) + " s";
+  }
+  return text + ": alive, last beat " + Seconds(moment.now - who.last_seen) + " s ago";
+}
+
+std::string Membership::LateText(const World& world, int rank, Moment moment) const {
+  const Seat& seat = world.seats[static_cast<std::size_t>(rank)];
+  const Participant* who = Find(seat.session);
+  if (!who) return "rank " + std::to_string(rank);
+  if (!seat.Live()) return Name(ClaimantOf(*who)) + ": has left";
+  std::string text = AliveText(*who, moment);
+  const Diagnosis& diagnosis = world.diagnosis;
+  if (const WaitingCall* own = diagnosis.OldestCallOf(rank); own && own->blocked) {
+    return text + ", waits itself in " + CallText(*own) +
+           Behind(" for ", own->operation.missing.empty() ? "" : Listed(own->operation.missing));
+  }
+  const Whereabouts* where = diagnosis.Known(rank, moment.now);
+  if (!where) return text + ", its main thread did not answer";
+  if (!where->main_thread.empty()) text += ", main thread in " + where->main_thread;
+  if (where->expected_slow_for > Duration::zero()) {
+    text += ", announced to be slow: " + where->expected_slow + " (for " +
+            Seconds(where->expected_slow_for) + " s more)";
+  }
+  return text;
+}
+
+std::string Membership::NameOf(const World& world, int rank) const {
+  const Participant* who = Find(world.seats[static_cast<std::size_t>(rank)].session);
+  return who ? Name(ClaimantOf(*who)) : "rank " + std::to_string(rank);
+}
+
+Status Membership::Deadlock(const World& world, const std::vector<WaitEdge>& circle,
+                            Moment moment) const {
+  std::string text = circle.size() == 1
+                         ? "a rank waits for itself"
+                         : std::to_string(circle.size()) + " ranks wait for each other in a circle";
+  for (const WaitEdge& edge : circle) {
+    text += "; " + NameOf(world, edge.from) + " in " + edge.call.what + " (#" +
+            std::to_string(edge.call.seq) + " of group '" + edge.call.group + "') waits for rank " +
+            std::to_string(edge.to);
+  }
+  text += "; in generation " + std::to_string(world.generation) +
+          ". Every rank must start its operations in the same order, over all groups, and of two "
+          "that receive from each other one must send first";
+  FailureDetail detail;
+  detail.rank = circle.front().from;
+  detail.generation = world.generation;
+  detail.group = circle.front().call.group;
+  detail.seq = circle.front().call.seq;
+  detail.since_unix_s = moment.wall_s;
+  return Status(StatusCode::kDeadlock, text, std::move(detail));
+}
+
+Status Membership::Stall(const World& world, const Diagnosis::Verdict& verdict,
+                         Moment moment) const {
+  const Whereabouts& where = verdict.whereabouts;
+  const Participant* who = Find(world.seats[static_cast<std::size_t>(verdict.stalled)].session);
+  FailureDetail detail;
+  detail.rank = verdict.stalled;
+  if (who) {
+    detail.host = who->hello.process.host;
+    detail.pid = who->hello.process.pid;
+  }
+  detail.generation = world.generation;
+  detail.group = verdict.call.group;
+  detail.seq = verdict.call.operation.seq;
+  detail.since_unix_s = moment.wall_s - std::chrono::duration<double>(where.no_progress).count();
+  std::string text = NameOf(world, verdict.stalled) + " is alive and has made no progress for " +
+                     Seconds(where.no_progress) + " s (RESILIENT_STALL) while " +
+                     Listed(verdict.waiters) + " waited for it in " + CallText(verdict.call) +
+                     ", in generation " + std::to_string(world.generation) +
+                     Behind("; main thread in ", where.main_thread) +
+                     Behind("; its stack: ", where.stack) +
+                     ". If it may be that slow, say so with torch_resilient.expect_slow or raise "
+                     "RESILIENT_STALL";
+  return Status(StatusCode::kStalled, std::move(text), std::move(detail));
+}
+
+}  // namespace resilient::store

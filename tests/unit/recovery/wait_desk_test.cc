@@ -1,0 +1,153 @@
+// Goal: a rank that waits reports what, says whether all its threads are blocked, and writes one
+// line an interval. Method: the clock is an argument; threads are real where they count.
+#include "runtime/recovery/wait_desk.h"
+
+#include <gmock/gmock.h>
+
+#include "runtime/base/thread.h"
+#include "runtime/recovery/callers.h"
+
+namespace resilient::recovery {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using ::testing::StartsWith;
+
+constexpr Instant kStart{std::chrono::hours(1)};
+
+WaitingOperation Op(std::uint64_t seq, Duration age, std::vector<int> missing) {
+  WaitingOperation operation;
+  operation.seq = seq;
+  operation.what = "barrier()";
+  operation.call_site = "train.py:3 main";
+  operation.age = age;
+  operation.missing = std::move(missing);
+  return operation;
+}
+
+Callers::Snapshot AllIn(const std::string& group, std::uint64_t seq) {
+  return {true, {{group, false, seq}}};
+}
+
+class Desk : public ::testing::Test {
+ protected:
+  WaitDesk desk_{{2, seconds(30), std::chrono::hours(1)}};
+};
+
+TEST_F(Desk, WhatWaits_IsReportedUntilItIsTooOldOrEnds) {
+  EXPECT_FALSE(desk_.Report(5, {}, kStart));
+  desk_.Note("world", 5, {Op(7, seconds(1), {0})}, kStart);
+  const auto report = desk_.Report(5, AllIn("world", 7), kStart + Millis(500));
+  ASSERT_TRUE(report);
+  ASSERT_THAT(report->calls, SizeIs(1));
+  EXPECT_EQ(report->generation, 5u);
+  EXPECT_EQ(report->calls[0].group, "world");
+  EXPECT_EQ(report->calls[0].operation.age, Millis(1500));
+  EXPECT_TRUE(report->calls[0].blocked);
+  EXPECT_TRUE(report->blocked);
+  EXPECT_FALSE(report->tell);
+  EXPECT_FALSE(desk_.Report(6, {}, kStart + Millis(500)));  // A new generation.
+  desk_.Note("world", 6, {Op(7, seconds(1), {0})}, kStart);
+  desk_.NoteEnd("world", true);
+  EXPECT_TRUE(desk_.Report(6, {}, kStart));
+  desk_.NoteEnd("world", false);
+  EXPECT_FALSE(desk_.Report(6, {}, kStart));
+  desk_.Note("world", 6, {Op(8, seconds(1), {0})}, kStart);
+  EXPECT_FALSE(desk_.Report(6, {}, kStart + seconds(3)));
+}
+
+TEST_F(Desk, ARankIsBlocked_WhenEachThreadIsInAnOperationThatWaits) {
+  desk_.Note("world", 5, {Op(7, seconds(1), {0})}, kStart);
+  const auto blocked = [this](Callers::Snapshot callers) {
+    return desk_.Report(5, callers, kStart)->blocked;
+  };
+  EXPECT_TRUE(blocked(AllIn("world", 0)));  // In the one that runs.
+  EXPECT_TRUE(blocked(AllIn("world", 9)));  // In one that is queued behind it.
+  EXPECT_FALSE(blocked(AllIn("world", 6)));
+  EXPECT_FALSE(blocked(AllIn("other", 7)));
+  EXPECT_FALSE(blocked({false, {{"world", false, 7}}}));
+  EXPECT_FALSE(blocked({true, {}}));
+}
+
+TEST_F(Desk, OneLineAnInterval) {
+  desk_.Note("world", 5, {Op(7, seconds(29), {0})}, kStart);
+  EXPECT_FALSE(desk_.Report(5, {}, kStart)->tell);
+  EXPECT_TRUE(desk_.Report(5, {}, kStart + seconds(1))->tell);
+  desk_.Note("world", 5, {Op(7, seconds(31), {0})}, kStart + seconds(2));
+  EXPECT_FALSE(desk_.Report(5, {}, kStart + seconds(2))->tell);
+  LateNotice notice{5, 0, 4, {{0, "rank 0 (host a, pid 7): alive"}}, 2};
+  EXPECT_EQ(desk_.Line(notice, kStart + seconds(3)),
+            "rank 2 has waited 32 s in barrier() #7 of group 'world' at train.py:3 main for rank 0 "
+            "(host a, pid 7): alive; and 2 more ranks");
+  EXPECT_THAT(desk_.Line(notice, kStart + seconds(4)), IsEmpty());  // Not asked for.
+  EXPECT_THAT(desk_.OverdueLine(kStart + seconds(60)), IsEmpty());
+  desk_.Note("world", 5, {Op(7, seconds(60), {0})}, kStart + seconds(31));
+  EXPECT_TRUE(desk_.Report(5, {}, kStart + seconds(31))->tell);
+}
+
+TEST_F(Desk, AStoreThatDoesNotAnswer_LeavesALineAllTheSame) {
+  desk_.Note("world", 5, {Op(7, seconds(40), {0, 3})}, kStart);
+  EXPECT_TRUE(desk_.Report(5, {}, kStart)->tell);
+  EXPECT_THAT(desk_.OverdueLine(kStart + seconds(5)), IsEmpty());
+  EXPECT_THAT(desk_.OverdueLine(kStart + seconds(7)),
+              AllOf(HasSubstr("has waited 47 s in barrier()"), HasSubstr("for ranks 0, 3"),
+                    HasSubstr("the store does not say")));
+  EXPECT_THAT(desk_.OverdueLine(kStart + seconds(8)), IsEmpty());
+}
+
+TEST_F(Desk, ALongJoin_HasALine) {
+  EXPECT_FALSE(desk_.JoinReport(kStart, kStart + seconds(29)));
+  const auto report = desk_.JoinReport(kStart, kStart + seconds(30));
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->generation, 0u);
+  EXPECT_TRUE(report->tell);
+  EXPECT_FALSE(desk_.JoinReport(kStart, kStart + seconds(31)));
+  const LateNotice of_an_operation{5, 0, 4, {}, 0};
+  EXPECT_THAT(desk_.Line(of_an_operation, kStart + seconds(31)), IsEmpty());
+  EXPECT_THAT(desk_.Line({0, 61, 64, {{0, "rank 0: nothing"}}, 2}, kStart + seconds(31)),
+              StartsWith("rank 2 has waited 31 s to join: 61 of 64 ranks are ready; waiting for "
+                         "rank 0: nothing; and 2 more ranks"));
+}
+
+TEST(CallersOfASession, AreBlockedWhenAllAre) {
+  Callers callers;
+  EXPECT_FALSE(callers.Look().all);
+  callers.Note();
+  EXPECT_FALSE(callers.Look().all);
+  callers.Block({"world", false, 3});
+  EXPECT_TRUE(callers.Look().all);
+  EXPECT_THAT(callers.Look().blocked, SizeIs(1));
+  Thread other("other", [&callers] {
+    callers.Note();
+    EXPECT_FALSE(callers.Look().all);
+    callers.Block({"pair", true, 1});
+    EXPECT_TRUE(callers.Look().all);
+    EXPECT_THAT(callers.Look().blocked, SizeIs(2));
+    callers.Unblock();
+  });
+  other.Join();
+  EXPECT_TRUE(callers.Look().all);  // A thread that has ended does not count.
+  callers.Unblock();
+  EXPECT_FALSE(callers.Look().all);
+}
+
+// A thread's record outlives no session, and a session no record.
+TEST(CallersOfASession, ComeAndGo) {
+  for (int i = 0; i < 3; ++i) {
+    Callers first;
+    Callers second;
+    first.Note();
+    second.Block({"world", false, 1});
+    first.Block({"world", false, 1});
+    EXPECT_TRUE(first.Look().all);
+    EXPECT_TRUE(second.Look().all);
+  }
+}
+
+}  // namespace
+}  // namespace resilient::recovery

@@ -1,0 +1,264 @@
+// Goal: of ranks that wait, the late one is named with where it is, a circle ends in DEADLOCK on
+// all, a rank that stands still in STALLED; and nothing of it happens to ranks that go on.
+// Method: CoreFixture; members tell what they wait for once a second of virtual time.
+#include <gmock/gmock.h>
+
+#include "tests/unit/store/core_fixture.h"
+
+namespace resilient::store {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+class Waits : public CoreFixture {
+ protected:
+  static WaitingCall In(std::string group, std::uint64_t seq, std::vector<int> missing) {
+    WaitingCall call;
+    call.group = std::move(group);
+    call.operation.seq = seq;
+    call.operation.what = "all_reduce(float32[4], sum)";
+    call.operation.call_site = "train.py:7 step";
+    call.operation.age = seconds(1);
+    call.operation.missing = std::move(missing);
+    call.blocked = true;
+    return call;
+  }
+  WaitingReport Blocked(WaitingCall call) const {
+    WaitingReport report;
+    report.generation = generation_;
+    report.calls.push_back(std::move(call));
+    report.blocked = true;
+    report.stall = stall_;
+    return report;
+  }
+
+  std::vector<ConnectionId> RunWorld(int n) {
+    std::vector<ConnectionId> control;
+    for (int i = 0; i < n; ++i) control.push_back(OpenControl(i));
+    for (int i = 0; i < n; ++i) Send(control[At(i)], JoinOp{JoinOf(i, n, seconds(60))});
+    generation_ = BecomeReady(control);
+    return control;
+  }
+
+  // For so long, each second, the members tell what they wait for.
+  void Wait(Duration duration, const std::vector<ConnectionId>& control,
+            std::map<int, WaitingReport> told) {
+    const Instant end = now_ + duration;
+    while (now_ < end) {
+      for (auto& [rank, report] : told) {
+        Send(control[At(rank)], WaitingOp{report}, 0);
+        for (WaitingCall& call : report.calls) call.operation.age += seconds(1);
+      }
+      Answer(control);
+      Advance(std::min<Duration>(seconds(1), end - now_), control);
+      Answer(control);
+    }
+  }
+  // Whoever is asked where it is says so.
+  void Answer(const std::vector<ConnectionId>& control) {
+    for (std::size_t i = 0; i < control.size(); ++i) {
+      while (const auto where = Take<WhereEvent>(control[i])) {
+        ++asked_[static_cast<int>(i)];
+        if (mute_) continue;
+        Whereabouts answer = whereabouts_;
+        if (stands_still_) answer.no_progress = now_ - begun_;
+        Send(control[i], WhereaboutsOp{where->ask, answer}, 0);
+      }
+    }
+  }
+
+  std::uint64_t generation_ = 0;
+  Duration stall_ = std::chrono::hours(1);
+  Whereabouts whereabouts_{.main_thread = "prep.py:12 cache"};
+  bool stands_still_ = false;
+  bool mute_ = false;
+  const Instant begun_ = now_;
+  std::map<int, int> asked_;
+};
+
+TEST_F(Waits, TwoGroupsInOppositeOrder_EndInDeadlockOnAll) {
+  const auto control = RunWorld(3);
+  Wait(Millis(1500), control, {{0, Blocked(In("a", 3, {1}))}, {1, Blocked(In("b", 5, {0}))}});
+  for (const ConnectionId connection : control) {
+    const auto fence = Take<Fence>(connection);
+    ASSERT_TRUE(fence);
+    EXPECT_EQ(fence->cause.code(), StatusCode::kDeadlock);
+    EXPECT_THAT(fence->cause.message(),
+                AllOf(HasSubstr("rank 0 (host h0, pid 100) in all_reduce(float32[4], sum) at "
+                                "train.py:7 step (#3 of group 'a') waits for rank 1"),
+                      HasSubstr("(#5 of group 'b') waits for rank 0"), HasSubstr("same order")));
+  }
+}
+
+TEST_F(Waits, ACircleThatIsToldOnce_IsNone) {
+  const auto control = RunWorld(2);
+  Send(control[0], WaitingOp{Blocked(In("a", 3, {1}))}, 0);
+  Send(control[1], WaitingOp{Blocked(In("b", 5, {0}))}, 0);
+  Advance(seconds(10), control);
+  EXPECT_FALSE(Take<Fence>(control[0]));
+}
+
+// The same groups, but each time other operations: they go on.
+TEST_F(Waits, ACircleThatChanges_IsNone) {
+  const auto control = RunWorld(2);
+  for (std::uint64_t seq = 1; seq < 10; ++seq) {
+    Wait(seconds(1), control, {{0, Blocked(In("a", seq, {1}))}, {1, Blocked(In("b", seq, {0}))}});
+  }
+  EXPECT_FALSE(Take<Fence>(control[0]));
+}
+
+TEST_F(Waits, ARankOfWhichAThreadIsFree_IsInNoCircle) {
+  const auto control = RunWorld(2);
+  WaitingReport free = Blocked(In("b", 5, {0}));
+  free.blocked = false;
+  Wait(seconds(5), control, {{0, Blocked(In("a", 3, {1}))}, {1, free}});
+  EXPECT_FALSE(Take<Fence>(control[0]));
+}
+
+TEST_F(Waits, WhoAsks_IsToldWhereTheLateRankIs) {
+  const auto control = RunWorld(3);
+  WaitingReport report = Blocked(In("world", 7, {0, 2}));
+  report.tell = true;
+  Send(control[1], WaitingOp{report}, 0);
+  Advance(Millis(300), control);
+  EXPECT_FALSE(Take<LateEvent>(control[1]));  // Nobody has said where it is.
+  Answer(control);
+  Advance(Millis(300), control);
+  const auto late = Take<LateEvent>(control[1]);
+  ASSERT_TRUE(late);
+  EXPECT_EQ(late->notice.generation, generation_);
+  ASSERT_THAT(late->notice.ranks, SizeIs(2));
+  EXPECT_EQ(late->notice.ranks[0].rank, 0);
+  EXPECT_THAT(late->notice.ranks[0].text,
+              AllOf(HasSubstr("rank 0 (host h0, pid 100): alive, last beat 0.0 s ago"),
+                    HasSubstr("main thread in prep.py:12 cache")));
+  EXPECT_FALSE(Take<LateEvent>(control[0]));
+  EXPECT_EQ(asked_.count(1), 0u);
+}
+
+TEST_F(Waits, ARankThatDoesNotSayWhereItIs_IsNamedAllTheSame) {
+  const auto control = RunWorld(2);
+  mute_ = true;
+  WaitingReport report = Blocked(In("world", 7, {0}));
+  report.tell = true;
+  Send(control[1], WaitingOp{report}, 0);
+  report.tell = false;
+  Wait(seconds(4), control, {{1, report}});
+  const auto late = Take<LateEvent>(control[1]);
+  ASSERT_TRUE(late);
+  ASSERT_THAT(late->notice.ranks, SizeIs(1));
+  EXPECT_THAT(late->notice.ranks[0].text, HasSubstr("did not answer"));
+}
+
+TEST_F(Waits, ARankThatWaitsItself_IsNotAskedButQuoted) {
+  const auto control = RunWorld(3);
+  WaitingReport report = Blocked(In("world", 7, {1}));
+  report.tell = true;
+  Wait(seconds(1), control, {{0, report}, {1, Blocked(In("pair", 2, {2}))}});
+  const auto late = Take<LateEvent>(control[0]);
+  ASSERT_TRUE(late);
+  ASSERT_THAT(late->notice.ranks, SizeIs(1));
+  EXPECT_THAT(late->notice.ranks[0].text,
+              AllOf(HasSubstr("waits itself in all_reduce"), HasSubstr("#2 of group 'pair'"),
+                    HasSubstr("for rank 2")));
+  EXPECT_EQ(asked_.count(1), 0u);
+}
+
+TEST_F(Waits, ManyLateRanks_AreCounted) {
+  const int size = 20;
+  const auto control = RunWorld(size);
+  std::vector<int> missing;
+  for (int rank = 1; rank < size; ++rank) missing.push_back(rank);
+  WaitingReport report = Blocked(In("world", 7, missing));
+  report.tell = true;
+  Wait(seconds(2), control, {{0, report}});
+  const auto late = Take<LateEvent>(control[0]);
+  ASSERT_TRUE(late);
+  EXPECT_THAT(late->notice.ranks, SizeIs(kLateRanksMax));
+  EXPECT_EQ(late->notice.more, size - 1 - static_cast<int>(kLateRanksMax));
+}
+
+TEST_F(Waits, NoProgressWhileOthersWait_EndsInStalled) {
+  const auto control = RunWorld(3);
+  stall_ = seconds(20);
+  stands_still_ = true;
+  whereabouts_.stack = "train.py:1 main; prep.py:12 cache";
+  Wait(seconds(19), control, {{1, Blocked(In("world", 7, {0}))}});
+  EXPECT_FALSE(Take<Fence>(control[1]));
+  Wait(seconds(6), control, {{1, Blocked(In("world", 7, {0}))}});
+  for (const ConnectionId connection : control) {
+    const auto fence = Take<Fence>(connection);
+    ASSERT_TRUE(fence);
+    EXPECT_EQ(fence->cause.code(), StatusCode::kStalled);
+    EXPECT_EQ(fence->cause.detail().rank, 0);
+    EXPECT_THAT(fence->cause.message(),
+                AllOf(HasSubstr("rank 0 (host h0, pid 100) is alive and has made no progress"),
+                      HasSubstr("rank 1 waited for it in all_reduce"),
+                      HasSubstr("prep.py:12 cache"), HasSubstr("expect_slow")));
+  }
+}
+
+TEST_F(Waits, NobodyIsStalled_WhoMakesProgressOrSaidSoOrIsHeldOrWaits) {
+  const auto control = RunWorld(2);
+  stall_ = seconds(5);
+  Wait(seconds(30), control, {{1, Blocked(In("world", 7, {0}))}});
+  EXPECT_GT(asked_[0], 3);  // It goes on.
+  stands_still_ = true;
+  whereabouts_.expected_slow = "checkpoint";
+  whereabouts_.expected_slow_for = seconds(60);
+  Wait(seconds(30), control, {{1, Blocked(In("world", 7, {0}))}});
+  EXPECT_FALSE(Take<Fence>(control[1]));
+  whereabouts_.expected_slow_for = {};
+  const ConnectionId admin = Open(HelloOf(99, Role::kAdmin));
+  EXPECT_EQ(Ask(admin, HoldOp{0, "", 0, "debugger"}).number, 1);
+  Wait(seconds(30), control, {{1, Blocked(In("world", 7, {0}))}});
+  EXPECT_FALSE(Take<Fence>(control[1]));
+  Ask(admin, ReleaseOp{});
+  Wait(seconds(30), control, {{1, Blocked(In("world", 7, {0}))}, {0, Blocked(In("other", 1, {}))}});
+  EXPECT_FALSE(Take<Fence>(control[1]));
+}
+
+TEST_F(Waits, WithoutWaiters_NobodyIsAsked) {
+  const auto control = RunWorld(2);
+  Advance(seconds(60), control);
+  Answer(control);
+  EXPECT_THAT(asked_, IsEmpty());
+}
+
+TEST_F(Waits, ReportsOfThePast_AndRanksThatDoNotExist_AreIgnored) {
+  const auto control = RunWorld(2);
+  WaitingReport old = Blocked(In("world", 7, {0}));
+  old.generation = generation_ - 1;
+  old.tell = true;
+  Wait(seconds(3), control, {{1, old}});
+  EXPECT_THAT(asked_, IsEmpty());
+  WaitingReport wild = Blocked(In("world", 7, {-1, 2, 1 << 30}));
+  wild.tell = true;
+  Wait(seconds(3), control, {{1, wild}});
+  const auto late = Take<LateEvent>(control[1]);
+  ASSERT_TRUE(late);
+  EXPECT_THAT(late->notice.ranks, IsEmpty());
+}
+
+TEST_F(Waits, WhoWaitsToJoin_IsToldWhoIsMissing) {
+  const ConnectionId control = OpenControl(1);
+  Send(control, JoinOp{JoinOf(1, 3)});
+  WaitingReport report;
+  report.tell = true;
+  Send(control, WaitingOp{report}, 0);
+  const auto late = Take<LateEvent>(control);
+  ASSERT_TRUE(late);
+  EXPECT_EQ(late->notice.generation, 0u);
+  EXPECT_EQ(late->notice.ready, 1);
+  EXPECT_EQ(late->notice.world_size, 3);
+  ASSERT_THAT(late->notice.ranks, SizeIs(2));
+  EXPECT_EQ(late->notice.ranks[0].text, "rank 0: nothing has been heard from it");
+}
+
+}  // namespace
+}  // namespace resilient::store
