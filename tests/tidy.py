@@ -97,6 +97,7 @@ WORLD_CALLS = (
 SHELLS = (
     "runtime/base/",
     "runtime/comm/cpu_fabric",
+    "runtime/recovery/observer",
     "runtime/recovery/session",
     "store/client/",
     "store/server/",
@@ -113,6 +114,7 @@ PURE = (
     "runtime/comm/wire.",
     "runtime/recovery/state_machine.",
     "runtime/recovery/incident.",
+    "runtime/recovery/progress_meter.",
     "store/core/",
     "store/tls/stream.",
     "store/tls/failure.",
