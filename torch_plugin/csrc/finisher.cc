@@ -47,7 +47,7 @@ struct Finisher::Shared : std::enable_shared_from_this<Finisher::Shared> {
   Status AddThread() {
     Result<std::thread> thread =
         StartThread("res-callback", [shared = shared_from_this()] { shared->Run(); });
-    if (thread.ok()) threads.push_back(*std::move(thread));
+    if (thread.ok()) threads.push_back(std::move(*thread));
     return thread.status();
   }
 };

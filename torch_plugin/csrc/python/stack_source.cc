@@ -138,7 +138,7 @@ std::optional<MainThreadStack> PythonStacks::Look(Deadline deadline) {
   if (!shared->thread.joinable()) {
     Result<std::thread> thread = StartThread("res-gil", [shared] { shared->Run(); });
     if (!thread.ok()) return MainThreadStack{"unknown: " + thread.status().message(), {}};
-    shared->thread = *std::move(thread);
+    shared->thread = std::move(*thread);
     shared->present = true;
   }
   if (shared->wanted == shared->finished) {
