@@ -100,6 +100,7 @@ WORLD_CALLS = (
 SHELLS = (
     "runtime/base/",
     "runtime/comm/cpu_fabric",
+    "runtime/recovery/observer",
     "runtime/recovery/session",
     "store/client/",
     "store/server/",
@@ -116,6 +117,7 @@ PURE = (
     "runtime/comm/wire.",
     "runtime/recovery/state_machine.",
     "runtime/recovery/incident.",
+    "runtime/recovery/progress_meter.",
     "store/core/",
     "store/tls/stream.",
     "store/tls/failure.",

@@ -3,11 +3,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <climits>
+#include <deque>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sstream>
+#include <string_view>
+#include <system_error>
+#include <vector>
 
 #include "runtime/base/log.h"
 
@@ -31,6 +37,99 @@ std::string PidNamespace() {
   return std::to_string(info.st_ino);
 }
 
+constexpr int kFirstStatField = 3;  // Of those behind the command.
+constexpr int kUserTimeField = 14;
+constexpr int kSystemTimeField = 15;
+constexpr int kChildUserTimeField = 16;
+constexpr int kChildSystemTimeField = 17;
+constexpr int kStartTimeField = 22;
+constexpr std::size_t kProcessesMax = 257;
+
+// A line of /proc/<pid>/stat. Thread: value type.
+struct Stat {
+  std::string command;
+  std::vector<std::uint64_t> fields;  // From kFirstStatField on; what is no number is 0.
+
+  std::uint64_t Field(int number) const {
+    const auto index = static_cast<std::size_t>(number - kFirstStatField);
+    return index < fields.size() ? fields[index] : 0;
+  }
+  double OwnSeconds() const { return Seconds(Field(kUserTimeField) + Field(kSystemTimeField)); }
+  double ChildSeconds() const {
+    return Seconds(Field(kChildUserTimeField) + Field(kChildSystemTimeField));
+  }
+
+ private:
+  static double Seconds(std::uint64_t ticks) {
+    return static_cast<double>(ticks) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  }
+};
+
+// Without fields when there is no such process or thread.
+Stat ReadStat(const std::string& path) {
+  Stat stat;
+  const std::string line = ReadFile(path);
+  // The command in field 2 may hold blanks and brackets; the last bracket ends it.
+  const std::size_t begin = line.find('(');
+  const std::size_t end = line.rfind(')');
+  if (begin == std::string::npos || end == std::string::npos || end < begin) return stat;
+  stat.command = line.substr(begin + 1, end - begin - 1);
+  std::istringstream fields(line.substr(end + 1));
+  stat.fields.reserve(kStartTimeField);
+  for (std::string field; stat.fields.size() < kStartTimeField && fields >> field;) {
+    std::uint64_t value = 0;
+    const auto parsed = std::from_chars(field.data(), field.data() + field.size(), value);
+    stat.fields.push_back(parsed.ec == std::errc() ? value : 0);
+  }
+  return stat;
+}
+
+void AddBytes(const std::string& path, ProcessUsage* usage) {
+  std::istringstream lines(ReadFile(path));
+  std::string name;
+  std::uint64_t value = 0;
+  while (lines >> name >> value) {
+    if (name == "rchar:" || name == "wchar:") usage->call_bytes += value;
+    if (name == "read_bytes:" || name == "write_bytes:") usage->disk_bytes += value;
+  }
+}
+
+std::vector<std::string> ThreadsOf(const std::string& process) {
+  std::vector<std::string> threads;
+  std::error_code error;
+  std::filesystem::directory_iterator entry(process + "/task", error);
+  while (!error && entry != std::filesystem::directory_iterator()) {
+    threads.push_back(entry->path().string());
+    entry.increment(error);
+  }
+  return threads;
+}
+
+// What one process has used; its children are appended to `pids`.
+ProcessUsage UsageOf(std::int64_t pid, std::deque<std::int64_t>* pids) {
+  ProcessUsage usage;
+  const std::string process = StrCat("/proc/", pid);
+  const Stat stat = ReadStat(process + "/stat");
+  if (stat.command == "resilient-store") return usage;
+  ProcessUsage ours;
+  for (const std::string& thread : ThreadsOf(process)) {
+    std::istringstream children(ReadFile(thread + "/children"));
+    for (std::int64_t child = 0; children >> child;) pids->push_back(child);
+    const Stat thread_stat = ReadStat(thread + "/stat");
+    // A program whose own name begins so gives it to its threads.
+    const bool is_ours =
+        thread_stat.command.starts_with("res-") && !stat.command.starts_with("res-");
+    if (!is_ours) continue;
+    ours.cpu_seconds += thread_stat.OwnSeconds();
+    AddBytes(thread + "/io", &ours);
+  }
+  AddBytes(process + "/io", &usage);
+  usage.cpu_seconds = stat.OwnSeconds() + stat.ChildSeconds() - ours.cpu_seconds;
+  usage.call_bytes -= std::min(usage.call_bytes, ours.call_bytes);
+  usage.disk_bytes -= std::min(usage.disk_bytes, ours.disk_bytes);
+  return usage;
+}
+
 }  // namespace
 
 ProcessIdentity ThisProcess() {
@@ -45,19 +144,21 @@ ProcessIdentity ThisProcess() {
 }
 
 std::uint64_t StartTimeOf(std::int64_t pid) {
-  const std::string stat = ReadFile(StrCat("/proc/", pid, "/stat"));
-  // The command in field 2 may hold blanks and brackets; the last bracket ends it.
-  const std::size_t command_end = stat.rfind(')');
-  if (command_end == std::string::npos) return 0;
-  std::istringstream fields(stat.substr(command_end + 1));
-  constexpr int kStartTimeField = 22;
-  std::string field;
-  for (int i = 3; i <= kStartTimeField; ++i) {
-    if (!(fields >> field)) return 0;
+  return ReadStat(StrCat("/proc/", pid, "/stat")).Field(kStartTimeField);
+}
+
+ProcessUsage UsageWithoutOurOwn() {
+  ProcessUsage sum;
+  std::deque<std::int64_t> pids = {getpid()};
+  for (std::size_t count = 0; count < kProcessesMax && !pids.empty(); ++count) {
+    const std::int64_t pid = pids.front();
+    pids.pop_front();
+    const ProcessUsage usage = UsageOf(pid, &pids);
+    sum.cpu_seconds += usage.cpu_seconds;
+    sum.call_bytes += usage.call_bytes;
+    sum.disk_bytes += usage.disk_bytes;
   }
-  std::uint64_t start_time = 0;
-  const auto parsed = std::from_chars(field.data(), field.data() + field.size(), start_time);
-  return parsed.ec == std::errc() ? start_time : 0;
+  return sum;
 }
 
 }  // namespace resilient

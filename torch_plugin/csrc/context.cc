@@ -17,6 +17,7 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
   const InterruptCheck interrupt = [host] { return host->Interrupted(); };
   options.connect.session = store::NewSessionId();
   options.session.interrupt = interrupt;
+  options.session.observer = host->observer();
   std::shared_ptr<SessionContext> context(new SessionContext(std::move(options), std::move(host)));
   const Clock& clock = context->clock_;
   const FactoryMaker make_fabric = [&](CommunicatorEvents& events) {

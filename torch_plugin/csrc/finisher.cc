@@ -1,16 +1,14 @@
 #include "torch_plugin/csrc/finisher.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "torch_plugin/csrc/thread.h"
 
 namespace resilient::plugin {
 
@@ -47,23 +45,10 @@ struct Finisher::Shared : std::enable_shared_from_this<Finisher::Shared> {
 
   // REQUIRES: mutex.
   Status AddThread() {
-    // The user's signal handlers run on the user's threads: the new one inherits a full mask.
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    Status status;
-    try {
-      threads.emplace_back([shared = shared_from_this()] {
-        pthread_setname_np(pthread_self(), "res-callback");
-        shared->Run();
-      });
-    } catch (const std::system_error& error) {
-      status = Status(StatusCode::kResourceExhausted,
-                      std::string("no thread can be made for callbacks: ") + error.what());
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return status;
+    Result<std::thread> thread =
+        StartThread("res-callback", [shared = shared_from_this()] { shared->Run(); });
+    if (thread.ok()) threads.push_back(std::move(*thread));
+    return thread.status();
   }
 };
 

@@ -12,8 +12,12 @@ class PlainHost final : public Host {
   std::string CallSite() override { return {}; }
   bool Ending() const override { return false; }
   void WithoutLock(const std::function<void()>& body) override { body(); }
+  const std::shared_ptr<Observer>& observer() override { return observer_; }
 
  private:
+  const SystemClock clock_;
+  const std::shared_ptr<Observer> observer_ = MakeObserver(clock_, nullptr);
+
   void DoThrow(const Status& status) override { ThrowNative(status); }
 };
 

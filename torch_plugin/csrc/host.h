@@ -6,6 +6,7 @@
 #include <string>
 
 #include <resilient/status.h>
+#include <resilient/whereabouts.h>
 
 namespace resilient::plugin {
 
@@ -37,6 +38,9 @@ class Host {
 
   // Runs `body`, which may block, without the interpreter's lock, whether or not the caller has it.
   virtual void WithoutLock(const std::function<void()>& body) = 0;
+
+  // Tells where the main thread is. Shared by all sessions.
+  virtual const std::shared_ptr<Observer>& observer() = 0;
 
  private:
   // Never returns; a virtual function cannot promise that.

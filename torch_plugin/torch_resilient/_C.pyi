@@ -98,3 +98,12 @@ def create_backend(
 def op_log(backend: Backend) -> list[dict[str, Any]]:
     """The latest 2,000 operations of a group of ours, oldest first: id seq name dtype count state ("running",
     "completed", "failed") call_site started ended (unix s; 0: not yet) failure. seq 0: it was refused."""
+
+def whereabouts(timeout: float = 3.0) -> dict[str, Any] | None:
+    """What this process says of its main thread: main_thread stack no_progress expected_slow expected_slow_for
+    (seconds); see <resilient/whereabouts.h>. For tests and diagnosis. None: no answer within `timeout` seconds."""
+
+def expect_slow(what: str, seconds: float) -> int:
+    """Announces that the main thread may be silent; the token is for end_expect_slow. 0: 64 are announced already."""
+
+def end_expect_slow(token: int) -> None: ...

@@ -2,7 +2,7 @@
 
 `torch.distributed.init_process_group("resilient")` needs no import of this package. What is here
 is for programs that heal (`State`, `elastic`, `rebuild`), for those that look (`failure`,
-`membership`, `status`, `op_log`), and the exceptions.
+`membership`, `status`, `op_log`) or announce to be slow (`expect_slow`), and the exceptions.
 
 Everything is loaded when it is first used: `python -m torch_resilient.run` does not import torch.
 """
@@ -16,6 +16,7 @@ _HOMES = {
     "State": "_state",
     "elastic": "_elastic",
     "Store": "_api",
+    "expect_slow": "_api",
     "failure": "_api",
     "last_incident": "_api",
     "membership": "_api",

@@ -1,5 +1,6 @@
 """The small functions of the package: the session of this process, looked at and acknowledged."""
 
+import contextlib
 import os
 from datetime import timedelta
 
@@ -9,6 +10,8 @@ import torch.distributed as dist
 from torch_resilient import _address, _errors, _native, _server, _worlds
 
 _STORE_TIMEOUT = timedelta(minutes=5)
+_SLOW_MAX_HOURS = 24
+_SLOW_TEXT_MAX = 100
 
 
 def current_world():
@@ -96,6 +99,45 @@ def status():
         "failure": None if cause is None else str(cause),
         "incident": world.session.last_incident(),
     }
+
+
+def expect_slow(what, *, seconds=0, minutes=0, hours=0):
+    """Announces that the main thread may show no progress: `with expect_slow("checkpoint",
+    minutes=10):`, or as a decorator.
+
+    The announcement ends with the block, or after the time, whichever comes first. Of nested ones
+    the one that lasts longest counts. `what` (at most 100 characters) is shown to those who wait.
+    The time is at most 24 hours. Needs no session; it counts for all of this process, and not for
+    processes forked from it.
+    """
+    if not isinstance(what, str) or not what.strip() or len(what) > _SLOW_TEXT_MAX:
+        raise _errors.ConfigError(
+            f"expect_slow({what!r:.200}): the first argument says what is slow, in 1 to"
+            f" {_SLOW_TEXT_MAX} characters, as in expect_slow('checkpoint', minutes=10)"
+        )
+    try:
+        duration = timedelta(seconds=seconds, minutes=minutes, hours=hours)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _errors.ConfigError(
+            f"expect_slow({what!r}, seconds={seconds!r}, minutes={minutes!r}, hours={hours!r}):"
+            f" {error}"
+        ) from None
+    if not timedelta() < duration <= timedelta(hours=_SLOW_MAX_HOURS):
+        raise _errors.ConfigError(
+            f"expect_slow({what!r}) for {duration}: give seconds=, minutes= or hours=, together"
+            f" more than nothing and at most {_SLOW_MAX_HOURS} hours"
+        )
+    return _expectation(what, duration.total_seconds())
+
+
+@contextlib.contextmanager
+def _expectation(what, seconds):
+    native = _native.load()
+    token = native.expect_slow(" ".join(what.split()), seconds)
+    try:
+        yield
+    finally:
+        native.end_expect_slow(token)
 
 
 def _store_class():

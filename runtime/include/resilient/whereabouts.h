@@ -2,29 +2,87 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include <resilient/clock.h>
 
 namespace resilient {
 
-// Where a process is, told to the ranks that wait for it. Thread: value type.
+// What a process says about its main thread when others wait for it. Thread: value type.
 struct Whereabouts {
-  std::string main_thread;       // "train.py:301 step"; empty: not known (a C++ program)
-  std::string stack;             // The whole Python stack of the main thread; may be empty.
-  Duration no_progress{};        // How long no progress has been seen.
+  // "train.py:301 step", or "native code holds the GIL for 12 s, last seen at train.py:301 step";
+  // empty: not known (a C++ program).
+  std::string main_thread;
+  // The Python stack of the main thread, newest call last, at most 8 KiB; the last one that could
+  // be read. May be empty.
+  std::string stack;
+  // How long no progress has been seen. Zero right after progress, at the first look, and at the
+  // first after a time in which nobody looked or the process was stopped.
+  Duration no_progress{};
   std::string expected_slow;     // What the program announced ("checkpoint"); empty: nothing.
   Duration expected_slow_for{};  // Of that, what is left.
 };
 
-class Observer {
+// The main thread as its interpreter shows it. Thread: value type.
+struct MainThreadStack {
+  std::string top;    // "train.py:301 step"; empty: it is in no code that could be named.
+  std::string stack;  // As Whereabouts::stack.
+};
+
+// Where an observer gets the stack of the main thread from: the Python extension has one.
+//
+// Owner: the observer, by shared_ptr. Thread: thread-safe; Look is called by one thread a process.
+// A forked child uses the same object.
+class StackSource {
  public:
-  virtual ~Observer() = default;
-  virtual void Ask(std::function<void(const Whereabouts&)> answer) = 0;
-  virtual void NoteOperation() = 0;
-  virtual std::uint64_t Expect(std::string what, Duration at_most) = 0;
-  virtual void EndExpectation(std::uint64_t token) = 0;
+  virtual ~StackSource() = default;
+  // Blocks until `deadline` at most. None: the interpreter's lock could not be had by then, and may
+  // be asked for still.
+  virtual std::optional<MainThreadStack> Look(Deadline deadline) = 0;
+  // Ends a Look that is under way; later ones return none. Waits for its own threads until
+  // `deadline` at most. Idempotent.
   virtual void Close(Deadline deadline) = 0;
 };
+
+// Looks at this process from outside its main thread. Once asked, it watches for progress every 5 s
+// until nobody has asked for 2 min; otherwise it sleeps, and before the first question there is no
+// thread.
+//
+// Progress, in a window of 60 s, is a new operation, another line of the main thread, 5 % of a core
+// or 1 MiB of input and output by the process and its children, without our own threads and without
+// sockets. So a busy loop is progress.
+//
+// Owner: the plugin or main, shared with the session; one a process is enough. Thread: thread-safe.
+// Lifetime: the destructor closes. In a forked child it begins anew, without a thread, questions or
+// announcements of the parent.
+class Observer {
+ public:
+  using Answer = std::function<void(const Whereabouts&)>;
+
+  virtual ~Observer() = default;
+
+  // Returns at once; `answer` runs once, within ~3 s, on the observer's thread; it must not block.
+  // Dropped after Close, beyond 64 that wait, and where no thread can be made.
+  virtual void Ask(Answer answer) = 0;
+
+  // The process was asked for an operation (progress). Cheap: one relaxed atomic.
+  virtual void NoteOperation() = 0;
+
+  // Announces that the main thread may be silent, for 24 h at the most; returns a token for
+  // EndExpectation. Of nested ones the one that lasts longest counts. 0: not taken, 64 are open.
+  virtual std::uint64_t Expect(std::string what, Duration at_most) = 0;
+  // Nothing happens for a token that is over, or 0.
+  virtual void EndExpectation(std::uint64_t token) = 0;
+
+  // Drops the questions and waits for the threads until `deadline` at most. Idempotent. REQUIRES:
+  // under Python, the calling thread has given up the interpreter's lock.
+  virtual void Close(Deadline deadline) = 0;
+};
+
+// `stacks` may be null: then where the main thread is remains unknown. `clock` outlives the
+// observer.
+std::shared_ptr<Observer> MakeObserver(const Clock& clock, std::shared_ptr<StackSource> stacks);
 
 }  // namespace resilient

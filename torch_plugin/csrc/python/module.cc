@@ -33,4 +33,5 @@ PYBIND11_MODULE(_C, m) {
   RegisterSession(m, host);
   RegisterStore(m, host);
   RegisterBackend(m, host);
+  RegisterWhereabouts(m, host);
 }

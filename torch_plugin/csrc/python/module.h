@@ -14,5 +14,6 @@ void RegisterSettings(pybind11::module_& m, const std::shared_ptr<PythonHost>& h
 void RegisterSession(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterStore(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterBackend(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
+void RegisterWhereabouts(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 
 }  // namespace resilient::plugin

@@ -1,12 +1,12 @@
 #include "torch_plugin/csrc/python/python_host.h"
 
-#include <cstring>
 #include <utility>
 
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
 
 #include "torch_plugin/csrc/convert.h"
+#include "torch_plugin/csrc/python/stack_source.h"
 
 namespace resilient::plugin {
 namespace {
@@ -21,11 +21,6 @@ struct Stash {
 };
 thread_local Stash stash;
 
-std::string DirectoryOf(const char* module_name) {
-  const auto path = py::module_::import(module_name).attr("__file__").cast<std::string>();
-  return path.substr(0, path.rfind('/') + 1);
-}
-
 }  // namespace
 
 PythonHost::PythonHost()
@@ -33,21 +28,15 @@ PythonHost::PythonHost()
                        .attr("main_thread")()
                        .attr("ident")
                        .cast<unsigned long>()),
-      torch_dir_(DirectoryOf("torch")),
-      package_dir_(DirectoryOf("torch_resilient")) {}
+      frames_(std::make_shared<FrameNames>()),
+      observer_(MakeObserver(clock_, std::make_shared<PythonStacks>(frames_, main_thread_))) {}
 
 void PythonHost::InstallFactory(PyObject* factory) {
   Py_INCREF(factory);
   Py_XSETREF(factory_, factory);
 }
 
-bool PythonHost::Ending() const {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
-#else
-  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
-#endif
-}
+bool PythonHost::Ending() const { return InterpreterIsEnding(); }
 
 PyObject* PythonHost::MakeException(const Status& status) const {
   if (factory_ == nullptr) {
@@ -108,43 +97,12 @@ Status PythonHost::Interrupted() {
   return Status(StatusCode::kInterrupted, "a signal ended the wait");
 }
 
-bool PythonHost::IsLibraryFile(const char* path, Py_ssize_t length) const {
-  const auto in = [&](const std::string& dir) {
-    return static_cast<std::size_t>(length) > dir.size() &&
-           std::memcmp(path, dir.data(), dir.size()) == 0;
-  };
-  return in(torch_dir_) || in(package_dir_) || (length > 0 && path[0] == '<');
-}
-
 // Only on the main thread: there the lock is what the caller just gave up, and will take again
-// anyway. The first frame outside of torch and of this package is the user's.
+// anyway.
 std::string PythonHost::CallSite() {
-  constexpr int kMaxFrames = 64;
   if (!OnMainThread() || Ending()) return {};
   const py::gil_scoped_acquire lock;
-  PyFrameObject* frame = PyEval_GetFrame();
-  Py_XINCREF(frame);
-  std::string site;
-  for (int depth = 0; frame != nullptr && depth < kMaxFrames; ++depth) {
-    PyCodeObject* code = PyFrame_GetCode(frame);
-    Py_ssize_t length = 0;
-    const char* path = PyUnicode_AsUTF8AndSize(code->co_filename, &length);
-    if (path == nullptr) PyErr_Clear();
-    if (path != nullptr && !IsLibraryFile(path, length)) {
-      const char* name = PyUnicode_AsUTF8(code->co_name);
-      if (name == nullptr) PyErr_Clear();
-      const char* slash = std::strrchr(path, '/');
-      site = std::string(slash != nullptr ? slash + 1 : path) + ":" +
-             std::to_string(PyFrame_GetLineNumber(frame));
-      if (name != nullptr) site.append(" ").append(name);
-    }
-    Py_DECREF(code);
-    PyFrameObject* next = site.empty() ? PyFrame_GetBack(frame) : nullptr;
-    Py_DECREF(frame);
-    frame = next;
-  }
-  Py_XDECREF(frame);
-  return site;
+  return frames_->UsersLine(PyEval_GetFrame());
 }
 
 void PythonHost::WithoutLock(const std::function<void()>& body) {

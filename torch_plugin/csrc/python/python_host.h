@@ -3,9 +3,11 @@
 #include <Python.h>
 #include <pthread.h>
 
+#include <memory>
 #include <string>
 
 #include "torch_plugin/csrc/host.h"
+#include "torch_plugin/csrc/python/frames.h"
 
 namespace resilient::plugin {
 
@@ -18,7 +20,7 @@ namespace resilient::plugin {
 // are never released, because it may outlive the interpreter.
 class PythonHost final : public Host {
  public:
-  // REQUIRES: the interpreter's lock, torch imported. `package_dir`: of torch_resilient.
+  // REQUIRES: the interpreter's lock, torch imported.
   PythonHost();
 
   // Replaces the factory. REQUIRES: the interpreter's lock.
@@ -32,15 +34,16 @@ class PythonHost final : public Host {
   std::string CallSite() override;
   bool Ending() const override;
   void WithoutLock(const std::function<void()>& body) override;
+  const std::shared_ptr<Observer>& observer() override { return observer_; }
 
  private:
   void DoThrow(const Status& status) override;
   bool OnMainThread() const { return pthread_equal(pthread_self(), main_thread_) != 0; }
-  bool IsLibraryFile(const char* path, Py_ssize_t length) const;
 
-  pthread_t main_thread_;        // Constant.
-  std::string torch_dir_;        // Constant; with a trailing slash.
-  std::string package_dir_;      // Constant; with a trailing slash.
+  const pthread_t main_thread_;
+  const std::shared_ptr<const FrameNames> frames_;
+  const SystemClock clock_;
+  const std::shared_ptr<Observer> observer_;
   PyObject* factory_ = nullptr;  // Guarded by the interpreter's lock.
 };
 

@@ -1,0 +1,82 @@
+#include "runtime/recovery/progress_meter.h"
+
+#include <algorithm>
+
+namespace resilient::recovery {
+namespace {
+
+constexpr Duration kMarkEvery = std::chrono::seconds(1);
+constexpr Duration kWatchFor = std::chrono::minutes(2);
+
+// A share of a core is one of this time at least: the kernel counts in ticks of 10 ms, and a moment
+// of housekeeping is a large share of a short time.
+constexpr Duration kShareOfAtLeast = std::chrono::seconds(5);
+
+double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+template <typename Number>
+Number Growth(Number before, Number after) {
+  return after > before ? after - before : Number{};
+}
+
+}  // namespace
+
+void ProgressMeter::Take(const ProgressSample& sample) {
+  const bool stale = sample.now < last_.now || sample.now - last_.now > kSamplesStale;
+  if (!started_ || stale) {
+    Restart(sample);
+    return;
+  }
+  AddUp(sample);
+  while (!window_.empty() && sample.now - window_.front().when > kProgressWindow) {
+    window_.pop_front();
+  }
+  if (HasNewWork(sample) || HasEnoughUse()) {
+    progress_at_ = sample.now;
+    window_.clear();
+  }
+  if (window_.empty() || sample.now - window_.back().when >= kMarkEvery) window_.push_back(sum_);
+  last_ = sample;
+  no_progress_ = sample.now - progress_at_;
+}
+
+void ProgressMeter::Restart(const ProgressSample& sample) {
+  started_ = true;
+  last_ = sample;
+  frame_ = sample.frame;
+  sum_ = Mark();
+  sum_.when = sample.now;
+  window_.assign(1, sum_);
+  progress_at_ = sample.now;
+  no_progress_ = Duration::zero();
+}
+
+void ProgressMeter::AddUp(const ProgressSample& sample) {
+  sum_.when = sample.now;
+  sum_.cpu_seconds += Growth(last_.cpu_seconds, sample.cpu_seconds);
+  sum_.call_bytes += Growth(last_.call_bytes, sample.call_bytes);
+  sum_.disk_bytes += Growth(last_.disk_bytes, sample.disk_bytes);
+}
+
+bool ProgressMeter::HasNewWork(const ProgressSample& sample) {
+  const bool moved = sample.frame != 0 && frame_ != 0 && sample.frame != frame_;
+  if (sample.frame != 0) frame_ = sample.frame;
+  return moved || sample.operations != last_.operations;
+}
+
+// Whatever part of the window has enough of it: then progress was made in that part.
+bool ProgressMeter::HasEnoughUse() const {
+  return std::any_of(window_.begin(), window_.end(), [this](const Mark& mark) {
+    const Duration span = std::max(sum_.when - mark.when, kShareOfAtLeast);
+    return sum_.cpu_seconds - mark.cpu_seconds >= kProgressShareOfCore * Seconds(span) ||
+           sum_.call_bytes - mark.call_bytes >= kProgressBytes ||
+           sum_.disk_bytes - mark.disk_bytes >= kProgressBytes;
+  });
+}
+
+Instant NextSample(Instant last_sample, Instant last_asked, Duration every) {
+  const Instant next = last_sample + every;
+  return next <= last_asked + kWatchFor ? next : kNever;
+}
+
+}  // namespace resilient::recovery

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <Python.h>
+
+#include <string>
+
+#include <resilient/whereabouts.h>
+
+namespace resilient::plugin {
+
+// True once the interpreter shuts down: nothing of it may be touched any more. Needs no lock.
+bool InterpreterIsEnding();
+
+// Names the frames of a Python stack. A user's frame is one that is not of torch, of this package
+// or of the standard library.
+//
+// Owner: shared. Thread: immutable; the methods REQUIRE the interpreter's lock and never give it
+// up: they run no Python code.
+class FrameNames {
+ public:
+  // REQUIRES: the interpreter's lock, torch imported.
+  FrameNames();
+
+  // "train.py:301 step" of the innermost user's frame, of the 64 innermost ones; empty: none.
+  std::string UsersLine(PyFrameObject* innermost) const;
+
+  // The same, or the innermost frame of all; and the whole stack.
+  MainThreadStack Describe(PyFrameObject* innermost) const;
+
+ private:
+  bool IsUsers(PyCodeObject* code) const;
+
+  const std::string torch_dir_;  // With a trailing slash, as the others.
+  const std::string package_dir_;
+  const std::string standard_dir_;
+};
+
+}  // namespace resilient::plugin
