@@ -188,7 +188,12 @@ std::optional<Status> SessionImpl::WaitVerdictLocked(Deadline deadline,
   // Ranks that were started with different settings: the next try would end the same way.
   const Status& cause = machine_.first_cause();
   if (!machine_.ever_ran() && cause.code() == StatusCode::kMismatch) return cause;
-  if (!deadline.ExpiredAt(clock_.Now())) return std::nullopt;
+  const Instant now = clock_.Now();
+  // The service that answers has a reason to wait, and will say when there is none any more.
+  const bool served = !machine_.ever_ran() && state == SessionState::kJoining &&
+                      contact_ != Instant::min() &&
+                      now < Deadline::After(contact_, options_.budget).when();
+  if (served || !deadline.ExpiredAt(now)) return std::nullopt;
   return OverdueLocked();
 }
 

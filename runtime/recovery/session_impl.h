@@ -90,7 +90,7 @@ class SessionImpl final : public Session,
 
   void OnWhere(std::uint64_t ask) override;
   void OnLate(const LateNotice& notice) override;
-  void OnBeat(Instant now) override;
+  void OnBeat(Instant now, Instant contact) override;
 
   // CommunicatorEvents, on a communicator thread.
   void OnConnected(const std::string& group, std::uint64_t generation) override;
@@ -149,6 +149,7 @@ class SessionImpl final : public Session,
 
   // In session_waits.cc, on the control thread: what this rank waits for.
   void TellWaiting(Instant now);
+  void TellJoining(bool first, Instant now);
 
   // In session_groups.cc: groups and operations. Locked = REQUIRES mutex_.
   Status NotRunningLocked(const std::string& group, const std::string& what) const;
@@ -182,6 +183,7 @@ class SessionImpl final : public Session,
   IncidentLog incidents_;
   bool init_called_ = false;
   int rebuild_waiters_ = 0;
+  Instant contact_ = Instant::min();  // The service was heard last.
   bool close_started_ = false;
   bool closed_ = false;
   std::shared_ptr<Flight> flight_;  // Of the latest view; null before the first.

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/net/presence.h"
 #include "runtime/recovery/session_impl.h"
 
 // What this rank waits for, and where it is while others wait for it.
@@ -29,22 +30,32 @@ void SessionImpl::TellWaiting(Instant now) {
   }
 }
 
-void SessionImpl::OnBeat(Instant now) {
+void SessionImpl::OnBeat(Instant now, Instant contact) {
   bool joining = false;
+  bool first = false;
   {
     Lock lock(mutex_);
+    contact_ = contact;
     joining = machine_.state() == SessionState::kJoining;
+    first = !machine_.ever_ran();
   }
-  if (!joining) {
+  if (joining) {
+    TellJoining(first, now);
+  } else {
     joining_since_.reset();
-  } else if (!joining_since_) {
-    joining_since_ = now;
-  } else if (const auto report = waits_.JoinReport(*joining_since_, now)) {
-    rendezvous_->Tell(*report);
   }
   if (const std::string line = waits_.OverdueLine(now); !line.empty()) {
     RESILIENT_LOG(kWarn, line);
   }
+}
+
+void SessionImpl::TellJoining(bool first, Instant now) {
+  if (!joining_since_) joining_since_ = now;
+  WaitingReport report = waits_.JoinReport(*joining_since_, now).value_or(WaitingReport{});
+  if (first && !options_.presence.empty()) {
+    report.present = PresentRanks(options_.presence, options_.world_size, options_.rank);
+  }
+  if (report.tell || !report.present.empty()) rendezvous_->Tell(report);
 }
 
 void SessionImpl::OnLate(const LateNotice& notice) {

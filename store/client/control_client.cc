@@ -155,7 +155,7 @@ bool ControlClient::Step() {
   RunTasks();
   if (!lost_ && now >= last_beat_event_ + BeatInterval()) {
     last_beat_event_ = now;
-    events_->OnBeat(now);
+    events_->OnBeat(now, last_contact_);
   }
   NoteContact(now);
   if (link_.open() && now >= last_beat_ + BeatInterval()) Beat(now);

@@ -58,6 +58,7 @@ void PutOp(const WaitingOp& op, pb::Request* out) {
   message->set_blocked(op.report.blocked);
   message->set_tell(op.report.tell);
   message->set_stall_ms(ToMillis(op.report.stall));
+  for (const int rank : op.report.present) message->add_present(rank);
 }
 
 void PutOp(const WhereaboutsOp& op, pb::Request* out) {
@@ -80,6 +81,7 @@ std::optional<Op> ToWaitingOp(const pb::Request& message) {
     report.blocked = waiting.blocked();
     report.tell = waiting.tell();
     report.stall = FromMillis(waiting.stall_ms());
+    report.present.assign(waiting.present().begin(), waiting.present().end());
     return WaitingOp{std::move(report)};
   }
   if (message.has_whereabouts()) {

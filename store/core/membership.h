@@ -68,6 +68,7 @@ struct MembershipLimits {
   Duration lone_close_grace = Millis(300);
   Duration ping_grace = Millis(500);
   Duration exit_report_grace = Millis(40);
+  Duration presence_life = std::chrono::seconds(3);  // Three beats.
   std::size_t worlds = kWorldsPerJobMax;
 };
 
@@ -203,6 +204,8 @@ class Membership {
   Status LossOf(const Participant& who, const std::string& how, Moment moment) const;
 
   // Who waits for whom: membership_waits.cc.
+  void NotePresent(World& world, const Participant& teller, const std::vector<int>& present,
+                   Moment moment) const;
   World* RunningWorldOf(SessionId session, std::uint64_t generation);
   void Diagnose(Moment moment, MembershipEffects& effects);
   void Diagnose(World& world, Moment moment, MembershipEffects& effects);

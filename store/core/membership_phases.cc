@@ -106,8 +106,8 @@ void Membership::RefuseWorld(World& world, Moment moment, MembershipEffects& eff
   detail.since_unix_s =
       moment.wall_s - std::chrono::duration<double>(moment.now - world.first_join).count();
   const Status why(StatusCode::kJoinTimeout,
-                   world.WhoIsMissing() + "; waited " + Seconds(moment.now - world.first_join) +
-                       " s from the first join",
+                   world.WhoIsMissing(moment.now) + "; waited " +
+                       Seconds(moment.now - world.first_join) + " s from the first join",
                    std::move(detail));
   for (const Seat& seat : world.seats) {
     if (seat.Live()) Refuse(*Find(seat.session), why, effects);

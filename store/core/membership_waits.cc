@@ -66,14 +66,25 @@ void Membership::Waiting(SessionId session, const WaitingReport& report, Moment 
   const Participant* who = Find(session);
   if (!who || !who->Active()) return;
   if (report.generation == 0) {
-    const World* world = who->state == State::kSeated ? WorldOf(*who) : nullptr;
-    const bool joins = world && world->phase == Phase::kForming;
-    if (joins && report.tell) TellJoin(*world, *who, moment, effects);
+    World* world = who->state == State::kSeated ? WorldOf(*who) : nullptr;
+    if (!world || world->phase != Phase::kForming) return;
+    NotePresent(*world, *who, report.present, moment);
+    if (report.tell) TellJoin(*world, *who, moment, effects);
     return;
   }
   World* world = RunningWorldOf(session, report.generation);
   if (!world) return;
   world->diagnosis.OnWaiting(who->request.rank, Checked(report, world->size()), moment.now);
+}
+
+void Membership::NotePresent(World& world, const Participant& teller,
+                             const std::vector<int>& present, Moment moment) const {
+  for (const int rank : present) {
+    if (rank < 0 || rank >= world.size()) continue;
+    Seat& seat = world.seats[static_cast<std::size_t>(rank)];
+    seat.present_until = moment.now + limits_.presence_life;
+    seat.present_on = teller.hello.process.host;
+  }
 }
 
 void Membership::OnWhereabouts(SessionId session, const WhereaboutsOp& op, Moment moment) {
@@ -142,6 +153,8 @@ void Membership::TellJoin(const World& world, const Participant& listener, Momen
     if (seat.Live()) {
       text =
           AliveText(*Find(seat.session), moment) + ", ends the operations of the last generation";
+    } else if (seat.present_until > moment.now) {
+      text += ": alive on host " + seat.present_on + ", not yet in its init";
     } else {
       text += seat.note.empty() ? ": nothing has been heard from it" : ": " + seat.note;
     }

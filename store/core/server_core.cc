@@ -12,6 +12,7 @@ namespace resilient::store {
 namespace {
 
 constexpr int kHeartbeatsPerLease = 5;
+constexpr int kPresenceBeats = 3;  // A process that is seen each beat counts as alive for so many.
 
 // Whether a repeat must not take effect again. Reads are simply done again.
 bool IsMutation(const Op& op) {
@@ -437,8 +438,9 @@ Result<Job*> ServerCore::Impl::MakeJob(const std::string& name) {
                   "the store serves " + std::to_string(jobs_.size()) +
                       " jobs, the most it can; use another store or try again later");
   }
-  const MembershipLimits limits{options_.lone_close_grace, options_.ping_grace,
-                                options_.exit_report_grace, options_.limits.worlds_per_job};
+  const MembershipLimits limits{
+      options_.lone_close_grace, options_.ping_grace, options_.exit_report_grace,
+      kPresenceBeats * leases_.ttl() / kHeartbeatsPerLease, options_.limits.worlds_per_job};
   KeyspaceLimits key_limits;
   key_limits.keys = options_.limits.keys_per_job;
   key_limits.bytes = options_.limits.bytes_per_job;

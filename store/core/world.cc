@@ -36,7 +36,14 @@ std::string_view SeatStateName(SeatState state) {
 
 std::optional<Instant> World::RefusalDue() const {
   if (phase != Phase::kForming || live == seats.size()) return std::nullopt;
-  if (!viewed) return Deadline::After(first_join, join_timeout).when();
+  if (!viewed) {
+    // Nobody is missing while every process that has not joined is known to live.
+    Instant known = kNever;
+    for (const Seat& seat : seats) {
+      if (!seat.Live()) known = std::min(known, seat.present_until);
+    }
+    return std::max(Deadline::After(first_join, join_timeout).when(), known);
+  }
   std::optional<Instant> due;
   for (const Seat& seat : seats) {
     if (seat.Live()) continue;
@@ -47,7 +54,7 @@ std::optional<Instant> World::RefusalDue() const {
   return due;
 }
 
-std::string World::WhoIsMissing() const {
+std::string World::WhoIsMissing(Instant now) const {
   constexpr int kNamedAtMost = 64;
   std::string ranks;
   std::string notes;
@@ -56,6 +63,11 @@ std::string World::WhoIsMissing() const {
   for (int rank = 0; rank < size(); ++rank) {
     const Seat& seat = seats[static_cast<std::size_t>(rank)];
     if (seat.Live()) continue;
+    if (seat.present_until > now) {
+      notes += "; rank " + std::to_string(rank) + " lives on host " + seat.present_on +
+               " and has not come to its init";
+      continue;
+    }
     if (++missing <= kNamedAtMost) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
     if (seat.note.empty()) {
       ++unheard;

@@ -35,6 +35,10 @@ struct Seat {
 
   // Not kept.
   Instant vacant_since{};
+  // Until then its process counts as alive though it has not come to its init, as a member on
+  // that host has seen.
+  Instant present_until = Instant::min();
+  std::string present_on;
 
   bool Live() const { return state == SeatState::kJoined || state == SeatState::kMember; }
   // Whether there is anything to keep.
@@ -72,7 +76,8 @@ struct World {
   // When a FORMING world is to be refused; nullopt: not while things stay as they are.
   std::optional<Instant> RefusalDue() const;
   // "3 of 4 joined; missing ranks 2; nothing was ever heard from them".
-  std::string WhoIsMissing() const;
+  // A rank whose process lives is waited for, and named apart.
+  std::string WhoIsMissing(Instant now) const;
   // Fills in what follows from what is kept; `now` stands for instants that are not kept.
   // kInternal: what is kept does not belong together.
   Status FinishRestore(Instant now);

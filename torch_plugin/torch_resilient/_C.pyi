@@ -61,6 +61,7 @@ class Session:
         op_deadline: float = 120.0,
         wait_log: float = 30.0,
         stall: float = 3600.0,
+        presence: str = "",
         timeout: timedelta = ...,  # What init_process_group was given.
     ) -> None: ...
     def init(self) -> None: ...

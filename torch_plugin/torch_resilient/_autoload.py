@@ -80,9 +80,10 @@ def _install():
     _replace("destroy_process_group", _wrap_end(c10d.destroy_process_group))
     _replace("_abort_process_group", _wrap_end(c10d._abort_process_group))
 
-    from torch_resilient import _frameworks
+    from torch_resilient import _frameworks, _presence
 
     _frameworks.install()
+    _presence.announce()
 
 
 def _replace(name, wrapper):

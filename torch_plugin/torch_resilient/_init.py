@@ -12,7 +12,15 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torch_resilient import _address, _autoload, _errors, _native, _server, _worlds
+from torch_resilient import (
+    _address,
+    _autoload,
+    _errors,
+    _native,
+    _presence,
+    _server,
+    _worlds,
+)
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 _STORE_IS_ENDING = ("STORE_LOST", "JOB")  # JOB: another server has the address by now.
@@ -176,6 +184,8 @@ def log_line(settings, rank, level, text):
 def _open_world(native, arguments, settings, rank, world_size, timeout, started):
     environment = os.environ
     helper = _worlds.is_helper(environment)
+    if not helper:
+        _presence.announce(environment)  # Torch may have been imported before RANK was set.
     launcher_address = _launcher_address(arguments, environment, required=False)
     job = job_name(settings, environment, launcher_address or settings["store"] or "default")
     if helper:
@@ -218,6 +228,7 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         op_deadline=settings["op_deadline"],
         wait_log=settings["wait_log"],
         stall=settings["stall"],
+        presence="" if helper else _presence.prefix(environment),
         timeout=timeout,
     )
     return _worlds.World(

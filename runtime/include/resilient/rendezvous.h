@@ -78,6 +78,8 @@ struct WaitingReport {
   bool blocked = false;  // So is every thread of the program that has submitted operations.
   bool tell = false;     // OnLate is wanted: who is waited for, and where they are.
   Duration stall{};      // How long who is waited for may make no progress.
+  // Of a join: ranks whose processes live on this host and have not come to their init.
+  std::vector<int> present;
 };
 
 // A rank that others wait for, and what is known of it. Thread: value type.
@@ -112,8 +114,8 @@ class RendezvousEvents {
   // Somebody waits for this rank: answered with Rendezvous::Tell(ask, ...) when it is known.
   virtual void OnWhere(std::uint64_t ask) { static_cast<void>(ask); }
   virtual void OnLate(const LateNotice& notice) { static_cast<void>(notice); }
-  // About once a heartbeat, also while the store is out of reach.
-  virtual void OnBeat(Instant now) { static_cast<void>(now); }
+  // About once a heartbeat, also while the store is out of reach; it was last heard at `contact`.
+  virtual void OnBeat(Instant now, Instant contact) { static_cast<void>(now - contact); }
 };
 
 // A session's line to the membership service: lease, join, ready, reports. runtime/ owns this

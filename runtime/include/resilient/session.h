@@ -42,6 +42,9 @@ struct SessionOptions {
   Duration wait_log = std::chrono::seconds(30);  // Interval of the line about who is waited for.
   Duration stall = std::chrono::hours(1);        // How long an awaited rank may make no progress.
   std::shared_ptr<Observer> observer;            // Says where this process is; null: not known.
+  // Prefix of the names by which processes of this host are known before their init
+  // (net/presence.h); empty: they are not looked for.
+  std::string presence;
 };
 
 // A snapshot for users. Thread: value type.

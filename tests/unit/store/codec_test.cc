@@ -99,7 +99,8 @@ std::vector<Op> AllOps() {
                        true}},
                      true,
                      true,
-                     Millis(60000)}},
+                     Millis(60000),
+                     {4, 5}}},
           WhereaboutsOp{3, {"main", "stack", Millis(5), "checkpoint", Millis(9)}}};
 }
 

@@ -260,5 +260,36 @@ TEST_F(Waits, WhoWaitsToJoin_IsToldWhoIsMissing) {
   EXPECT_EQ(late->notice.ranks[0].text, "rank 0: nothing has been heard from it");
 }
 
+// The timeout of the init is for ranks that nobody has heard of.
+TEST_F(Waits, RanksThatLiveOnAHost_AreNotMissing) {
+  const ConnectionId control = OpenControl(1);
+  JoinRequest join = JoinOf(1, 3);
+  join.join_timeout = seconds(10);
+  Send(control, JoinOp{join});
+  WaitingReport report;
+  report.present = {0, 2};
+  for (int second = 0; second < 60; ++second) {
+    Send(control, WaitingOp{report}, 0);
+    Advance(seconds(1), {control});
+  }
+  EXPECT_FALSE(Take<JoinRefusedEvent>(control));
+  report.tell = true;
+  Send(control, WaitingOp{report}, 0);
+  EXPECT_EQ(Take<LateEvent>(control)->notice.ranks[0].text,
+            "rank 0: alive on host h1, not yet in its init");
+  // Of rank 2 nothing is known any more.
+  report.present = {0};
+  for (int second = 0; second < 5; ++second) {
+    Send(control, WaitingOp{report}, 0);
+    Advance(seconds(1), {control});
+  }
+  const auto refused = Take<JoinRefusedEvent>(control);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->why.code(), StatusCode::kJoinTimeout);
+  EXPECT_THAT(refused->why.message(),
+              AllOf(HasSubstr("1 of 3 joined; missing ranks 2"),
+                    HasSubstr("rank 0 lives on host h1 and has not come to its init")));
+}
+
 }  // namespace
 }  // namespace resilient::store

@@ -84,7 +84,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                       const TlsTuple& tls, std::string socket_ifname, int socket_streams,
                       std::size_t shm_limit, bool checksums, bool hierarchical_order,
                       bool strict_timeouts, double op_deadline, double wait_log, double stall,
-                      std::chrono::milliseconds timeout) {
+                      std::string presence, std::chrono::milliseconds timeout) {
         ContextOptions options;
         options.connect.addresses = std::move(addresses);
         options.connect.job = std::move(job);
@@ -109,6 +109,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.time.op_deadline = FromSeconds(op_deadline);
         options.session.wait_log = FromSeconds(wait_log);
         options.session.stall = FromSeconds(stall);
+        options.session.presence = std::move(presence);
         options.time.world_timeout = timeout;
         const py::gil_scoped_release unlocked;
         return ValueOrThrow(*host, SessionContext::Open(std::move(options), host));
@@ -123,7 +124,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::arg("shm_limit") = CpuFabricOptions().shm_limit, py::arg("checksums") = false,
       py::arg("hierarchical_order") = false, py::arg("strict_timeouts") = false,
       py::arg("op_deadline") = 120.0, py::arg("wait_log") = 30.0, py::arg("stall") = 3600.0,
-      py::arg("timeout") = kTorchDefaultTimeout);
+      py::arg("presence") = "", py::arg("timeout") = kTorchDefaultTimeout);
 }
 
 }  // namespace

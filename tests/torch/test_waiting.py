@@ -1,0 +1,205 @@
+"""Who waits for whom: late ranks are named, circles and standstills end with their cause."""
+
+import ctypes
+import re
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_server import hear, tell
+
+import torch_resilient
+
+SLACK_SECONDS = 3.0  # A busy machine, on top of what is promised.
+LINES = {"RESILIENT_WAIT_LOG": "1s"}
+
+transports = pytest.mark.parametrize("shm_limit", ["256MiB", "0"], ids=["shm", "tcp"])
+
+
+def prepare(seconds, holding):
+    """What a rank does that others wait for: in Python, or holding the GIL in native code."""
+    if holding:
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+        return
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def one_is_late(seconds, holding):
+    dist.init_process_group("resilient")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        prepare(seconds, holding)
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    return tensor.tolist()
+
+
+def waiting_lines(rank):
+    return [line for line in rank.stderr().splitlines() if " has waited " in line]
+
+
+@transports
+def test_a_late_rank_is_named_with_where_it_is(world, shm_limit):
+    env = {**LINES, "RESILIENT_SHM_LIMIT": shm_limit}
+    ranks = world.start(one_is_late, 3, 5, False, env=env)
+    assert [rank.value() for rank in ranks] == [[3.0] * 4] * 3
+    for rank in ranks[1:]:
+        lines = waiting_lines(rank)
+        assert lines, rank.stderr()
+        assert re.search(
+            r"has waited \d+ s in all_reduce\(float32\[4\], sum\) #\d+ of group 'world' at"
+            r" test_waiting\.py:\d+ one_is_late for rank 0 \(host .*, pid \d+\): alive, last beat"
+            r" \d+\.\d s ago, main thread in test_waiting\.py:\d+ prepare",
+            lines[-1],
+        ), lines
+        assert len(lines) <= 6, lines
+    assert not waiting_lines(ranks[0])
+
+
+def test_a_rank_that_holds_the_gil_is_named_as_well(world):
+    ranks = world.start(one_is_late, 2, 7, True, env=LINES)
+    assert [rank.value() for rank in ranks] == [[2.0] * 4] * 2
+    lines = waiting_lines(ranks[1])
+    assert any("native code holds the GIL" in line for line in lines), ranks[1].stderr()
+
+
+def joins_late():
+    if dist.is_initialized():
+        raise AssertionError("nobody has joined yet")
+    tell("started")
+    hear()
+    dist.init_process_group("resilient")
+    dist.barrier()
+
+
+def test_a_long_join_has_a_line(world):
+    ranks = world.start(joins_late, 3, env=LINES)
+    for rank in ranks:
+        assert rank.told() == "started"
+    for rank in ranks[1:]:
+        rank.say("go")
+    deadline = time.monotonic() + 30
+    while not waiting_lines(ranks[1]):
+        assert time.monotonic() < deadline and ranks[1].alive()
+        with pytest.raises(AssertionError, match="said nothing"):
+            ranks[1].told(0.1)
+    ranks[0].say("go")
+    for rank in ranks:
+        rank.value()
+    assert re.search(
+        r"has waited \d+ s to join: [12] of 3 ranks are ready; waiting for rank 0",
+        waiting_lines(ranks[1])[0],
+    )
+
+
+def fails_within(call):
+    """(class, code, text, seconds) of what `call` raises."""
+    started = time.monotonic()
+    try:
+        call()
+    except dist.DistBackendError as error:
+        return type(error).__name__, error.code, str(error), time.monotonic() - started
+    raise AssertionError("nothing was raised")
+
+
+def opposite_order():
+    dist.init_process_group("resilient")
+    groups = [dist.new_group(), dist.new_group()]
+    for group in groups:
+        dist.barrier(group)
+    if dist.get_rank() == 1:
+        groups.reverse()
+
+    def reduce_both():
+        for group in groups:
+            dist.all_reduce(torch.ones(4), group=group)
+
+    return fails_within(reduce_both)
+
+
+def both_receive():
+    dist.init_process_group("resilient")
+    dist.barrier()
+    return fails_within(lambda: dist.recv(torch.empty(4), 1 - dist.get_rank()))
+
+
+@transports
+@pytest.mark.parametrize("program", [opposite_order, both_receive], ids=["groups", "recv"])
+def test_a_circle_is_a_deadlock_on_all(world, program, shm_limit):
+    for name, code, text, took in world.run(program, 2, env={"RESILIENT_SHM_LIMIT": shm_limit}):
+        assert (name, code) == ("DeadlockError", "DEADLOCK"), text
+        assert "[resilient:DEADLOCK]" in text
+        assert "wait for each other in a circle" in text
+        assert "waits for rank 0" in text and "waits for rank 1" in text
+        assert "test_waiting.py:" in text
+        assert took < 3 + SLACK_SECONDS
+
+
+def slow_circle():
+    """What looks like a circle for a while: another thread of rank 0 sends in the end."""
+    import threading
+
+    dist.init_process_group("resilient")
+    dist.barrier()
+    tensor = torch.empty(4)
+    if dist.get_rank() == 1:
+        dist.recv(tensor, 0)
+        dist.send(tensor + 1, 0)
+        return None
+
+    def sends_late(group):
+        dist.barrier(group)
+        prepare(4, False)
+        dist.send(torch.ones(4), 1)
+
+    alone = dist.new_group([0], use_local_synchronization=True)
+    sender = threading.Thread(target=sends_late, args=(alone,))
+    sender.start()
+    dist.recv(tensor, 1)
+    sender.join()
+    return tensor.tolist()
+
+
+def test_a_thread_that_is_free_may_still_do_it(world):
+    assert world.run(slow_circle, 2)[0] == [2.0] * 4
+
+
+def stands_still(expected):
+    dist.init_process_group("resilient")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        if expected:
+            with torch_resilient.expect_slow("a checkpoint", minutes=1):
+                hear()
+            dist.barrier()
+            return None
+        failed = fails_within(lambda: (hear(), dist.barrier()))
+        return failed
+    if expected:
+        return dist.barrier()
+    return fails_within(dist.barrier)
+
+
+def test_a_rank_without_progress_is_stalled(world):
+    ranks = world.start(stands_still, 2, False, env={"RESILIENT_STALL": "4s"})
+    name, code, text, took = ranks[1].value()
+    assert (name, code) == ("StalledError", "STALLED"), text
+    assert "rank 0 (" in text and "has made no progress for" in text
+    assert "stands_still" in text, text  # Of its stack.
+    assert 4 <= took < 4 + 5 + SLACK_SECONDS
+    ranks[0].say("go")
+    assert ranks[0].value()[:2] == ("StalledError", "STALLED")
+
+
+def test_a_rank_that_said_so_is_waited_for(world):
+    env = {"RESILIENT_STALL": "2s", **LINES}
+    ranks = world.start(stands_still, 2, True, env=env)
+    with pytest.raises(AssertionError, match="said nothing"):
+        ranks[1].told(9)
+    ranks[0].say("go")
+    for rank in ranks:
+        rank.value()
+    assert any("announced to be slow: a checkpoint" in line for line in waiting_lines(ranks[1]))
