@@ -33,6 +33,7 @@ class Events final : public CommunicatorEvents {
     End(mismatch);
   }
   void OnStalled(const std::string&, std::uint64_t, const Status& why) override { End(why); }
+  void OnWaiting(const std::string&, std::uint64_t, std::vector<WaitingOperation>) override {}
 
  private:
   static void End(const Status& why) {

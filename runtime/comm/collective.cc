@@ -75,6 +75,11 @@ bool Collective::Needs(int peer) const {
   return state.received < state.expected || state.unsent > 0;
 }
 
+bool Collective::HearsOf(int peer) const {
+  const PeerState& state = peers_[static_cast<std::size_t>(peer)];
+  return state.expected > 0 || state.sent > 0;  // A part, or the note for ours.
+}
+
 std::unique_ptr<Collective> MakeCollective(const Operation& op, int rank, int size,
                                            CollectiveHost& host, const HostLayout* levels) {
   switch (op.kind) {

@@ -88,6 +88,8 @@ class Collective {
   bool Done() const { return parts_due_ == 0 && sends_left_ == 0; }
   // Whether this rank still waits for `peer`, to receive or to be read.
   bool Needs(int peer) const;
+  // Whether this rank hears of `peer` when that one enters the operation.
+  virtual bool HearsOf(int peer) const;
 
  protected:
   Collective(CollectiveHost& host, int rank, int size);

@@ -64,6 +64,11 @@ class HierarchicalReduction final : public Collective {
     if (within_) within_->AddOwn(CountOf(owned_));
   }
 
+  bool HearsOf(int peer) const override {
+    const bool all = op_.kind != OpKind::kReduce || rank() == Hub() || peer == Hub();
+    return all || Collective::HearsOf(peer);
+  }
+
  private:
   struct Piece {
     int home = -1;

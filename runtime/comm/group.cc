@@ -172,7 +172,7 @@ void CommGroup::AddInterest(std::vector<PollEntry>& entries, std::vector<Watch>&
 
 Instant CommGroup::NextTime() const {
   if (state_ == State::kDone) return kNever;
-  Instant next = std::min(linger_until_, NextDeadline());
+  Instant next = std::min({linger_until_, NextDeadline(), NextTell()});
   for (const Peer& peer : peers_) {
     ForEachConnector(
         peer, [&](const Connector& connector) { next = std::min(next, connector.NextTime()); });
@@ -186,6 +186,7 @@ void CommGroup::OnTime() {
     ForEachConnector(peer, [&](Connector& connector) { connector.OnTime(context_.now); });
   }
   CheckDeadlines();
+  TellWaiting();
   if (state_ != State::kLingering) return;
   bool settled = true;
   ForEachLink([&](MessageLink& link) {

@@ -158,6 +158,11 @@ class CommGroup final : private LinkListener,
   void CheckDeadlines();
   Status LateCollective(const SubmittedOp& op, OpTimeouts::Verdict verdict) const;
 
+  // Operations that wait: group_waiting.cc.
+  Instant NextTell() const;
+  void TellWaiting();
+  std::optional<WaitingOperation> WaitingCollective() const;
+
   // Shared memory: group_shm.cc.
   std::unique_ptr<ShmStreamOffer> OfferStream(int peer, Lane lane);
   std::unique_ptr<ByteStream> AcceptStream(const Hello& hello, FileDescriptor& socket);
@@ -208,11 +213,13 @@ class CommGroup final : private LinkListener,
   SubmittedOp current_op_;
   MessageHeader current_header_;
   std::unique_ptr<Collective> current_;
+  Instant current_since_;              // When current_ started.
   std::uint64_t started_ = 0;          // Highest sequence number that has started.
   int entered_ = 0;                    // Peers that have entered it, or a later one.
   std::deque<MessageHeader> history_;  // The latest collectives that have completed.
   Status collective_failure_;
   PointToPoint point_to_point_;
+  Instant told_ = Instant::min();  // When OnWaiting was, or would have been.
 };
 
 }  // namespace resilient

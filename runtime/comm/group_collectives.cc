@@ -30,6 +30,7 @@ bool CommGroup::StartNext() {
   current_op_ = std::move(pending_.front());
   pending_.pop_front();
   current_header_ = HeaderOf(current_op_.op, current_op_.seq);
+  current_since_ = context_.now;
   started_ = current_op_.seq;
   const bool hierarchical = endpoints_.front().hierarchical && layout_.HasLevels();
   current_ = MakeCollective(current_op_.op, spec_.rank, port_->size(), *this,

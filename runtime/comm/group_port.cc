@@ -114,6 +114,24 @@ Status ValidateOperation(Operation& op, int rank, int size) {
   return Status::Ok();
 }
 
+WaitingOperation ToldOf(const SubmittedOp& op, Instant now) {
+  return {.seq = op.seq,
+          .point_to_point = IsPointToPoint(op.op.kind),
+          .what = Describe(op.op),
+          .call_site = op.op.call_site,
+          .age = now - op.submitted,
+          .missing = {}};
+}
+
+std::vector<int> GlobalRanks(const GroupSpec& spec, const std::vector<int>& group_ranks) {
+  std::vector<int> ranks(group_ranks.size());
+  std::transform(group_ranks.begin(), group_ranks.end(), ranks.begin(), [&](int rank) {
+    return spec.members[static_cast<std::size_t>(rank)].global_rank;
+  });
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
 GroupPort::GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort,
                      std::shared_ptr<Doorbell> doorbell, std::shared_ptr<const HoldCell> held,
                      const Clock& clock, OperationCheck check, StepObserver observer)
@@ -168,6 +186,7 @@ bool GroupPort::Queue(SubmittedOp op) {
 Result<std::uint64_t> GroupPort::Submit(Operation op, Completion done) {
   RESILIENT_RETURN_IF_ERROR(Check(op));
   SubmittedOp submitted = Stamp(std::move(op), std::move(done));
+  submitted.submitted = clock_.Now();
   std::unique_lock lock(mutex_);
   Result<std::uint64_t> seq = Admit(submitted.op);
   if (!seq.ok()) return seq;
@@ -187,6 +206,7 @@ Result<Communicator::Ran> GroupPort::Run(Operation op, Completion done,
   if (!seq.ok()) return seq.status();
   submitted.seq = *seq;
   if (lane_ == nullptr || IsPointToPoint(submitted.op.kind) || !lane_->TryEnter()) {
+    submitted.submitted = clock_.Now();
     const bool wake = Queue(std::move(submitted));
     lock.unlock();
     if (wake) doorbell_->Ring();

@@ -52,8 +52,15 @@ struct SubmittedOp {
   Operation op;
   Completion done;
   std::uint64_t seq = 0;
+  // Of what is queued. What its caller runs at once gets it when it comes to wait.
+  Instant submitted = Instant::min();
   OpTimeouts timeouts;
 };
+
+// What is told of `op`, without the ranks. REQUIRES: `submitted` is known.
+WaitingOperation ToldOf(const SubmittedOp& op, Instant now);
+// By `spec`, ascending.
+std::vector<int> GlobalRanks(const GroupSpec& spec, const std::vector<int>& group_ranks);
 
 // What lies between the callers of one communicator and who runs its operations: the comm thread,
 // or for collectives, once the group has shared memory, its lane. Owner: shared by the

@@ -50,7 +50,8 @@ class NcclIdMailbox {
 // last and is made by NcclRelease.
 //
 // An operation has the bound from its submission (Operation::timeout). It has none for a standstill
-// (Operation::stall): nobody here knows which ranks have entered it.
+// (Operation::stall): nobody here knows which ranks have entered it. For the same reason OnWaiting
+// is not told: its ranks would be a guess.
 //
 // Failure and the release of memory are two moments: an operation that was launched completes with
 // the cause at once, but its completion is destroyed, and IsQuiet holds, only when the device is

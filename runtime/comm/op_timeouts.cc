@@ -3,12 +3,6 @@
 #include <algorithm>
 
 namespace resilient {
-namespace {
-
-// Checks come within milliseconds of their time.
-constexpr Duration kUnwatched = Millis(1000);
-
-}  // namespace
 
 OpTimeouts::OpTimeouts(const Operation& op, Instant submitted)
     : submitted_(submitted), stall_(std::max(op.stall, Duration::zero())) {

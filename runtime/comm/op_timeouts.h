@@ -7,6 +7,10 @@
 
 namespace resilient {
 
+// What is done at a time is done within milliseconds of it. Where it comes later than this, the
+// process was itself stopped or suspended, and what the others did meanwhile is not known yet.
+inline constexpr Duration kUnwatched = Millis(1000);
+
 // Whether one operation takes too long, by the bounds that its Operation gives it. Pure: time is an
 // argument. Owner: the operation. Thread: caller-synchronised.
 class OpTimeouts {

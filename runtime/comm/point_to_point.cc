@@ -14,6 +14,7 @@ PointToPoint::PointToPoint(const GroupSpec& spec, PointToPointHost& host)
 
 void PointToPoint::Submit(SubmittedOp op) {
   next_check_ = std::min(next_check_, op.timeouts.NextCheck(host_.Now(), host_.HeldUntil()));
+  next_tell_ = std::min(next_tell_, op.submitted + kWaitTellAfter);
   if (op.op.kind == OpKind::kSend) return SubmitSend(std::move(op));
   if (op.op.peer == kAnyPeer) return SubmitRecvFromAny(std::move(op));
   SubmitRecv(std::move(op));
@@ -264,17 +265,55 @@ SubmittedOp* PointToPoint::FindLate() {
   const Instant held_until = host_.HeldUntil();
   next_check_ = kNever;
   SubmittedOp* late = nullptr;
-  const auto check = [&](SubmittedOp& op) {
+  ForEachOp([&](SubmittedOp& op, int /*peer*/) {
     if (op.timeouts.Check(now, held_until) != OpTimeouts::Verdict::kInTime) late = &op;
     next_check_ = std::min(next_check_, op.timeouts.NextCheck(now, held_until));
-  };
-  for (Peer& peer : peers_) {
-    for (Queue* queue : {&peer.unsent, &peer.sending, &peer.recvs})
-      std::for_each(queue->begin(), queue->end(), check);
-    if (peer.receiving) check(*peer.receiving);
-  }
-  std::for_each(recvs_from_any_.begin(), recvs_from_any_.end(), check);
+  });
   return late;
+}
+
+void PointToPoint::OnSendMoved(int peer) { PeerAt(peer).send_moved = host_.Now(); }
+
+void PointToPoint::AddWaiting(std::vector<WaitingOperation>& waiting, std::size_t most) {
+  struct Waiting {
+    const SubmittedOp* op = nullptr;
+    int peer = kAnyPeer;
+  };
+  const Instant now = host_.Now();
+  std::vector<Waiting> late;
+  next_tell_ = kNever;
+  ForEachOp([&](const SubmittedOp& op, int peer) {
+    const Instant due = op.submitted + kWaitTellAfter;
+    if (due <= now) late.push_back({.op = &op, .peer = peer});
+    next_tell_ = std::min(next_tell_, due <= now ? now + kWaitTellAfter : due);
+  });
+  const auto told = static_cast<std::ptrdiff_t>(std::min(most, late.size()));
+  std::partial_sort(late.begin(), late.begin() + told, late.end(),
+                    [](const Waiting& a, const Waiting& b) { return a.op->seq < b.op->seq; });
+  late.resize(static_cast<std::size_t>(told));
+  waiting.reserve(waiting.size() + late.size());
+  for (const Waiting& one : late) {
+    WaitingOperation& said = waiting.emplace_back(ToldOf(*one.op, now));
+    said.missing = GlobalRanks(spec_, MissingFrom(*one.op, one.peer));
+    said.any = one.peer == kAnyPeer && !said.missing.empty();
+  }
+}
+
+std::vector<int> PointToPoint::MissingFrom(const SubmittedOp& op, int peer) {
+  // Of a send that nobody takes, what buffers hold goes at once, and then nothing.
+  constexpr Duration kStill = kWaitTellAfter / 2;
+  if (op.op.kind == OpKind::kSend) {
+    const bool moves = PeerAt(peer).send_moved + kStill > host_.Now();
+    return moves ? std::vector<int>() : std::vector<int>{peer};
+  }
+  std::vector<int> missing;
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+    const int sender = static_cast<int>(rank);
+    if (sender == spec_.rank || (peer != kAnyPeer && peer != sender)) continue;
+    if (Receiver(peers_[rank]) == &op) return {};
+    if (!IsDrained(peers_[rank])) missing.push_back(sender);
+  }
+  return missing;
 }
 
 void PointToPoint::FailAll(const Status& status) {

@@ -56,12 +56,18 @@ class PointToPoint {
   // Nothing more comes over the inbound link.
   void OnInboundEnd(int peer);
 
-  // Bytes have come from `peer`.
+  // Bytes have come from `peer`, or have gone there.
   void OnMoved(int peer);
+  void OnSendMoved(int peer);
   // No operation takes too long before.
   Instant NextCheck() const { return next_check_; }
   // One that takes too long; null: none.
   SubmittedOp* FindLate();
+
+  // Nothing has waited for kWaitTellAfter before, or is to be told again.
+  Instant NextTell() const { return next_tell_; }
+  // The oldest `most` operations that have.
+  void AddWaiting(std::vector<WaitingOperation>& waiting, std::size_t most);
 
   // Completes everything with `status` and forgets all user memory. Only at the end of the group.
   void FailAll(const Status& status);
@@ -95,6 +101,7 @@ class PointToPoint {
     std::size_t unexpected_bytes = 0;
     std::uint64_t received = 0;
     FlatSink sink;
+    Instant send_moved = Instant::min();  // When bytes went there last.
     bool left = false;
     bool inbound_ended = false;
     std::optional<std::uint64_t> announced;
@@ -125,6 +132,19 @@ class PointToPoint {
   void FailWithLeft(int peer, SubmittedOp op);
   // The recv that what comes from `peer` right now is for; null: none.
   SubmittedOp* Receiver(Peer& peer);
+  // Each operation in flight, with the peer that it is bound to; kAnyPeer: none yet.
+  template <typename Do>
+  void ForEachOp(Do&& each) {
+    for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+      Peer& peer = peers_[rank];
+      for (Queue* queue : {&peer.unsent, &peer.sending, &peer.recvs})
+        for (SubmittedOp& op : *queue) each(op, static_cast<int>(rank));
+      if (peer.receiving) each(*peer.receiving, static_cast<int>(rank));
+    }
+    for (SubmittedOp& op : recvs_from_any_) each(op, kAnyPeer);
+  }
+  // Whom `op` waits for.
+  std::vector<int> MissingFrom(const SubmittedOp& op, int peer);
 
   const GroupSpec& spec_;
   PointToPointHost& host_;
@@ -132,6 +152,7 @@ class PointToPoint {
   Queue recvs_from_any_;  // Not matched yet: no message that is here fits them.
   std::uint64_t arrivals_ = 0;
   Instant next_check_ = kNever;
+  Instant next_tell_ = kNever;
 };
 
 }  // namespace resilient

@@ -15,8 +15,8 @@ namespace resilient {
 // it. Slots are used again every kSlots steps: what a step has shown may be read
 // until this rank publishes step s + kSlots - 1.
 //
-// Owner: a lane. Thread: one thread at a time, but WakeSelf. All ranks wait in all steps, so nobody
-// is more than one step ahead.
+// Owner: a lane. Thread: one thread at a time, but WakeSelf and HasPublished. All ranks wait in all
+// steps, so nobody is more than one step ahead.
 class ShmBoard {
  public:
   // `memory` is shared by all ranks, zeroed before the first has begun, and outlives the board.

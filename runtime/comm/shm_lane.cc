@@ -45,6 +45,7 @@ struct ShmLane::Running {
   SubmittedOp op;
   std::unique_ptr<ShmCollective> collective;  // Null until begun.
   Instant asked = Instant::min();             // When the caller was last asked whether it waits.
+  Instant tell_at = Instant::min();           // min: has not waited yet; kNever: is told.
 };
 
 ShmLane::ShmLane(GroupPort& port, const AbortCell* abort, std::unique_ptr<ShmSegment> segment,
@@ -91,6 +92,10 @@ bool ShmLane::TryEnter() {
 void ShmLane::Leave() {
   std::lock_guard lock(mutex_);
   entered_ = false;
+  if (told_ && handed_over_ == nullptr) {
+    told_.reset();
+    waiting_since_.store(kNever, std::memory_order_relaxed);
+  }
   if (!queue_.empty() || handed_over_ != nullptr || joining_) changed_.notify_all();
 }
 
@@ -143,6 +148,7 @@ bool ShmLane::IsGivenUp(Running& running, const Communicator::KeepWaiting* keep_
   const bool first = running.asked == Instant::min();
   if (!first && now - running.asked < kSleepSlice) return false;
   running.asked = now;
+  if (running.op.submitted == Instant::min()) running.op.submitted = now;
   return !first && !(*keep_waiting)();
 }
 
@@ -169,6 +175,7 @@ std::optional<Status> ShmLane::Wait(Running& running, const Communicator::KeepWa
       const Instant now = clock_.Now();
       if (missing != std::exchange(awaited, missing)) running.op.timeouts.OnMoved(now);
       if (const Status late = CheckTime(running, now); !late.ok()) return Fail(late);
+      if (now >= running.tell_at) NoteWaiting(running, now);
     }
   }
 }
@@ -184,6 +191,37 @@ Status ShmLane::CheckTime(Running& running, Instant now) const {
     (running.collective->all_entered() ? late.awaited : late.missing).push_back(peer);
   }
   return LateStatus(port_.spec(), late, verdict);
+}
+
+void ShmLane::NoteWaiting(Running& running, Instant now) {
+  const Instant due = std::exchange(running.tell_at, now + kWaitTellAfter);
+  if (due == Instant::min() || now - due >= kUnwatched) return;
+  running.tell_at = kNever;
+  Told told{.waiting = ToldOf(running.op, now),
+            .submitted = running.op.submitted,
+            .step = running.collective->all_entered() ? 0 : board_.step()};
+  {
+    std::lock_guard lock(mutex_);
+    told_ = std::move(told);
+    waiting_since_.store(now, std::memory_order_relaxed);
+  }
+  port_.doorbell().Ring();
+}
+
+std::optional<WaitingOperation> ShmLane::Waiting(Instant now) const {
+  std::optional<Told> told;
+  {
+    std::lock_guard lock(mutex_);
+    told = told_;
+  }
+  if (!told) return std::nullopt;
+  told->waiting.age = now - told->submitted;
+  std::vector<int> missing;
+  for (int peer = 0; peer < port_.size(); ++peer) {
+    if (!board_.HasPublished(peer, told->step)) missing.push_back(peer);
+  }
+  told->waiting.missing = GlobalRanks(port_.spec(), missing);
+  return std::move(told->waiting);
 }
 
 bool ShmLane::Stopping() const {

@@ -53,6 +53,11 @@ class ShmLane {
   void OnPeerEnded(int peer, const Status& end);
   // The abort cell was set.
   void Wake() { board_.WakeSelf(); }
+  // What runs has waited for kWaitTellAfter, and for whom it waits at present; the doorbell rings
+  // when it comes to that.
+  std::optional<WaitingOperation> Waiting(Instant now) const;
+  // Since when there is one to tell; kNever: none.
+  Instant waiting_since() const { return waiting_since_.load(std::memory_order_relaxed); }
   // An operation has failed for a reason that the peers must hear. Once.
   std::optional<Status> TakeFailure();
   // Ends the thread when its queue is empty. REQUIRES: Stop; not on the lane's thread.
@@ -60,6 +65,11 @@ class ShmLane {
 
  private:
   struct Running;
+  struct Told {
+    WaitingOperation waiting;
+    Instant submitted;
+    std::uint64_t step = 0;  // Who has published it has entered.
+  };
 
   // nullopt: given up.
   std::optional<Status> Drive(Running& running, const Communicator::KeepWaiting* keep_waiting);
@@ -70,6 +80,7 @@ class ShmLane {
   bool IsGivenUp(Running& running, const Communicator::KeepWaiting* keep_waiting) const;
   // Not OK: it takes too long.
   Status CheckTime(Running& running, Instant now) const;
+  void NoteWaiting(Running& running, Instant now);
   bool Stopping() const;
   Status Cause() const;
   // Not OK: a rank that has not come to the present step never will.
@@ -91,11 +102,13 @@ class ShmLane {
   // Self-synchronised.
   std::atomic<bool> stopped_{false};
   std::atomic<unsigned> ended_{0};  // How many of ends_ are set.
+  std::atomic<Instant> waiting_since_{kNever};
   // Guarded by mutex_.
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<SubmittedOp> queue_;
   std::unique_ptr<Running> handed_over_;
+  std::optional<Told> told_;  // Of what runs or is handed over.
   bool entered_ = false;
   bool joining_ = false;
   bool thread_started_ = false;

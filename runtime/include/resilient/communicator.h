@@ -86,8 +86,12 @@ class CommunicatorEvents {
   // The communicator has failed for a reason of its own: an operation has exceeded a bound of its
   // Operation, here or on a peer, a link carries what no rank sends, or a link cannot be made.
   virtual void OnStalled(const std::string& group, std::uint64_t generation, const Status& why) = 0;
-  // TEMP
-  virtual void OnWaiting(const std::string&, std::uint64_t, std::vector<WaitingOperation>) {}
+  // What has waited for kWaitTellAfter, held or not: first the collective that runs (no queued one
+  // behind it), then point-to-point operations; the oldest kWaitingOperationsMax. Told again every
+  // kWaitTellAfter while there is any. A call replaces the one before; what is not told again is
+  // over, and no call says so. A process that was stopped reads what has come before it tells.
+  virtual void OnWaiting(const std::string& group, std::uint64_t generation,
+                         std::vector<WaitingOperation> waiting) = 0;
 };
 
 // One member of a group as a communicator must know it. Thread: value type.

@@ -19,11 +19,13 @@ inline constexpr std::size_t kWaitingOperationsMax = 64;
 struct WaitingOperation {
   std::uint64_t seq = 0;        // As Submit returned it.
   bool point_to_point = false;  // Else a collective: the two count apart.
-  std::string what;       // "all_reduce(float32[4], sum)", "recv(float32[4] from rank 2, tag 7)"
+  std::string
+      what;  // As Describe: "all_reduce(float32[4], sum)", "recv(float32[4], from 2, tag 7)"
   std::string call_site;  // Operation's; may be empty.
   Duration age{};         // Since it was submitted.
-  // Ranks of the world that have not entered it, ascending. A recv: its sender; a send that nobody
-  // takes: its receiver. Empty: all have entered, data moves.
+  // Ranks of the world that are not known to have entered it, ascending: of a recv its sender, of a
+  // send that nobody takes its receiver; while the links are being made those that this rank has
+  // none to yet. Empty: all have entered, data moves or should.
   std::vector<int> missing;
   bool any = false;  // One of `missing` is enough: a recv from any rank.
 };

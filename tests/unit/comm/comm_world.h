@@ -54,6 +54,10 @@ class EventLog final : public CommunicatorEvents {
   void OnStalled(const std::string&, std::uint64_t, const Status& why) override {
     Add([&] { stalls.push_back(why); });
   }
+  void OnWaiting(const std::string& group, std::uint64_t,
+                 std::vector<WaitingOperation> told) override {
+    Add([&] { waiting[group].push_back(std::move(told)); });
+  }
 
   bool WaitFor(const std::function<bool(EventLog&)>& condition) {
     std::unique_lock lock(mutex_);
@@ -62,6 +66,10 @@ class EventLog final : public CommunicatorEvents {
   std::size_t MismatchCount() {
     std::lock_guard lock(mutex_);
     return mismatches.size();
+  }
+  std::size_t WaitingCount(const std::string& group) {
+    std::lock_guard lock(mutex_);
+    return waiting[group].size();
   }
   int LostCount(int rank) {
     std::lock_guard lock(mutex_);
@@ -74,6 +82,7 @@ class EventLog final : public CommunicatorEvents {
   Status last_lost;
   std::vector<Status> mismatches;
   std::vector<Status> stalls;
+  std::map<std::string, std::vector<std::vector<WaitingOperation>>> waiting;  // By group.
 
  private:
   template <typename Change>
@@ -258,6 +267,11 @@ inline Operation AllGatherOp(std::vector<float>& data, std::vector<std::vector<f
   return op;
 }
 inline Operation BarrierOp() { return {}; }
+inline Operation Bounded(Operation op, Duration timeout, Duration stall) {
+  op.timeout = timeout;
+  op.stall = stall;
+  return op;
+}
 inline Operation SendOp(std::vector<float>& data, int to, std::uint32_t tag) {
   Operation op = MakeOp(OpKind::kSend, DataType::kFloat32, data);
   op.peer = to;
@@ -350,6 +364,15 @@ class World {
   const std::function<int(int)> host_of_;
   std::vector<std::string> unreachable_;  // By rank, once its fabric is gone.
 };
+
+// Waits until `after` by the clock of the communicators: for an operation of a group that the other
+// ranks never make.
+inline void Elapse(World& world, Duration after) {
+  const auto alone = world.Create(0, world.Spec("alone", 0));
+  const Status status = Pending::Of(*alone, Bounded(BarrierOp(), after, {})).Wait();
+  EXPECT_EQ(status.code(), StatusCode::kCommFailed);
+  EXPECT_NE(status.message().find("rank 1 (node1, pid 1001)"), std::string::npos);
+}
 
 inline void ExpectAllOk(const std::vector<Status>& outcomes) {
   for (const Status& status : outcomes) EXPECT_TRUE(status.ok()) << status.ToString();

@@ -3,20 +3,14 @@
 // of one process; a rank that stands still is a connection of the test's own, or a caller that does
 // not come back from its callback.
 
-#include <poll.h>
-#include <sys/socket.h>
-
 #include <future>
 #include <utility>
 
 #include <gmock/gmock.h>
 
-#include "runtime/comm/endpoint.h"
-#include "runtime/comm/mismatch.h"
 #include "runtime/comm/op_timeouts.h"
-#include "runtime/comm/wire.h"
-#include "runtime/net/socket.h"
 #include "tests/unit/comm/comm_world.h"
+#include "tests/unit/comm/fake_rank.h"
 
 namespace resilient::testing {
 namespace {
@@ -31,12 +25,6 @@ constexpr std::size_t kLarge = 2u << 20;  // Elements; far more than buffers and
 constexpr Instant kNobodyHeld = Instant::min();
 
 Instant At(int seconds) { return Instant(seconds * kSecond); }
-
-Operation Bounded(Operation op, Duration timeout, Duration stall) {
-  op.timeout = timeout;
-  op.stall = stall;
-  return op;
-}
 
 TEST(OpTimeouts, WithoutBounds_IsAlwaysInTime) {
   OpTimeouts timeouts(Operation{}, At(1));
@@ -135,15 +123,6 @@ class Deadlines : public ::testing::TestWithParam<Transport> {
 
 INSTANTIATE_TEST_SUITE_P(Transports, Deadlines, ::testing::ValuesIn(AllTransports()),
                          [](const auto& info) { return info.param.name; });
-
-// Waits until `after` by the clock of the communicators: for an operation of a group that the other
-// ranks never make.
-void Elapse(World& world, Duration after) {
-  const auto alone = world.Create(0, world.Spec("alone", 0));
-  const Status status = Pending::Of(*alone, Bounded(BarrierOp(), after, {})).Wait();
-  EXPECT_EQ(status.code(), StatusCode::kCommFailed);
-  EXPECT_THAT(status.message(), HasSubstr("rank 1 (node1, pid 1001)"));
-}
 
 struct Kind {
   std::string name;
@@ -274,67 +253,6 @@ Instant HoldAll(World& world, Duration time) {
   const Instant until = world.clock.Now() + time;
   for (const auto& fabric : world.fabrics) fabric->Hold(until);
   return until;
-}
-
-// A rank of which there is nothing but the bytes that the test sends.
-class FakeRank {
- public:
-  FakeRank(World& world, const GroupSpec& spec, int rank, Lane lane) : world_(world) {
-    for (int peer = 0; peer < world.size(); ++peer) {
-      const Hello hello{.generation = spec.generation,
-                        .attempt = spec.attempt,
-                        .from = rank,
-                        .to = peer,
-                        .lane = lane,
-                        .secret = spec.secret,
-                        .group = spec.name};
-      auto socket = ConnectTcp(*ParseHostPort(DecodeEndpoint(world.endpoint(peer)).address),
-                               world.clock, Deadline::After(world.clock.Now(), kBound), -1);
-      EXPECT_TRUE(socket.ok()) << socket.status().ToString();
-      links_.push_back(std::move(*socket));
-      Send(links_.back(), EncodeHello(hello));
-      EXPECT_EQ(Receive(links_.back(), kHelloReplyBytes),
-                EncodeHelloReply(HelloVerdict::kAccepted));
-    }
-  }
-
-  // Enters `op` towards all, and sends a part of its data only.
-  void EnterAndStand(const Operation& op, std::uint64_t seq, std::size_t bytes, std::size_t sent) {
-    MessageHeader header = HeaderOf(op, seq);
-    header.payload_bytes = bytes;
-    for (const FileDescriptor& link : links_)
-      Send(link, EncodeMessage(header) + std::string(sent, 0));
-  }
-
- private:
-  static void Send(const FileDescriptor& link, const std::string& bytes) {
-    EXPECT_EQ(send(link.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(bytes.size()));
-  }
-  std::string Receive(const FileDescriptor& link, std::size_t bytes) {
-    std::string text;
-    while (text.size() < bytes) {
-      std::vector<PollEntry> entries{{.fd = link.get(), .events = POLLIN}};
-      const Deadline deadline = Deadline::After(world_.clock.Now(), kBound);
-      std::string part(bytes - text.size(), 0);
-      if (PollUntil(entries, world_.clock, deadline) != 1) return text;
-      const ssize_t n = recv(link.get(), part.data(), part.size(), 0);
-      if (n <= 0) return text;
-      text.append(part, 0, static_cast<std::size_t>(n));
-    }
-    return text;
-  }
-
-  World& world_;
-  std::vector<FileDescriptor> links_;
-};
-
-// The spec of a group of all ranks and one more, which is the test's.
-GroupSpec SpecWithFake(const World& world, int rank) {
-  GroupSpec spec = world.Spec("faked", rank);
-  spec.members.push_back(
-      {.global_rank = world.size(), .endpoint = "127.0.0.1:1", .host = "fake", .pid = 66});
-  return spec;
 }
 
 TEST_P(Deadlines, Stall_RankThatStandsStillInACollective_FailsAll) {
