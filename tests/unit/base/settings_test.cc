@@ -156,16 +156,18 @@ const Environment kWithEffect = {{"RESILIENT_STORE", "host:1"},
                                  {"RESILIENT_SUPERVISED", "0"},
                                  {"RESILIENT_TIMEOUT_POLICY", "strict"},
                                  {"RESILIENT_OP_DEADLINE", "120s"},
+                                 {"RESILIENT_STALL", "1h"},
+                                 {"RESILIENT_WAIT_LOG", "30s"},
                                  {"RESILIENT_SOCKET_IFNAME", "eth0"},
                                  {"RESILIENT_SOCKET_STREAMS", "1"},
                                  {"RESILIENT_SHM_LIMIT", "256MiB"},
                                  {"RESILIENT_CHECKSUM", "1"},
                                  {"RESILIENT_TAKE_OVER", "nccl,gloo"},
                                  {"RESILIENT_REDUCTION_ORDER", "rank"}};
-const Environment kWithoutEffect = {
-    {"RESILIENT_HEAL", "auto"},          {"RESILIENT_STALL", "1h"},
-    {"RESILIENT_WAIT_LOG", "30s"},       {"RESILIENT_REPLAY", "1"},
-    {"RESILIENT_ALLOW_SHARED_GPU", "1"}, {"RESILIENT_FAKE_DEVICES", "a,b"}};
+const Environment kWithoutEffect = {{"RESILIENT_HEAL", "auto"},
+                                    {"RESILIENT_REPLAY", "1"},
+                                    {"RESILIENT_ALLOW_SHARED_GPU", "1"},
+                                    {"RESILIENT_FAKE_DEVICES", "a,b"}};
 
 TEST(ParseSettings, NamesWithEffect_AreAccepted) {
   const Result<Settings> settings = ParseSettings(kWithEffect);
