@@ -53,8 +53,8 @@ SessionImpl::SessionImpl(SessionOptions options, std::unique_ptr<Rendezvous> ren
       opener_host_(ThisProcess().host),
       rendezvous_(std::move(rendezvous)),
       machine_(options_.budget),
-      waits_({options_.rank, options_.wait_log, options_.stall}),
-      incidents_({options_.rank, opener_host_, opener_pid_}) {}
+      incidents_({options_.rank, opener_host_, opener_pid_}),
+      waits_({options_.rank, options_.wait_log, options_.stall}) {}
 
 SessionImpl::~SessionImpl() {
   Close();
