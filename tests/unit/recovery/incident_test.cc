@@ -73,9 +73,9 @@ TEST_F(IncidentLogTest, Recovery_LeavesOneLineWithAllPhases) {
 }
 
 TEST_F(IncidentLogTest, OtherEnds_SayWhatHasNotHappened) {
-  const std::pair<SessionState, const char*> kEnds[] = {{SessionState::kFailed, "failed"},
+  const std::pair<SessionState, const char*> ends[] = {{SessionState::kFailed, "failed"},
                                                         {SessionState::kClosed, "closed"}};
-  for (const auto& [state, outcome] : kEnds) {
+  for (const auto& [state, outcome] : ends) {
     Begin(Lost());
     log_.Mark(SessionState::kRunning, SessionState::kAborting, 7, kKnown);
     log_.Mark(SessionState::kAborting, state, 7, kKnown + 0.5);
