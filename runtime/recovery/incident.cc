@@ -53,10 +53,10 @@ std::string Awaited(const FailureDetail& detail) {
 std::string Phases(const Incident& incident, double ended_s) {
   std::string out = "{\"known\": 0";
   const std::pair<const char*, double> phases[] = {{"aborted", incident.aborted_unix_s},
-                                                    {"joined", incident.joined_unix_s},
-                                                    {"rebuilt", incident.rebuilt_unix_s},
-                                                    {"running", incident.running_unix_s},
-                                                    {"ended", ended_s}};
+                                                   {"joined", incident.joined_unix_s},
+                                                   {"rebuilt", incident.rebuilt_unix_s},
+                                                   {"running", incident.running_unix_s},
+                                                   {"ended", ended_s}};
   for (const auto& [name, at_s] : phases) {
     out += StrCat(", \"", name, "\": ");
     // A phase that has not happened.

@@ -74,7 +74,7 @@ TEST_F(IncidentLogTest, Recovery_LeavesOneLineWithAllPhases) {
 
 TEST_F(IncidentLogTest, OtherEnds_SayWhatHasNotHappened) {
   const std::pair<SessionState, const char*> ends[] = {{SessionState::kFailed, "failed"},
-                                                        {SessionState::kClosed, "closed"}};
+                                                       {SessionState::kClosed, "closed"}};
   for (const auto& [state, outcome] : ends) {
     Begin(Lost());
     log_.Mark(SessionState::kRunning, SessionState::kAborting, 7, kKnown);
