@@ -80,6 +80,7 @@ std::string FormatJson(LogLevel level, const LogRecord& record) {
     if (!value.empty()) AppendMember(name, ShownValue(value), &line);
   }
   AppendMember("text", record.text, &line);
+  if (!record.object.empty()) line += StrCat(", \"", record.event, "\": ", record.object);
   return line + "}\n";
 }
 

@@ -27,6 +27,8 @@ std::string ShownValue(std::string_view value) {
 }
 
 std::string ToText(const LogRecord& record) {
+  if (record.event.empty()) return record.text;
+  if (!record.object.empty()) return std::string(record.event) + " " + record.object;
   std::string line("event=");
   line += record.event;
   for (const auto& [name, value] : record.fields) {

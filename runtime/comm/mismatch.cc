@@ -47,6 +47,17 @@ std::string Where(const GroupSpec& spec, std::uint64_t seq) {
   return StrCat(" (group ", spec.name, ", operation ", seq, ")");
 }
 
+// What most often lies behind it, and the ways out.
+constexpr char kUnevenBatches[] =
+    "; if these ranks have different numbers of batches, give all the same (drop_last, a sampler "
+    "that pads) or train inside torch_resilient.join(model)";
+
+// ", with 216 operations before it on both"; the count of each rank is what its operation says.
+std::string Before(std::uint64_t seq) {
+  if (seq < 2) return ", the first of the group on both";
+  return StrCat(", after ", seq - 1, seq == 2 ? " operation" : " operations", " on each");
+}
+
 // "rank 1 (a, pid 7), rank 2 (b, pid 8) and 3 more"
 std::string NamesOf(const GroupSpec& spec, const std::vector<int>& ranks) {
   constexpr std::size_t kNamed = 8;
@@ -122,9 +133,11 @@ Status CollectiveMismatch(const GroupSpec& spec, int peer, const MessageHeader& 
                           const MessageHeader& ours) {
   return Status(StatusCode::kMismatch,
                 StrCat(NameOf(MemberOf(spec, peer)), " ", Entered(theirs), " where ",
-                       NameOf(MemberOf(spec, spec.rank)), " ", Entered(ours), Where(spec, ours.seq),
+                       NameOf(MemberOf(spec, spec.rank)), " ", Entered(ours), Before(ours.seq),
+                       Where(spec, ours.seq),
                        "; all ranks must submit the same collectives with the same arguments in "
-                       "the same order: compare these two places of the program"),
+                       "the same order: compare these two places of the program",
+                       kUnevenBatches),
                 DetailOf(spec, peer, ours.seq));
 }
 
@@ -148,7 +161,8 @@ Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& the
              Describe(OperationOf(theirs)), At(theirs.call_site), ", without its part in what ",
              NameOf(MemberOf(spec, spec.rank)), " ", Entered(ours), Where(spec, ours.seq),
              "; all ranks must submit the same collectives with the same arguments in "
-             "the same order"),
+             "the same order",
+             kUnevenBatches),
       DetailOf(spec, peer, ours.seq));
 }
 
@@ -230,7 +244,8 @@ Status PeerLeft(const GroupSpec& spec, int peer, const std::string& waiting, std
   return Status(StatusCode::kLeft,
                 StrCat(NameOf(MemberOf(spec, peer)), " has left the group ", spec.name, need,
                        "; it ended or called destroy_process_group before the others: check that "
-                       "all ranks run the same number of operations"),
+                       "all ranks run the same number of operations",
+                       kUnevenBatches),
                 DetailOf(spec, peer, seq));
 }
 

@@ -53,6 +53,7 @@ SessionImpl::SessionImpl(SessionOptions options, std::unique_ptr<Rendezvous> ren
       opener_host_(ThisProcess().host),
       rendezvous_(std::move(rendezvous)),
       machine_(options_.budget),
+      incidents_({options_.rank, opener_host_, opener_pid_}),
       waits_({options_.rank, options_.wait_log, options_.stall}) {}
 
 SessionImpl::~SessionImpl() {
@@ -276,6 +277,7 @@ void SessionImpl::Close() {
     }
     close_started_ = true;
   }
+  WriteLines();  // The control thread, which writes them otherwise, ends.
   CloseThreads();
   Lock lock(mutex_);
   closed_ = true;

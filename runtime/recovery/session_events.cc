@@ -24,17 +24,40 @@ void SessionImpl::StepLocked(const Event& event) {
 void SessionImpl::NoteProgressLocked(const Event& event, SessionState from,
                                      std::uint64_t ended_before) {
   const double wall_s = clock_.WallSeconds();
-  if (machine_.ended_generation() > ended_before) {
-    const Status& cause = event.kind == EventKind::kFence ? event.status : machine_.first_cause();
-    incidents_.Begin(machine_.ended_generation(), cause, wall_s);
-    log_lines_.emplace_back(LogLevel::kInfo, StrCat("generation ", machine_.ended_generation(),
-                                                    " ended: ", cause.ToString()));
+  NoteEndLocked(event, from, ended_before, wall_s);
+  std::string line = incidents_.Mark(from, machine_.state(), machine_.view().generation, wall_s);
+  if (!line.empty()) {
+    log_lines_.emplace_back(LogLevel::kInfo,
+                            LogRecord{.event = {}, .fields = {}, .text = std::move(line)});
   }
-  const SessionState to = machine_.state();
-  std::string line = incidents_.Mark(from, to, machine_.view().generation, wall_s);
-  if (line.empty()) return;
-  log_lines_.emplace_back(to == SessionState::kRunning ? LogLevel::kWarn : LogLevel::kInfo,
-                          std::move(line));
+  for (LogRecord& incident : incidents_.TakeEnded()) {
+    log_lines_.emplace_back(LogLevel::kWarn, std::move(incident));
+  }
+}
+
+void SessionImpl::NoteEndLocked(const Event& event, SessionState from, std::uint64_t ended_before,
+                                double wall_s) {
+  const View& view = machine_.view();
+  std::uint64_t generation = machine_.ended_generation();
+  Status cause = machine_.first_cause();
+  IncidentSource source = IncidentSource::kView;
+  if (event.kind == EventKind::kFence) {
+    cause = event.status;
+    source = IncidentSource::kFence;
+  }
+  if (generation <= ended_before) {
+    // Given up by the service: for this process that is the end of what it was in, fence or not.
+    const bool lost = event.kind == EventKind::kSessionLost && from != machine_.state() &&
+                      view.generation > generation;
+    if (!lost) return;
+    generation = view.generation;
+    source = IncidentSource::kSession;
+  }
+  incidents_.Begin(view, generation, source, cause, wall_s);
+  log_lines_.emplace_back(LogLevel::kInfo, LogRecord{.event = {},
+                                                     .fields = {},
+                                                     .text = StrCat("generation ", generation,
+                                                                    " ended: ", cause.ToString())});
 }
 
 void SessionImpl::StepFromCaller(const Event& event, Lock* lock) {
@@ -57,27 +80,36 @@ void SessionImpl::Apply(const Event& event) {
 void SessionImpl::Drain() {
   OwnThreadScope scope(this);
   for (;;) {
+    const bool wrote = WriteLines();
     Action action;
-    std::deque<std::pair<LogLevel, std::string>> lines;
     bool have_action = false;
     {
       Lock lock(mutex_);
-      lines.swap(log_lines_);
       if (!actions_.empty()) {
         action = std::move(actions_.front());
         actions_.pop_front();
         have_action = true;
       }
     }
-    for (const auto& [level, line] : lines) {
-      if (LogEnabled(level)) LogLine(level, line);
-    }
     if (have_action) {
       Perform(action);
-    } else if (lines.empty()) {
+    } else if (!wrote) {
       return;
     }
   }
+}
+
+// Not under the mutex: the log may be a pipe that nobody reads. False: there was nothing to write.
+bool SessionImpl::WriteLines() {
+  std::deque<std::pair<LogLevel, LogRecord>> lines;
+  {
+    Lock lock(mutex_);
+    lines.swap(log_lines_);
+  }
+  for (const auto& [level, line] : lines) {
+    if (LogEnabled(level)) LogLine(level, line);
+  }
+  return !lines.empty();
 }
 
 void SessionImpl::Perform(const Action& action) {

@@ -136,9 +136,12 @@ class SessionImpl final : public Session,
   // mutex_; the latter gives it up for a moment. The rest runs on the control thread.
   void StepLocked(const Event& event);
   void NoteProgressLocked(const Event& event, SessionState from, std::uint64_t ended_before);
+  void NoteEndLocked(const Event& event, SessionState from, std::uint64_t ended_before,
+                     double wall_s);
   void StepFromCaller(const Event& event, Lock* lock);
   void Apply(const Event& event);
   void Drain();
+  bool WriteLines();
   void Perform(const Action& action);
   void BuildWorld(const View& view);
   void AbortCommunicators(const Action& action);
@@ -179,7 +182,7 @@ class SessionImpl final : public Session,
   // Guarded by mutex_:
   StateMachine machine_;
   std::deque<Action> actions_;  // At most a few: the control thread never blocks.
-  std::deque<std::pair<LogLevel, std::string>> log_lines_;  // Written outside the lock.
+  std::deque<std::pair<LogLevel, LogRecord>> log_lines_;  // Written outside the lock.
   IncidentLog incidents_;
   bool init_called_ = false;
   int rebuild_waiters_ = 0;

@@ -80,7 +80,9 @@ Status Left(const Claimant& who, std::uint64_t generation, double wall_s) {
                     " has left (it destroyed its process group or ended normally) in "
                     "generation " +
                     std::to_string(generation) +
-                    "; every rank must take part in every operation before it leaves",
+                    "; every rank must take part in every operation before it leaves: if the ranks "
+                    "have different numbers of batches, give all the same or train inside "
+                    "torch_resilient.join(model)",
                 std::move(detail));
 }
 

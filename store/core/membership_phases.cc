@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "runtime/base/json.h"
 #include "store/core/codec.h"
-#include "store/core/json.h"
 #include "store/core/membership.h"
 
 namespace resilient::store {

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "runtime/base/json.h"
 #include "runtime/net/frame.h"
-#include "store/core/json.h"
 #include "store/core/server_impl.h"
 
 namespace resilient::store {

@@ -1,5 +1,6 @@
 """What the survivors see: exceptions with attributes, on every call until rebuild()."""
 
+import json
 import os
 import signal
 import time
@@ -247,3 +248,56 @@ def test_a_stopped_rank_is_lost_by_its_lease_and_fenced_when_it_wakes(world):
     error = ranks[1].error(20)
     assert isinstance(error, torch_resilient.FencedError), repr(error)
     ranks[1].wait()
+
+
+def incident_survivor(victim):
+    dist.init_process_group("resilient")
+    dist.all_reduce(torch.ones(10))
+    tell(os.getpid())
+    if dist.get_rank() == victim:
+        signal.pause()
+    try:
+        dist.barrier()
+    except torch_resilient.RankLostError:
+        pass
+    incident = torch_resilient.last_incident()
+    dist.destroy_process_group()
+    return incident
+
+
+def incident_lines(log):
+    """As any tool can read them: the JSON object at the end of a line, or a member of the line."""
+    for line in log.splitlines():
+        if line.startswith("{"):
+            record = json.loads(line)
+            if record.get("event") == "incident":
+                yield record["incident"]
+        elif " incident {" in line:
+            yield json.loads(line[line.index("{") :])
+
+
+@pytest.mark.parametrize("log", ["warn", "json:warn"])
+def test_each_survivor_logs_one_incident_line(world, log):
+    victim = 1
+    ranks = world.start(incident_survivor, 3, victim, env={"RESILIENT_LOG": log})
+    pids = [rank.told() for rank in ranks]
+    ranks[victim].signal()
+    for number, rank in enumerate(ranks):
+        if number == victim:
+            continue
+        seen = rank.value(15)
+        [incident] = incident_lines(rank.stderr())
+        assert incident["schema"] == 1 and incident["outcome"] == "closed"
+        assert incident["generation"] == 1 and incident["next_generation"] is None
+        assert incident["life"] == 1 and incident["round"] == 1
+        assert incident["reporter"]["rank"] == number
+        assert incident["reporter"]["pid"] == pids[number]
+        assert incident["accused"]["rank"] == victim and incident["accused"]["pid"] == pids[victim]
+        assert incident["accused"]["host"] == incident["reporter"]["host"]
+        assert incident["cause"]["code"] == "RANK_LOST"
+        assert seen["cause"].endswith(incident["cause"]["text"])
+        assert incident["evidence"]["by"] == "fence" and incident["evidence"]["since"]
+        assert abs(incident["known"] - seen["known"]) < 0.001
+        phases = incident["phases_ms"]
+        assert phases["known"] == 0 and phases["running"] is None
+        assert 0 <= phases["aborted"] <= phases["ended"] < 10_000

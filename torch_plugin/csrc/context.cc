@@ -46,6 +46,7 @@ Status SessionContext::Init() {
   if (!client.ok()) return client.status();
   const std::lock_guard lock(mutex_);
   client_ = std::move(client).value();
+  termination_ = HandleTermination(session_, clock_);
   return Status::Ok();
 }
 
@@ -58,14 +59,17 @@ Result<std::shared_ptr<store::Client>> SessionContext::client() const {
 
 void SessionContext::Close() {
   std::shared_ptr<store::Client> client;
+  std::unique_ptr<Termination> termination;
   {
     const std::lock_guard lock(mutex_);
+    termination = std::move(termination_);
     client = std::move(client_);
     client_ = nullptr;
   }
   if (session_ == nullptr) return;  // Open failed.
   const bool in_child = session_->InForkedChild();
   host_->WithoutLock([&] {
+    termination.reset();
     session_->Close();
     if (client) client->Close();
     finisher_->Stop(in_child);

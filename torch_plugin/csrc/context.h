@@ -10,6 +10,7 @@
 #include <resilient/session.h>
 #include <resilient/status.h>
 #include <resilient/store/client.h>
+#include <resilient/termination.h>
 
 #include "torch_plugin/csrc/finisher.h"
 #include "torch_plugin/csrc/host.h"
@@ -71,7 +72,9 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   const std::shared_ptr<Finisher> finisher_ = std::make_shared<Finisher>();
   std::shared_ptr<Session> session_;  // Constant after Open.
   mutable std::mutex mutex_;
-  std::shared_ptr<store::Client> client_;  // Guarded by mutex_.
+  // Guarded by mutex_:
+  std::shared_ptr<store::Client> client_;
+  std::unique_ptr<Termination> termination_;  // While client_ exists; null: not ours to handle.
 };
 
 }  // namespace resilient::plugin

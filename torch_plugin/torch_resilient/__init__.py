@@ -2,7 +2,8 @@
 
 `torch.distributed.init_process_group("resilient")` needs no import of this package. What is here
 is for programs that heal (`State`, `elastic`, `rebuild`), for those that look (`failure`,
-`membership`, `status`, `op_log`) or announce to be slow (`expect_slow`), and the exceptions.
+`membership`, `status`, `op_log`) or announce to be slow (`expect_slow`), `join` for uneven batches,
+and the exceptions.
 
 Everything is loaded when it is first used: `python -m torch_resilient.run` does not import torch.
 """
@@ -18,11 +19,12 @@ _HOMES = {
     "Store": "_api",
     "expect_slow": "_api",
     "failure": "_api",
+    "join": "_join",
     "last_incident": "_api",
     "membership": "_api",
     "op_log": "_api",
     "rebuild": "_api",
-    "status": "_api",
+    "status": "_status",
     "ResilientError": "_errors",
     "RankLostError": "_errors",
     "FencedError": "_errors",

@@ -83,24 +83,6 @@ def rebuild_seconds(world, timeout=None):
     return budget + world.settings["seat_wait"]
 
 
-def status():
-    """What a person wants to know about this process's session, as a dictionary."""
-    world = _worlds.registry.current()
-    if world is None:
-        return {"backend": None}
-    cause = world.session.failure()
-    return {
-        "backend": "resilient",
-        "version": _native.load().VERSION,
-        "job": world.job,
-        "store": list(world.addresses),
-        "server": getattr(world.store, "server_id", ""),
-        "membership": world.session.membership(),
-        "failure": None if cause is None else str(cause),
-        "incident": world.session.last_incident(),
-    }
-
-
 def expect_slow(what, *, seconds=0, minutes=0, hours=0):
     """Announces that the main thread may show no progress: `with expect_slow("checkpoint",
     minutes=10):`, or as a decorator.

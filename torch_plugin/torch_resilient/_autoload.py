@@ -12,7 +12,7 @@ import sys
 BACKEND = "resilient"
 TAKE_OVER = "RESILIENT_TAKE_OVER"
 
-_TORCH_DEFAULT = "cpu:gloo,cuda:nccl"  # What torch makes of no name at all.
+TORCH_DEFAULT = "cpu:gloo,cuda:nccl"  # What torch makes of no name at all.
 
 _WRAPPED = "_resilient_wrapped"
 
@@ -35,7 +35,7 @@ def served_by(backend):
         from torch_resilient import _init, _native
 
         _init.read_settings(_native.load(), os.environ)  # Raises: it says what is accepted.
-    parts = [part.rpartition(":") for part in str(backend or _TORCH_DEFAULT).lower().split(",")]
+    parts = [part.rpartition(":") for part in str(backend or TORCH_DEFAULT).lower().split(",")]
     ours = [name.strip() in taken for _, _, name in parts]
     if not any(ours):
         return backend
@@ -123,20 +123,28 @@ def _wrap_new_group(original):
     def new_group(*args, **kwargs):
         asked = args[2] if len(args) > 2 else kwargs.get("backend")
         # Without a name it is that of the default group; and only a world of ours has such groups.
-        if asked is not None and _in_world_of_ours():
-            if len(args) > 2:
-                args = (*args[:2], served_by(asked), *args[3:])
-            else:
-                kwargs["backend"] = served_by(asked)
-        return original(*args, **kwargs)
+        world = _current_world() if asked is not None else None
+        if world is None:
+            return original(*args, **kwargs)
+        served = served_by(asked)
+        if len(args) > 2:
+            args = (*args[:2], served, *args[3:])
+        else:
+            kwargs["backend"] = served
+        group = original(*args, **kwargs)
+        name = getattr(group, "group_name", None)  # A rank outside the group has no object.
+        if served != asked and name is not None:
+            world.asked[name] = asked
+        return group
 
     return new_group
 
 
-def _in_world_of_ours():
+def _current_world():
+    """The world of ours that is torch's default group; None: another backend's, or none."""
     worlds = sys.modules.get("torch_resilient._worlds")
     default = sys.modules["torch.distributed.distributed_c10d"]._world.default_pg
-    return worlds is not None and default is not None and worlds.registry.of(default) is not None
+    return worlds.registry.of(default) if worlds is not None and default is not None else None
 
 
 def _wrap_end(original):

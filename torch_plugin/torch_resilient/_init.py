@@ -61,6 +61,8 @@ def init_process_group(original, asked, *args, **kwargs):
         world.close()
         raise
     world.process_group = c10d._world.default_pg
+    if asked != arguments["backend"]:
+        world.asked[world.process_group.group_name] = str(asked or _autoload.TORCH_DEFAULT)
     _worlds.registry.add(world)
     _worlds.claim_ownership()
 

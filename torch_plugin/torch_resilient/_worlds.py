@@ -22,6 +22,7 @@ class World:
     store_given: bool
     process_group: Any = None
     store: Any = None
+    asked: dict = field(default_factory=dict)  # Backends that we took over, by the group's name.
     pid: int = field(default_factory=os.getpid)
 
     def close(self):

@@ -79,6 +79,24 @@ TEST_F(LogTest, RecordAsJson_HasItsFieldsAsMembers) {
                                 "\n"));
 }
 
+// Data for tools: the same object behind the event, or as the member that the event names.
+TEST_F(LogTest, RecordWithAnObject_ShowsItAsItIs) {
+  const LogRecord data{"incident", {}, "it \"ended\"", R"({"a": "b\\x"})"};
+  EXPECT_EQ(ToText(data), R"(incident {"a": "b\\x"})");
+  SetLogLevel(LogLevel::kInfo, true);
+  testing::internal::CaptureStderr();
+  LogLine(LogLevel::kInfo, data);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::EndsWith(R"("event": "incident", "text": "it \"ended\"", )"
+                                R"("incident": {"a": "b\\x"}})"
+                                "\n"));
+}
+
+TEST_F(LogTest, RecordWithoutEvent_IsItsText) {
+  const LogRecord text{{}, {}, "it joined"};
+  EXPECT_EQ(ToText(text), "it joined");
+}
+
 TEST(LogRecord, Value_OfAField) {
   EXPECT_EQ(kOfAStranger.Value("job"), "a:b");
   EXPECT_EQ(kOfAStranger.Value("rank"), "");

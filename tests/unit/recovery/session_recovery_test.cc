@@ -3,6 +3,8 @@
 #include <atomic>
 #include <future>
 #include <memory>
+#include <sstream>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -349,6 +351,47 @@ TEST_F(SessionTest, Stall_IsReported) {
   EXPECT_EQ(Reports()[0].status.code(), StatusCode::kCommStalled);
   EXPECT_EQ(Reports()[0].accused_rank, 3);
   EXPECT_EQ(Reports()[1].kind, ReportKind::kLinkLost);
+}
+
+// What a tool would find in the log of this process.
+std::vector<std::string> IncidentLines(const std::string& log) {
+  std::vector<std::string> found;
+  std::istringstream lines(log);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t at = line.find("incident {");
+    if (at != std::string::npos) found.push_back(line.substr(at));
+  }
+  return found;
+}
+
+TEST_F(SessionTest, Incident_IsLoggedOnceAFenceHoweverItEnds) {
+  Boot();
+  ::testing::internal::CaptureStderr();
+  FenceAndSettle(1, Lost(3));
+  EXPECT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  FenceAndSettle(2, Lost(2));
+  session_->Close();
+  session_->Close();
+  const auto lines = IncidentLines(::testing::internal::GetCapturedStderr());
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_THAT(lines[0],
+              HasSubstr(R"("outcome": "running", "generation": 1, "next_generation": 2)"));
+  EXPECT_THAT(lines[0], HasSubstr(R"("accused": {"rank": 3)"));
+  EXPECT_THAT(lines[0], HasSubstr(R"("reporter": {"rank": 1)"));
+  EXPECT_THAT(lines[1], HasSubstr(R"("outcome": "closed", "generation": 2)"));
+}
+
+TEST_F(SessionTest, IncidentOfARankThatIsGivenUp_IsLoggedToo) {
+  Boot();
+  ::testing::internal::CaptureStderr();
+  rendezvous_->SayLost(Status(StatusCode::kStaleGeneration, "the job goes on"));
+  rendezvous_->Settle();
+  session_->Close();
+  const auto lines = IncidentLines(::testing::internal::GetCapturedStderr());
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_THAT(lines[0], HasSubstr(R"("outcome": "failed", "generation": 1)"));
+  EXPECT_THAT(lines[0], HasSubstr(R"("code": "STALE_GENERATION")"));
+  EXPECT_THAT(lines[0], HasSubstr(R"("by": "session")"));
 }
 
 TEST_F(SessionTest, Incident_HasItsPhasesInOrder) {

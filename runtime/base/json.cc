@@ -1,6 +1,6 @@
-#include "store/core/json.h"
+#include "runtime/base/json.h"
 
-namespace resilient::store {
+namespace resilient {
 
 std::string JsonString(std::string_view text) {
   constexpr char kHex[] = "0123456789abcdef";
@@ -21,4 +21,4 @@ std::string JsonString(std::string_view text) {
   return out + '"';
 }
 
-}  // namespace resilient::store
+}  // namespace resilient
