@@ -20,6 +20,7 @@ class World:
     addresses: list
     settings: dict
     store_given: bool
+    device: Any = None  # A DeviceClaim of the extension.
     process_group: Any = None
     store: Any = None
     pid: int = field(default_factory=os.getpid)

@@ -51,6 +51,7 @@ std::vector<Op> AllOps() {
   join.endpoint = std::string("\0\xff", 2);
   join.join_timeout = Millis(1500);
   join.seat_wait = Millis(20);
+  join.device = DeviceClaim{"GPU-1", "host", 1, 4, "0,1,2,3", -1};
   join.generation = 6;
   Report report;
   report.kind = ReportKind::kMismatch;
@@ -131,6 +132,7 @@ TEST(Codec, FieldsOfRequests_ArriveWhereTheyBelong) {
   EXPECT_EQ(join.endpoint, std::string("\0\xff", 2));
   EXPECT_EQ(join.join_timeout, Millis(1500));
   EXPECT_EQ(join.seat_wait, Millis(20));
+  EXPECT_EQ(join.device, (DeviceClaim{"GPU-1", "host", 1, 4, "0,1,2,3", -1}));
   EXPECT_EQ(join.generation, 6u);
   const auto report = std::get<ReportOp>(DecodeRequest(EncodeRequest(RequestOf(ops[14])))->op);
   EXPECT_EQ(report.report.status.code(), StatusCode::kRankLost);
