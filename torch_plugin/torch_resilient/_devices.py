@@ -63,7 +63,10 @@ def _ordinal(device_id):
         return -1
     # To have asked CUDA something is no use of device 0, which is current in every process that has
     # not chosen: memory on a device is, and so is to have chosen another.
-    used = [i for i in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(i) > 0]
+    try:
+        used = [i for i in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(i) > 0]
+    except RuntimeError:  # An allocator that does not count.
+        return -1
     if used:
         return used[0] if len(used) == 1 else -1
     return torch.cuda.current_device() or -1
@@ -73,6 +76,8 @@ def _ask_cuda(claim):
     """CUDA's own word, which counts more than what the environment says now. It tells no instances
     of a split GPU apart."""
     claim.visible = torch.cuda.device_count()
+    if claim.ordinal >= claim.visible:
+        return  # Torch has its own word for that.
     properties = torch.cuda.get_device_properties(claim.ordinal)
     if "MIG" not in properties.name and getattr(properties, "uuid", None):
         claim.uuid = f"GPU-{properties.uuid}"
