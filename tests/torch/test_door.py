@@ -24,6 +24,7 @@ import torch_resilient
 from torch_resilient import _devices, _native
 
 VERDICT_SECONDS = 3.0
+PATIENCE = 150.0  # For processes that import torch on a busy machine.
 PLAIN = {"RESILIENT_STORE": None, "RESILIENT_JOB": None, "RESILIENT_LINGER": "1s"}
 
 
@@ -248,11 +249,12 @@ def alone():
     return [*hosts.UNSHARE, "--mount", "sh", "-ec", 'ip link set lo up; exec "$@"', "sh"]
 
 
+@pytest.mark.slow
 def test_what_keeps_a_rank_from_its_store_is_told_apart_and_logged_meanwhile(world, alone):
     """Each waits until its timeout, as each may end by itself; after 10 s it says what it is."""
     causes = {
         "REFUSED": (1, {"RESILIENT_STORE": "127.0.0.1:9"}, "nothing listens there"),
-        "UNREACHABLE": (1, {**PLAIN, "MASTER_ADDR": "192.0.2.1"}, "192.0.2.1"),
+        "UNREACHABLE": (1, {**PLAIN, "MASTER_ADDR": "192.0.2.1"}, "cannot be reached"),
         "RESOLVE": (1, {**PLAIN, "MASTER_ADDR": "no-such-host.invalid"}, "does not resolve"),
         "RESOLVE of rank 0": (0, {**PLAIN, "MASTER_ADDR": "none.invalid"}, "does not resolve"),
     }
@@ -265,7 +267,7 @@ def test_what_keeps_a_rank_from_its_store_is_told_apart_and_logged_meanwhile(wor
             command, env=environment, stdout=pipe, stderr=pipe, text=True
         )
     for name, process in running.items():
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=PATIENCE)
         assert stdout.startswith(f"ConnectError [resilient:{name.split()[0]}]"), (stdout, stderr)
         for text in (stdout, stderr):
             assert causes[name][2] in text, (name, stdout, stderr)
@@ -296,7 +298,7 @@ def test_a_name_that_has_only_an_ipv6_address(world, alone, tmp_path, name):
         env=env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0 and done.stdout == "total 2\ntotal 2\n", done
 
@@ -336,8 +338,8 @@ def starts_helpers():
     dist.init_process_group("resilient")
     run = [subprocess.Popen([sys.executable, "-c", "import torch, torch_resilient"])]
     run.append(subprocess.Popen([sys.executable, "-c", HELPER], stdout=subprocess.PIPE, text=True))
-    assert run[1].communicate(timeout=60)[0] == "1\n"
-    assert [process.wait(60) for process in run] == [0, 0]
+    assert run[1].communicate(timeout=PATIENCE)[0] == "1\n"
+    assert [process.wait(PATIENCE) for process in run] == [0, 0]
     total = torch.ones(1)
     dist.all_reduce(total)
     dist.destroy_process_group()
@@ -346,7 +348,7 @@ def starts_helpers():
 
 def test_helpers_that_inherit_the_rank_claim_nothing(world):
     env = {"RESILIENT_FAKE_DEVICES": "a|GPU-1|0|2;a|GPU-2|1|2"}
-    assert world.run(starts_helpers, 2, env=env) == [2, 2]
+    assert world.run(starts_helpers, 2, env=env, seconds=PATIENCE) == [2, 2]
 
 
 def survives():
@@ -369,6 +371,7 @@ def comes_anew():
     return True
 
 
+@pytest.mark.slow
 def test_a_restarted_worker_is_no_duplicate_of_a_stuck_one_on_its_gpu(world):
     """The predecessor is stopped, not dead: its claims end with its lease."""
     env = {
