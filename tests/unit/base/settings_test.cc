@@ -162,12 +162,11 @@ const Environment kWithEffect = {{"RESILIENT_STORE", "host:1"},
                                  {"RESILIENT_CHECKSUM", "1"},
                                  {"RESILIENT_TAKE_OVER", "nccl,gloo"},
                                  {"RESILIENT_REDUCTION_ORDER", "rank"},
+                                 {"RESILIENT_STALL", "1h"},
+                                 {"RESILIENT_WAIT_LOG", "30s"},
                                  {"RESILIENT_ALLOW_SHARED_GPU", "1"},
                                  {"RESILIENT_FAKE_DEVICES", "h|GPU-1|0|1"}};
-const Environment kWithoutEffect = {{"RESILIENT_HEAL", "auto"},
-                                    {"RESILIENT_STALL", "1h"},
-                                    {"RESILIENT_WAIT_LOG", "30s"},
-                                    {"RESILIENT_REPLAY", "1"}};
+const Environment kWithoutEffect = {{"RESILIENT_HEAL", "auto"}, {"RESILIENT_REPLAY", "1"}};
 
 TEST(ParseSettings, NamesWithEffect_AreAccepted) {
   const Result<Settings> settings = ParseSettings(kWithEffect);
