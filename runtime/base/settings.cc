@@ -36,6 +36,7 @@ enum class Form {
   kLog,
   kStoreList,
   kOwner,
+  kDevices,
 };
 
 enum class Effect {
@@ -71,7 +72,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_STALL", Form::kDuration, Effect::kYes, 1},
     Known{"RESILIENT_WAIT_LOG", Form::kDuration, Effect::kYes, 1},
     Known{"RESILIENT_REPLAY", Form::kSwitch, Effect::kNone},
-    Known{"RESILIENT_ALLOW_SHARED_GPU", Form::kSwitch, Effect::kNone},
+    Known{"RESILIENT_ALLOW_SHARED_GPU", Form::kSwitch},
     Known{"RESILIENT_SOCKET_IFNAME", Form::kText},
     Known{"RESILIENT_SOCKET_STREAMS", Form::kStreams},
     Known{"RESILIENT_SHM_LIMIT", Form::kBytes},
@@ -80,7 +81,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_LOG", Form::kLog},
     Known{"RESILIENT_OWNER", Form::kOwner},
     Known{"RESILIENT_SUPERVISED", Form::kSwitch},
-    Known{"RESILIENT_FAKE_DEVICES", Form::kText, Effect::kNone},
+    Known{"RESILIENT_FAKE_DEVICES", Form::kDevices},
 };
 
 const Known* FindKnown(std::string_view name) {
@@ -138,6 +139,37 @@ std::optional<int> ParseStreams(std::string_view text) {
   return streams && *streams >= 1 && *streams <= kMaxSocketStreams ? streams : std::nullopt;
 }
 
+std::optional<DeviceClaim> ParseDevice(std::string_view text) {
+  std::array<std::string_view, 4> fields;
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    const std::size_t bar = text.find('|');
+    if ((bar == std::string_view::npos) != (i + 1 == fields.size())) return std::nullopt;
+    fields[i] = text.substr(0, bar);
+    if (bar != std::string_view::npos) text.remove_prefix(bar + 1);
+  }
+  const auto ordinal = ParseNumber<int>(fields[2]);
+  const auto visible = ParseNumber<int>(fields[3]);
+  if (!ordinal || !visible) return std::nullopt;
+  DeviceClaim claim;
+  claim.host = fields[0];
+  claim.uuid = fields[1];
+  claim.ordinal = *ordinal;
+  claim.visible = *visible;
+  return claim;
+}
+
+std::optional<std::vector<DeviceClaim>> ParseDevices(std::string_view text) {
+  std::vector<DeviceClaim> devices;
+  while (true) {
+    const std::size_t end = text.find(';');
+    std::optional<DeviceClaim> device = ParseDevice(text.substr(0, end));
+    if (!device) return std::nullopt;
+    devices.push_back(*std::move(device));
+    if (end == std::string_view::npos) return devices;
+    text.remove_prefix(end + 1);
+  }
+}
+
 bool IsLog(std::string_view text) {
   constexpr std::string_view kJson = "json:";
   if (text.starts_with(kJson)) text.remove_prefix(kJson.size());
@@ -191,6 +223,10 @@ Status Check(const Known& known, std::string_view value) {
     case Form::kOwner:
       return require(IsOwner(value),
                      "\"pid:start\" (internal: set by the library itself; unset it)");
+    case Form::kDevices:
+      return require(ParseDevices(value).has_value(),
+                     "\"host|uuid|ordinal|visible\" for each rank, separated by \";\" (internal: "
+                     "for tests; unset it)");
   }
   return {};
 }
@@ -290,6 +326,10 @@ void Assign(const Values& values, Settings* settings) {
     settings->socket_streams = ParseStreams(found->second).value_or(settings->socket_streams);
   text("RESILIENT_LOG", &settings->log);
   text("RESILIENT_OWNER", &settings->owner);
+  if (const auto found = values.find("RESILIENT_ALLOW_SHARED_GPU"); found != values.end())
+    settings->allow_shared_gpu = found->second == "1";
+  if (const auto found = values.find("RESILIENT_FAKE_DEVICES"); found != values.end())
+    settings->fake_devices = ParseDevices(found->second).value_or(settings->fake_devices);
   std::string supervised;
   text("RESILIENT_SUPERVISED", &supervised);
   settings->supervised = supervised == "1";

@@ -122,6 +122,7 @@ void SessionImpl::Perform(const Action& action) {
       request.join_timeout = options_.init_timeout;
       request.seat_wait = options_.seat_wait;
       request.generation = action.generation;
+      request.device = options_.device;
       rendezvous_->Join(request);
       return;
     }

@@ -88,6 +88,7 @@ struct OpWriter {
     message->set_join_timeout_ms(ToMillis(op.request.join_timeout));
     message->set_seat_wait_ms(ToMillis(op.request.seat_wait));
     message->set_generation(op.request.generation);
+    if (op.request.device) PutDevice(*op.request.device, message->mutable_device());
   }
   void operator()(const ReadyOp& op) const { out->mutable_ready()->set_generation(op.generation); }
   void operator()(const LeaveOp&) const { out->mutable_leave(); }
@@ -297,6 +298,7 @@ Op ToJoin(const pb::JoinRequest& message) {
   join.request.join_timeout = FromMillis(message.join_timeout_ms());
   join.request.seat_wait = FromMillis(message.seat_wait_ms());
   join.request.generation = message.generation();
+  if (message.has_device()) join.request.device = ToDevice(message.device());
   return join;
 }
 

@@ -9,6 +9,7 @@
 namespace resilient::store {
 
 namespace v1 {
+class DeviceClaim;
 class Event;
 class Reply;
 class Request;
@@ -21,6 +22,9 @@ std::string Utf8(const std::string& text);
 std::uint64_t ToMillis(Duration duration);
 // Saturates, so that a huge number of milliseconds cannot overflow the nanoseconds of Duration.
 Duration FromMillis(std::uint64_t millis);
+
+void PutDevice(const DeviceClaim& claim, v1::DeviceClaim* out);
+DeviceClaim ToDevice(const v1::DeviceClaim& message);
 
 void PutOp(const WatchOp& op, v1::Request* out);
 void PutOp(const HoldOp& op, v1::Request* out);

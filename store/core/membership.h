@@ -157,6 +157,9 @@ class Membership {
   void JoinAgain(World& world, Participant& who, Moment moment, MembershipEffects& effects);
   // By what `who` asks for.
   void Lengthen(World& world, const Participant& who);
+  // kDuplicateDevice when two of those with a seat, or with one and the newcomer, use one GPU.
+  std::optional<Status> SharedDeviceIn(const World& world,
+                                       const Participant* newcomer = nullptr) const;
   void Refuse(Participant& who, Status why, MembershipEffects& effects);
   void RefuseClaimants(Participant& holder, MembershipEffects& effects);
   void ReplaceClaimants(Participant& holder);
@@ -169,6 +172,8 @@ class Membership {
   void FenceWorld(World& world, const Status& cause, Moment moment, MembershipEffects& effects);
   void RefuseIfDue(World& world, Moment moment, MembershipEffects& effects);
   void RefuseWorld(World& world, Moment moment, MembershipEffects& effects);
+  // Refuses everybody in a world that never had a view, and drops it.
+  void RefuseAll(World& world, const Status& why, MembershipEffects& effects);
   // Drops a world without live seats.
   void EndIfDeserted(std::uint64_t round, const Status& why, MembershipEffects& effects);
   void EndWorld(std::uint64_t round, const Status& why, MembershipEffects& effects);

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "store/core/device_claims.h"
 #include "store/core/membership.h"
 
 namespace resilient::store {
@@ -80,6 +81,7 @@ Status Membership::CheckRequest(const Participant& who, const JoinRequest& reque
                   "an endpoint of " + std::to_string(request.endpoint.size()) + " bytes; at most " +
                       std::to_string(kEndpointBytesMax) + " are taken");
   }
+  if (request.device) RESILIENT_RETURN_IF_ERROR(CheckDeviceClaim(*request.device));
   RESILIENT_RETURN_IF_ERROR(CheckRoomInView(who.hello, request));
   if ((held && request.rank != who.request.rank) ||
       (world && request.world_size != world->size())) {
@@ -161,6 +163,13 @@ bool Membership::PlaceIn(World& world, Participant& who, Moment moment,
   }
   const Seat& seat = world.seats[rank];
   if (seat.Open() && world.phase == Phase::kForming) {
+    if (world.viewed) {
+      // The others have worked together already: only the newcomer is wrong here.
+      if (std::optional<Status> why = SharedDeviceIn(world, &who)) {
+        Refuse(who, *std::move(why), effects);
+        return true;
+      }
+    }
     TakeSeat(world, who, moment, effects);
     return true;
   }
@@ -219,14 +228,15 @@ void Membership::RefuseClaimants(Participant& holder, MembershipEffects& effects
                         std::to_string(who->request.world_size) + " and " +
                         std::to_string(who->wanted_size) +
                         "; start all ranks with one WORLD_SIZE, or give each job its own name "
-                        "(RESILIENT_JOB)",
+                        "(RESILIENT_JOB) or MASTER_PORT",
                     detail),
              effects);
     } else {
       Refuse(*who,
              Status(StatusCode::kDuplicateRank,
                     both + " are both alive and claim rank " + std::to_string(who->request.rank) +
-                        "; start each rank once, or give each job its own name (RESILIENT_JOB)",
+                        "; start each rank once, or give each job its own name (RESILIENT_JOB) or "
+                        "MASTER_PORT",
                     detail),
              effects);
     }
@@ -270,8 +280,30 @@ void Membership::TakeSeat(World& world, Participant& who, Moment moment,
                                "joined round " + std::to_string(world.round) + " (" +
                                    std::to_string(world.joined) + " of " +
                                    std::to_string(world.size()) + ")"));
+  if (!world.viewed && world.joined == world.seats.size()) {
+    // Only now all can be told, and nobody has loaded anything yet.
+    if (const std::optional<Status> why = SharedDeviceIn(world)) {
+      return RefuseAll(world, *why, effects);
+    }
+  }
   BuildIfComplete(world, effects);
   RefuseIfDue(world, moment, effects);
+}
+
+std::optional<Status> Membership::SharedDeviceIn(const World& world,
+                                                 const Participant* newcomer) const {
+  std::vector<DeviceHolder> holders;
+  holders.reserve(world.seats.size());
+  bool any = false;
+  for (std::size_t rank = 0; rank < world.seats.size(); ++rank) {
+    const Participant* who = world.seats[rank].Live() ? Find(world.seats[rank].session) : nullptr;
+    if (newcomer && newcomer->request.rank == static_cast<int>(rank)) who = newcomer;
+    if (!who) continue;
+    const auto& device = who->request.device;
+    any = any || device;
+    holders.push_back({ClaimantOf(*who), device ? &*device : nullptr});
+  }
+  return any ? SharedDevice(holders) : std::nullopt;
 }
 
 void Membership::Refuse(Participant& who, Status why, MembershipEffects& effects) {

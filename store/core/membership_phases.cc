@@ -109,6 +109,10 @@ void Membership::RefuseWorld(World& world, Moment moment, MembershipEffects& eff
                    world.WhoIsMissing(moment.now) + "; waited " +
                        Seconds(moment.now - world.first_join) + " s from the first join",
                    std::move(detail));
+  RefuseAll(world, why, effects);
+}
+
+void Membership::RefuseAll(World& world, const Status& why, MembershipEffects& effects) {
   for (const Seat& seat : world.seats) {
     if (seat.Live()) Refuse(*Find(seat.session), why, effects);
   }

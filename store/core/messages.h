@@ -293,6 +293,7 @@ inline constexpr std::size_t kWatchBatchEventsMax = 1024;
 inline constexpr std::size_t kWatchBatchBytesMax = 1u << 20;
 inline constexpr Duration kHoldMax = std::chrono::hours(1);
 inline constexpr std::size_t kEndpointBytesMax = 4u << 10;
+inline constexpr std::size_t kDeviceTextBytesMax = 256;  // Of each text of a DeviceClaim.
 // Of the members of one view, so that it fits a frame.
 inline constexpr std::size_t kViewBytesMax = 15u << 20;
 // Of one report of what a member waits for.

@@ -23,7 +23,7 @@
 // kRowFormat says which fields there are; it is kept in the store's own row.
 namespace resilient::store {
 
-inline constexpr std::uint64_t kRowFormat = 3;
+inline constexpr std::uint64_t kRowFormat = 4;
 
 // Thread: value type on the stack.
 class RowWriter {
@@ -208,9 +208,15 @@ void Fields(Archive& archive, Reply& reply) {
 }
 
 template <typename Archive>
+void Fields(Archive& archive, DeviceClaim& claim) {
+  archive(claim.uuid, claim.host, claim.ordinal, claim.visible, claim.visible_devices,
+          claim.local_rank);
+}
+
+template <typename Archive>
 void Fields(Archive& archive, JoinRequest& request) {
   archive(request.rank, request.world_size, request.endpoint, request.join_timeout,
-          request.seat_wait, request.generation);
+          request.seat_wait, request.generation, request.device);
 }
 
 template <typename Archive>

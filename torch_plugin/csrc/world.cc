@@ -45,6 +45,7 @@ World OpenWorld(const WorldOptions& options) {
   context_options.session.init_timeout = options.init_timeout;
   context_options.session.budget = options.budget;
   context_options.session.seat_wait = options.seat_wait;
+  context_options.session.device = options.device;
   context_options.bind_address = options.bind_address;
   auto context =
       plugin::ValueOrThrow(*host, plugin::SessionContext::Open(std::move(context_options), host));

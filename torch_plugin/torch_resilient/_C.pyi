@@ -32,6 +32,19 @@ def probe_store(
     """Connects once (retrying refused and reset until `timeout` seconds) and returns the server's id.
     Raises REFUSED, UNREACHABLE, RESOLVE, PROTOCOL, AUTH or JOB."""
 
+class DeviceClaim:
+    """The GPU that a rank uses: see <resilient/device.h>."""
+
+    uuid: str
+    host: str
+    ordinal: int
+    visible: int
+    visible_devices: str
+    local_rank: int
+
+def find_device(ordinal: int, environment: dict[str, str]) -> DeviceClaim:
+    """Of a process with this environment that uses cuda:`ordinal` (-1: not known), by NVML."""
+
 class Session:
     """One world: see <resilient/session.h>."""
 
@@ -63,6 +76,7 @@ class Session:
         stall: float = 3600.0,
         presence: str = "",
         timeout: timedelta = ...,  # What init_process_group was given.
+        device: DeviceClaim | None = None,
     ) -> None: ...
     def init(self) -> None: ...
     def store(self, timeout: timedelta) -> Store: ...  # Round-scoped keys; its waits end on a fence.

@@ -43,6 +43,8 @@ class Search:
     bind: str
     probe: object
     log: object
+    warn: object
+    trouble: str = ""  # What stood in the way last.
 
 
 def given(text):
@@ -99,13 +101,16 @@ def at(search, host, port):
     Any rank on the host that owns the address may start it, rank 0 always may.
     """
     address = _server.join_host_port(host, port)
-    local = is_local(host)
-    may_spawn = local or search.rank == 0
-    if not may_spawn:
+    if search.rank != 0 and not is_local(host):
         return Endpoint([address])  # Connecting retries until the init timeout.
-    bind = search.bind or (host if local else own_address_towards(host))
-    reason = "another process of this host holds the right to start it"
-    for _ in _rounds(search, f"still no store at {address}, neither found nor started"):
+    code, search.trouble = "UNREACHABLE", "another process holds the right to start it"
+    for _ in _rounds(search, f"still no store at {address}"):
+        if trouble := _unresolved(host):
+            # Nobody would find a store there. A pod's name may come with the pod.
+            code, search.trouble = "RESOLVE", trouble
+            continue
+        code = "UNREACHABLE"
+        bind = search.bind or (host if is_local(host) else own_address_towards(host))
         server_id = _answer(search, address)
         if server_id is not None:
             return Endpoint([address], server_id)
@@ -124,14 +129,28 @@ def at(search, host, port):
                         f"no store could be started at {address} (listening on {bind}): {error}",
                         host=host,
                     ) from error
-                reason = str(error)
+                search.trouble = str(error)
                 continue
         search.log(f"started the store at {address}; its log is {log_path}")
         return Endpoint([address], server_id, spawned=True)
     raise _errors.ConnectError(
-        f"no store of this package answers at {address}, and none could be started there: {reason}",
+        f"no store of this package answers at {address}, and none could be started there:"
+        f" {search.trouble}",
         host=host,
+        code=code,
     )
+
+
+def _unresolved(host):
+    """Why the name has no address; empty: it has one."""
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return (
+            f"the name {host!r} does not resolve ({error.strerror}): wrong MASTER_ADDR, or no entry"
+            " in DNS or /etc/hosts?"
+        )
+    return ""
 
 
 def through(search, store, host):
@@ -218,8 +237,8 @@ def _answer(search, address):
 
 
 def _rounds(search, slow):
-    """One round at once, then one after each of growing pauses, until the deadline. `slow`
-    is logged once when it takes long."""
+    """One round at once, then one after each of growing pauses, until the deadline. `slow` is
+    logged once, with the trouble, when it takes long."""
     pause = _FIRST_PAUSE_SECONDS
     log_at = time.monotonic() + _LOG_AFTER_SECONDS
     yield
@@ -227,7 +246,7 @@ def _rounds(search, slow):
         time.sleep(min(pause, search.deadline - now))
         pause = min(pause * 1.5, _LAST_PAUSE_SECONDS)
         if now > log_at:
-            search.log(slow)
+            search.warn(f"{slow}: {search.trouble}" if search.trouble else slow)
             log_at = search.deadline
         yield
 

@@ -15,6 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch_resilient import (
     _address,
     _autoload,
+    _devices,
     _errors,
     _native,
     _presence,
@@ -74,6 +75,7 @@ def _joined_world(native, arguments, settings, rank, world_size, timeout, starte
         world = _open_world(native, arguments, settings, rank, world_size, timeout, started)
         try:
             world.session.init()
+            _devices.warn_of_crowd(world)
             return world
         except BaseException as error:
             world.close()
@@ -204,8 +206,10 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
             address, job, seconds, token_file=settings["token_file"], tls=settings["tls"]
         ),
         log=lambda text: log_line(settings, rank, "info", text),
+        warn=lambda text: log_line(settings, rank, "warn", text),
     )
     endpoint = _find_store(arguments, settings, environment, search, timeout)
+    device = _devices.claim_of(native, settings, rank, arguments["device_id"], environment)
     session = native.Session(
         addresses=endpoint.addresses,
         job=job,
@@ -232,9 +236,10 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         stall=settings["stall"],
         presence="" if helper else _presence.prefix(environment),
         timeout=timeout,
+        device=device if device.uuid and not settings["allow_shared_gpu"] else None,
     )
     return _worlds.World(
-        session, rank, world_size, job, endpoint.addresses, settings, endpoint.given
+        session, rank, world_size, job, endpoint.addresses, settings, endpoint.given, device=device
     )
 
 

@@ -20,6 +20,7 @@ class World:
     addresses: list
     settings: dict
     store_given: bool
+    device: Any = None  # A DeviceClaim of the extension.
     process_group: Any = None
     store: Any = None
     asked: dict = field(default_factory=dict)  # Backends that we took over, by the group's name.

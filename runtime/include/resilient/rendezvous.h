@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <resilient/clock.h>
+#include <resilient/device.h>
 #include <resilient/status.h>
 #include <resilient/waiting.h>
 #include <resilient/whereabouts.h>
@@ -46,6 +48,8 @@ struct JoinRequest {
   Duration join_timeout{};  // For peers that nobody has heard of, from the first join of the round.
   Duration seat_wait{};     // How long a lost seat may stay empty before the join is refused.
   std::uint64_t generation = 0;  // Last generation this session was in; 0 for the first join.
+  std::optional<DeviceClaim>
+      device;  // The GPU that is for this rank alone; nullopt: none is known.
 };
 
 enum class ReportKind : std::uint8_t {

@@ -10,6 +10,7 @@
 #include <resilient/abort.h>
 #include <resilient/clock.h>
 #include <resilient/communicator.h>
+#include <resilient/device.h>
 #include <resilient/rendezvous.h>
 #include <resilient/status.h>
 #include <resilient/whereabouts.h>
@@ -38,6 +39,7 @@ struct SessionOptions {
       std::chrono::minutes(30);  // Bounds the wait for peers that nobody has heard of.
   Duration budget = std::chrono::seconds(20);    // Machine time of one recovery.
   Duration seat_wait = Duration::zero();         // Waiting for a lost seat to be filled.
+  std::optional<DeviceClaim> device;             // No other rank may use it; nullopt: not known.
   InterruptCheck interrupt;                      // Polled by every wait on a caller's thread.
   Duration wait_log = std::chrono::seconds(30);  // Interval of the line about who is waited for.
   Duration stall = std::chrono::hours(1);        // How long an awaited rank may make no progress.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <resilient/clock.h>
+#include <resilient/device.h>
 #include <resilient/status.h>
 #include <resilient/tls.h>
 
@@ -38,6 +39,10 @@ struct Settings {
   std::string log = "warn";   // RESILIENT_LOG: level, "json:" prefix for structured lines
   std::string owner;          // RESILIENT_OWNER: internal, "pid:start" of the rank process
   bool supervised = false;    // RESILIENT_SUPERVISED: internal, how this process ends is reported
+  bool allow_shared_gpu = false;  // RESILIENT_ALLOW_SHARED_GPU: ranks claim no GPU for themselves
+  // RESILIENT_FAKE_DEVICES: internal, the claims of ranks 0, 1, ... instead of what NVML and CUDA
+  // say, "host|uuid|ordinal|visible;..."; with an empty uuid a rank's device is not known.
+  std::vector<DeviceClaim> fake_devices;
   std::vector<std::string> warnings;  // Names that are unknown or have no effect.
 };
 

@@ -163,11 +163,10 @@ const Environment kWithEffect = {{"RESILIENT_STORE", "host:1"},
                                  {"RESILIENT_SHM_LIMIT", "256MiB"},
                                  {"RESILIENT_CHECKSUM", "1"},
                                  {"RESILIENT_TAKE_OVER", "nccl,gloo"},
-                                 {"RESILIENT_REDUCTION_ORDER", "rank"}};
-const Environment kWithoutEffect = {{"RESILIENT_HEAL", "auto"},
-                                    {"RESILIENT_REPLAY", "1"},
-                                    {"RESILIENT_ALLOW_SHARED_GPU", "1"},
-                                    {"RESILIENT_FAKE_DEVICES", "a,b"}};
+                                 {"RESILIENT_REDUCTION_ORDER", "rank"},
+                                 {"RESILIENT_ALLOW_SHARED_GPU", "1"},
+                                 {"RESILIENT_FAKE_DEVICES", "h|GPU-1|0|1"}};
+const Environment kWithoutEffect = {{"RESILIENT_HEAL", "auto"}, {"RESILIENT_REPLAY", "1"}};
 
 TEST(ParseSettings, NamesWithEffect_AreAccepted) {
   const Result<Settings> settings = ParseSettings(kWithEffect);
@@ -191,6 +190,29 @@ TEST(ParseSettings, AskingForWhatIsDoneAnyway_IsNoWarning) {
                                                    {"RESILIENT_ALLOW_SHARED_GPU", "0"}});
   ASSERT_TRUE(settings.ok()) << settings.status().message();
   EXPECT_TRUE(settings->warnings.empty()) << settings->warnings.front();
+}
+
+TEST(ParseSettings, FakeDevices_AreOneARank) {
+  const auto settings =
+      ParseSettings({{"RESILIENT_FAKE_DEVICES", "a|GPU-1|0|2;|MIG-2|1|2;b||-1|4"}});
+  ASSERT_TRUE(settings.ok()) << settings.status().message();
+  ASSERT_EQ(settings->fake_devices.size(), 3U);
+  DeviceClaim first;
+  first.host = "a";
+  first.uuid = "GPU-1";
+  first.ordinal = 0;
+  first.visible = 2;
+  EXPECT_EQ(settings->fake_devices[0], first);
+  EXPECT_EQ(settings->fake_devices[1].host, "");
+  EXPECT_EQ(settings->fake_devices[1].uuid, "MIG-2");
+  EXPECT_EQ(settings->fake_devices[2].uuid, "");
+  EXPECT_EQ(settings->fake_devices[2].ordinal, -1);
+  EXPECT_EQ(settings->fake_devices[2].visible, 4);
+  for (const char* wrong : {"a", "a|GPU-1|0", "a|GPU-1|0|2|", "a|GPU-1|x|2", "a|GPU-1|0|2;"}) {
+    const auto refused = ParseSettings({{"RESILIENT_FAKE_DEVICES", wrong}});
+    ASSERT_FALSE(refused.ok()) << wrong;
+    EXPECT_EQ(refused.status().code(), StatusCode::kSetting);
+  }
 }
 
 TEST(ParseSettings, Tls_IsThreeFiles) {

@@ -33,6 +33,18 @@ Status SomeFailure() {
   return Status(StatusCode::kRankLost, "rank 2 is lost", detail);
 }
 
+JoinRequest SomeJoin() {
+  JoinRequest join;
+  join.rank = 1;
+  join.world_size = 4;
+  join.endpoint = std::string("\0\xff", 2);
+  join.join_timeout = Millis(1500);
+  join.seat_wait = Millis(20);
+  join.device = DeviceClaim{"GPU-1", "host", 1, 4, "0,1,2,3", -1};
+  join.generation = 6;
+  return join;
+}
+
 std::vector<Op> AllOps() {
   Hello hello;
   hello.job = "j";
@@ -45,13 +57,6 @@ std::vector<Op> AllOps() {
   hello.features = {"x", "y"};
   hello.expected_server = "e";
   hello.hosts_store = true;
-  JoinRequest join;
-  join.rank = 1;
-  join.world_size = 4;
-  join.endpoint = std::string("\0\xff", 2);
-  join.join_timeout = Millis(1500);
-  join.seat_wait = Millis(20);
-  join.generation = 6;
   Report report;
   report.kind = ReportKind::kMismatch;
   report.generation = 6;
@@ -74,7 +79,7 @@ std::vector<Op> AllOps() {
           NumKeysOp{},
           CancelOp{8},
           HeartbeatOp{11},
-          JoinOp{join},
+          JoinOp{SomeJoin()},
           ReadyOp{6},
           LeaveOp{},
           ReportOp{report},
@@ -131,6 +136,7 @@ TEST(Codec, FieldsOfRequests_ArriveWhereTheyBelong) {
   EXPECT_EQ(join.endpoint, std::string("\0\xff", 2));
   EXPECT_EQ(join.join_timeout, Millis(1500));
   EXPECT_EQ(join.seat_wait, Millis(20));
+  EXPECT_EQ(join.device, (DeviceClaim{"GPU-1", "host", 1, 4, "0,1,2,3", -1}));
   EXPECT_EQ(join.generation, 6u);
   const auto report = std::get<ReportOp>(DecodeRequest(EncodeRequest(RequestOf(ops[14])))->op);
   EXPECT_EQ(report.report.status.code(), StatusCode::kRankLost);

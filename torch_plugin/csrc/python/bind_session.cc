@@ -1,5 +1,6 @@
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -84,7 +85,8 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                       const TlsTuple& tls, std::string socket_ifname, int socket_streams,
                       std::size_t shm_limit, bool checksums, bool hierarchical_order,
                       bool strict_timeouts, double op_deadline, double wait_log, double stall,
-                      std::string presence, std::chrono::milliseconds timeout) {
+                      std::string presence, std::chrono::milliseconds timeout,
+                      std::optional<DeviceClaim> device) {
         ContextOptions options;
         options.connect.addresses = std::move(addresses);
         options.connect.job = std::move(job);
@@ -99,6 +101,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.session.init_timeout = FromSeconds(init_timeout);
         options.session.budget = FromSeconds(budget);
         options.session.seat_wait = FromSeconds(seat_wait);
+        options.session.device = std::move(device);
         options.bind_address = std::move(bind_address);
         options.socket_ifname = std::move(socket_ifname);
         options.socket_streams = socket_streams;
@@ -124,7 +127,8 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::arg("shm_limit") = CpuFabricOptions().shm_limit, py::arg("checksums") = false,
       py::arg("hierarchical_order") = false, py::arg("strict_timeouts") = false,
       py::arg("op_deadline") = 120.0, py::arg("wait_log") = 30.0, py::arg("stall") = 3600.0,
-      py::arg("presence") = "", py::arg("timeout") = kTorchDefaultTimeout);
+      py::arg("presence") = "", py::arg("timeout") = kTorchDefaultTimeout,
+      py::arg("device") = py::none());
 }
 
 }  // namespace

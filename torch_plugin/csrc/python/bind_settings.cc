@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <pybind11/stl.h>
+#include <resilient/device.h>
 #include <resilient/settings.h>
 #include <resilient/store/client.h>
 
@@ -38,6 +39,8 @@ py::dict ToDict(const Settings& settings) {
   fields["hierarchical_order"] = settings.hierarchical_order;
   fields["socket_ifname"] = settings.socket_ifname;
   fields["socket_streams"] = settings.socket_streams;
+  fields["allow_shared_gpu"] = settings.allow_shared_gpu;
+  fields["fake_devices"] = settings.fake_devices;
   fields["log"] = settings.log;
   fields["owner"] = settings.owner;
   fields["supervised"] = settings.supervised;
@@ -64,13 +67,37 @@ std::string ProbeStore(PythonHost& host, const std::string& address, const std::
   return server;
 }
 
+using Environment = std::map<std::string, std::string>;
+
+std::vector<std::pair<std::string, std::string>> ToPairs(const Environment& environment) {
+  return {environment.begin(), environment.end()};
+}
+
+// How the claim of a process is found: who asks says which device it uses.
+void RegisterDevices(py::module_& m) {
+  py::class_<DeviceClaim>(m, "DeviceClaim")
+      .def_readwrite("uuid", &DeviceClaim::uuid)
+      .def_readwrite("host", &DeviceClaim::host)
+      .def_readwrite("ordinal", &DeviceClaim::ordinal)
+      .def_readwrite("visible", &DeviceClaim::visible)
+      .def_readwrite("visible_devices", &DeviceClaim::visible_devices)
+      .def_readwrite("local_rank", &DeviceClaim::local_rank);
+  m.def(
+      "find_device",
+      [](int ordinal, const Environment& environment) {
+        const std::vector<std::pair<std::string, std::string>> pairs = ToPairs(environment);
+        const py::gil_scoped_release unlocked;
+        return ClaimOf(ordinal, ListGpus(), pairs);
+      },
+      py::arg("ordinal"), py::arg("environment"));
+}
+
 }  // namespace
 
 void RegisterSettings(py::module_& m, const std::shared_ptr<PythonHost>& host) {
-  m.def("parse_settings", [host](const std::map<std::string, std::string>& environment) {
-    const std::vector<std::pair<std::string, std::string>> pairs(environment.begin(),
-                                                                 environment.end());
-    return ToDict(ValueOrThrow(*host, ParseSettings(pairs)));
+  RegisterDevices(m);
+  m.def("parse_settings", [host](const Environment& environment) {
+    return ToDict(ValueOrThrow(*host, ParseSettings(ToPairs(environment))));
   });
   m.def(
       "set_log",

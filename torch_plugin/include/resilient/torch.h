@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <c10/util/Exception.h>
+#include <resilient/device.h>
 #include <resilient/session.h>
 #include <resilient/status.h>
 #include <resilient/tls.h>
@@ -66,6 +68,7 @@ struct WorldOptions {
   Duration init_timeout = std::chrono::minutes(30);  // For peers that nobody has heard of.
   Duration budget = std::chrono::seconds(20);        // Machine time of one recovery.
   Duration seat_wait = Duration::zero();             // Waiting for a lost seat to be filled.
+  std::optional<DeviceClaim> device;  // ClaimOf: no other rank may use it; nullopt: not known.
   std::chrono::milliseconds store_timeout = c10d::Store::kDefaultTimeout;  // Of `World::store`.
   std::string bind_address = "127.0.0.1";  // Where peers reach this process.
   std::uint64_t launcher_attempt = 0;
