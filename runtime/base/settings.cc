@@ -36,6 +36,7 @@ enum class Form {
   kLog,
   kStoreList,
   kOwner,
+  kCount,
 };
 
 enum class Effect {
@@ -80,6 +81,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_LOG", Form::kLog},
     Known{"RESILIENT_OWNER", Form::kOwner},
     Known{"RESILIENT_SUPERVISED", Form::kSwitch},
+    Known{"RESILIENT_ATTEMPT", Form::kCount},
     Known{"RESILIENT_FAKE_DEVICES", Form::kText, Effect::kNone},
 };
 
@@ -191,6 +193,9 @@ Status Check(const Known& known, std::string_view value) {
     case Form::kOwner:
       return require(IsOwner(value),
                      "\"pid:start\" (internal: set by the library itself; unset it)");
+    case Form::kCount:
+      return require(ParseNumber<std::uint64_t>(value).has_value(),
+                     "a number (internal: set by launchers; unset it)");
   }
   return {};
 }
@@ -293,6 +298,8 @@ void Assign(const Values& values, Settings* settings) {
   std::string supervised;
   text("RESILIENT_SUPERVISED", &supervised);
   settings->supervised = supervised == "1";
+  if (const auto found = values.find("RESILIENT_ATTEMPT"); found != values.end())
+    settings->attempt = ParseNumber<std::uint64_t>(found->second).value_or(0);
 }
 
 }  // namespace

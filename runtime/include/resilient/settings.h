@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -38,6 +39,7 @@ struct Settings {
   std::string log = "warn";   // RESILIENT_LOG: level, "json:" prefix for structured lines
   std::string owner;          // RESILIENT_OWNER: internal, "pid:start" of the rank process
   bool supervised = false;    // RESILIENT_SUPERVISED: internal, how this process ends is reported
+  std::uint64_t attempt = 0;  // RESILIENT_ATTEMPT: internal, how often all workers were started
   std::vector<std::string> warnings;  // Names that are unknown or have no effect.
 };
 

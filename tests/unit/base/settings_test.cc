@@ -121,7 +121,8 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_SOCKET_STREAMS", "8"},
                                                    {"RESILIENT_LOG", "json:debug"},
                                                    {"RESILIENT_OWNER", "12:345"},
-                                                   {"RESILIENT_SUPERVISED", "1"}});
+                                                   {"RESILIENT_SUPERVISED", "1"},
+                                                   {"RESILIENT_ATTEMPT", "7"}});
   ASSERT_TRUE(settings.ok()) << settings.status().message();
   EXPECT_EQ(settings->store, "a:1,[::1]:2");
   EXPECT_EQ(settings->job, "j");
@@ -140,28 +141,22 @@ TEST(ParseSettings, EveryField_IsRead) {
   EXPECT_EQ(settings->log, "json:debug");
   EXPECT_EQ(settings->owner, "12:345");
   EXPECT_TRUE(settings->supervised);
+  EXPECT_EQ(settings->attempt, 7u);
   EXPECT_TRUE(settings->warnings.empty());
 }
 
 // The normative list; a valid value for each.
-const Environment kWithEffect = {{"RESILIENT_STORE", "host:1"},
-                                 {"RESILIENT_JOB", "j"},
-                                 {"RESILIENT_BIND", "127.0.0.1"},
-                                 {"RESILIENT_LINGER", "0"},
-                                 {"RESILIENT_LEASE_TTL", "1"},
-                                 {"RESILIENT_BUDGET", "20s"},
-                                 {"RESILIENT_SEAT_WAIT", "0"},
-                                 {"RESILIENT_LOG", "off"},
-                                 {"RESILIENT_OWNER", "1:0"},
-                                 {"RESILIENT_SUPERVISED", "0"},
-                                 {"RESILIENT_TIMEOUT_POLICY", "strict"},
-                                 {"RESILIENT_OP_DEADLINE", "120s"},
-                                 {"RESILIENT_SOCKET_IFNAME", "eth0"},
-                                 {"RESILIENT_SOCKET_STREAMS", "1"},
-                                 {"RESILIENT_SHM_LIMIT", "256MiB"},
-                                 {"RESILIENT_CHECKSUM", "1"},
-                                 {"RESILIENT_TAKE_OVER", "nccl,gloo"},
-                                 {"RESILIENT_REDUCTION_ORDER", "rank"}};
+const Environment kWithEffect = {
+    {"RESILIENT_STORE", "host:1"},        {"RESILIENT_JOB", "j"},
+    {"RESILIENT_BIND", "127.0.0.1"},      {"RESILIENT_LINGER", "0"},
+    {"RESILIENT_LEASE_TTL", "1"},         {"RESILIENT_BUDGET", "20s"},
+    {"RESILIENT_SEAT_WAIT", "0"},         {"RESILIENT_LOG", "off"},
+    {"RESILIENT_OWNER", "1:0"},           {"RESILIENT_SUPERVISED", "0"},
+    {"RESILIENT_ATTEMPT", "0"},           {"RESILIENT_TIMEOUT_POLICY", "strict"},
+    {"RESILIENT_OP_DEADLINE", "120s"},    {"RESILIENT_SOCKET_IFNAME", "eth0"},
+    {"RESILIENT_SOCKET_STREAMS", "1"},    {"RESILIENT_SHM_LIMIT", "256MiB"},
+    {"RESILIENT_CHECKSUM", "1"},          {"RESILIENT_TAKE_OVER", "nccl,gloo"},
+    {"RESILIENT_REDUCTION_ORDER", "rank"}};
 const Environment kWithoutEffect = {
     {"RESILIENT_HEAL", "auto"},          {"RESILIENT_STALL", "1h"},
     {"RESILIENT_WAIT_LOG", "30s"},       {"RESILIENT_REPLAY", "1"},

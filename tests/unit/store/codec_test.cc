@@ -45,6 +45,8 @@ std::vector<Op> AllOps() {
   hello.features = {"x", "y"};
   hello.expected_server = "e";
   hello.hosts_store = true;
+  hello.leased_key = std::string("k\0", 2);
+  hello.leased_value = std::string("\xff", 1);
   JoinRequest join;
   join.rank = 1;
   join.world_size = 4;
