@@ -48,7 +48,8 @@ void ServerCore::Impl::EndLeasedKey(Job& job, SessionId session, Comes comes, Ef
   if (leased == job.leased.end()) return;
   const std::string key = std::move(leased->second);
   job.leased.erase(leased);
-  leases_.Remove(session);
+  // A member keeps its lease until its seat is lost or left.
+  if (!job.membership.Needs(session)) leases_.Remove(session);
   effects.unwatch.push_back(session);
   const bool another = std::any_of(job.leased.begin(), job.leased.end(),
                                    [&key](const auto& entry) { return entry.second == key; });

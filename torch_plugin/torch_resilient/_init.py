@@ -39,7 +39,7 @@ def init_process_group(original, asked, *args, **kwargs):
     if c10d._world.default_pg is not None:
         return original(*args, **kwargs)  # Its own error: initialised twice.
     native = _native.load()
-    started = _launchers.adopt(arguments, os.environ)
+    launched = _launchers.adopt(arguments, os.environ)
     settings = read_settings(native, os.environ)
     rank, world_size = rank_and_size(arguments, os.environ)
     timeout = arguments["timeout"] or DEFAULT_TIMEOUT
@@ -48,8 +48,8 @@ def init_process_group(original, asked, *args, **kwargs):
     if asked != arguments["backend"]:
         text = f"{_autoload.TAKE_OVER}: resilient serves this world, the program asks for {asked!r}"
         log_line(settings, rank, "info" if rank else "warn", text)
-    if started is not None:
-        log_line(settings, rank, "info", f"{started.launcher} started rank {rank} of {world_size}")
+    if launched is not None:
+        log_line(settings, rank, "info", f"{launched.launcher} started rank {rank} of {world_size}")
     world = _joined_world(native, arguments, settings, rank, world_size, timeout, started)
     try:
         world.store = world.session.store(timeout)
