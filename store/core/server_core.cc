@@ -86,7 +86,7 @@ void ServerCore::Impl::OnHello(ConnectionId connection, const Request& request, 
   job.sessions += opened->known ? 0 : 1;
   if (hello.role == Role::kRequest) return job.keys.DropWaits(opened->session);
   leases_.Renew(opened->session, moment.now);
-  HearOfLeasedKey(job, *sessions_.Find(opened->session), moment, effects);
+  LeaseKey(job, *sessions_.Find(opened->session), moment, effects);
   MembershipEffects members;
   job.membership.OnControlOpen(opened->session, moment, members);
   Apply(job, members, moment, effects);
@@ -118,7 +118,7 @@ void ServerCore::Impl::OnProcessExit(std::uint64_t watch, Moment moment, Effects
   const Session* session = sessions_.Find(watch);
   Job* job = session ? FindJob(session->hello.job) : nullptr;
   if (!job) return;
-  EndLeasedKey(*job, watch, Comes::kNeverBack, effects);
+  EndLeasedKey(*job, watch, effects);
   MembershipEffects members;
   job->membership.OnProcessExit(watch, moment, members);
   Apply(*job, members, moment, effects);
@@ -144,7 +144,6 @@ void ServerCore::Impl::OnRequest(ConnectionId connection, Request& request, Mome
   exchange.job = FindJob(bound.session->hello.job);
   if (bound.role == Role::kControl) {
     leases_.Renew(bound.session->id, moment.now);
-    HearOfLeasedKey(*exchange.job, *bound.session, moment, effects);
     MembershipEffects members;
     exchange.job->membership.OnControlFrame(bound.session->id, moment, members);
     Apply(*exchange.job, members, moment, effects);
@@ -305,7 +304,7 @@ void ServerCore::Impl::Cancel(Exchange& exchange, std::uint64_t seq, Effects& ef
 Status ServerCore::Impl::Leave(Exchange& exchange, Job& job, Effects& effects) {
   const SessionId session = exchange.session.id;
   const bool had_lease = leases_.Has(session);
-  EndLeasedKey(job, session, Comes::kNeverBack, effects);
+  EndLeasedKey(job, session, effects);
   Status left = job.membership.Leave(session, exchange.moment, exchange.members);
   const std::size_t others = leases_.size() - (leases_.Has(session) ? 1 : 0);
   if (!had_lease || others > 0) return left;
@@ -346,7 +345,7 @@ void ServerCore::Impl::Apply(Job& job, MembershipEffects& members, Moment moment
   job.keys.AnswerWatches(ended);
   AnswerWaits(ended, effects);
   for (const SessionId session : members.released) {
-    EndLeasedKey(job, session, Comes::kNeverBack, effects);
+    EndLeasedKey(job, session, effects);
     leases_.Remove(session);
     const Session* known = sessions_.Find(session);
     if (known && Watchable(known->hello.process)) effects.unwatch.push_back(session);
@@ -401,7 +400,7 @@ void ServerCore::Impl::OnTick(Instant now, bool input_drained, Effects& effects)
     Job* job = session ? FindJob(session->hello.job) : nullptr;
     if (!job) continue;
     ++counters_.leases_expired;
-    EndLeasedKey(*job, expired.session, Comes::kBack, effects);
+    ExpireLeasedKey(*job, expired.session, moment, effects);
     MembershipEffects members;
     job->membership.OnLeaseExpired(expired.session, expired.silent, leases_.ttl(), moment, members);
     Apply(*job, members, moment, effects);

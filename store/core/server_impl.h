@@ -107,10 +107,13 @@ class ServerCore::Impl {
   Status Drain(const Exchange& exchange, bool force, Effects& effects);
 
   // Keys that are there as long as a lease (Hello::leased_key): server_leased_keys.cc.
-  // The session was heard: its key is there, and it has a lease.
-  void HearOfLeasedKey(Job& job, const Session& session, Moment moment, Effects& effects);
-  enum class Comes : std::uint8_t { kBack, kNeverBack };
-  void EndLeasedKey(Job& job, SessionId session, Comes comes, Effects& effects);
+  // The session has said Hello: its key is there, and it has a lease.
+  void LeaseKey(Job& job, const Session& session, Moment moment, Effects& effects);
+  // For good; no-op without one.
+  void EndLeasedKey(Job& job, SessionId session, Effects& effects);
+  void Unlease(Job& job, SessionId session, Effects& effects);
+  // As the end; a client that lives after all connects again, and its Hello brings the key back.
+  void ExpireLeasedKey(Job& job, SessionId session, Moment moment, Effects& effects);
   // The keys of the job were dropped: those that are leased are there again.
   void SetLeasedKeys(Job& job, std::vector<EndedWait>& ended);
   void RestoreLeasedKeys(Moment moment, Effects& effects);

@@ -19,19 +19,21 @@ LogRecord Record(std::string_view event, const Session& session, std::string tex
 
 }  // namespace
 
-void ServerCore::Impl::HearOfLeasedKey(Job& job, const Session& session, Moment moment,
-                                       Effects& effects) {
+void ServerCore::Impl::LeaseKey(Job& job, const Session& session, Moment moment, Effects& effects) {
   const Hello& hello = session.hello;
-  if (hello.leased_key.empty() || job.leased.contains(session.id)) return;
-  if (!job.membership.Standing(session.id).ok()) return;  // Its seat was lost: it is out.
+  if (const auto leased = job.leased.find(session.id); leased != job.leased.end()) {
+    if (leased->second == hello.leased_key) return;
+    Unlease(job, session.id, effects);
+  }
+  if (hello.leased_key.empty()) return;
+  // Its seat was lost: it is out.
+  if (!job.membership.Standing(session.id).ok()) return sessions_.DropLeasedKey(session.id);
   std::vector<EndedWait> ended;
-  const std::string* present = job.keys.Find(0, hello.leased_key);
-  if (!present || *present != hello.leased_value) {
-    const Status set = job.keys.Set(0, hello.leased_key, hello.leased_value, ended);
-    if (!set.ok()) {
-      effects.log.push_back(Record("unleased", session, "its key is not there: " + set.message()));
-      return;
-    }
+  const Status set = job.keys.Set(0, hello.leased_key, hello.leased_value, ended);
+  if (!set.ok()) {
+    effects.log.push_back(Record("unleased", session, "its key is not there: " + set.message()));
+    sessions_.DropLeasedKey(session.id);
+    return;
   }
   job.keys.AnswerWatches(ended);
   AnswerWaits(ended, effects);
@@ -42,8 +44,12 @@ void ServerCore::Impl::HearOfLeasedKey(Job& job, const Session& session, Moment 
   effects.log.push_back(Record("present", session, "has the key " + hello.leased_key));
 }
 
-void ServerCore::Impl::EndLeasedKey(Job& job, SessionId session, Comes comes, Effects& effects) {
-  if (comes == Comes::kNeverBack) sessions_.DropLeasedKey(session);
+void ServerCore::Impl::EndLeasedKey(Job& job, SessionId session, Effects& effects) {
+  sessions_.DropLeasedKey(session);
+  Unlease(job, session, effects);
+}
+
+void ServerCore::Impl::Unlease(Job& job, SessionId session, Effects& effects) {
   const auto leased = job.leased.find(session);
   if (leased == job.leased.end()) return;
   const std::string key = std::move(leased->second);
@@ -57,11 +63,19 @@ void ServerCore::Impl::EndLeasedKey(Job& job, SessionId session, Comes comes, Ef
   std::vector<EndedWait> ended;
   job.keys.AnswerWatches(ended);
   AnswerWaits(ended, effects);
-  effects.log.push_back(
-      Record("absent", *sessions_.Find(session),
-             std::string(comes == Comes::kBack ? "sent nothing for one lease"
-                                               : "has left, or its process is gone") +
-                 ": the key " + key + " is gone with it"));
+  effects.log.push_back(Record(
+      "absent", *sessions_.Find(session),
+      "has left, has ended or was silent for one lease: the key " + key + " is gone with it"));
+}
+
+void ServerCore::Impl::ExpireLeasedKey(Job& job, SessionId session, Moment moment,
+                                       Effects& effects) {
+  const bool leased = job.leased.contains(session);
+  EndLeasedKey(job, session, effects);
+  const ConnectionId connection = sessions_.Find(session)->control.connection;
+  if (!leased || connection == 0 || job.membership.Needs(session)) return;
+  effects.close.push_back(connection);
+  OnDisconnect(connection, moment, effects);
 }
 
 void ServerCore::Impl::SetLeasedKeys(Job& job, std::vector<EndedWait>& ended) {
@@ -75,9 +89,10 @@ void ServerCore::Impl::RestoreLeasedKeys(Moment moment, Effects& effects) {
   for (const SessionId id : sessions_.WithLeasedKey()) {
     const Session& session = *sessions_.Find(id);
     Job* job = FindJob(session.hello.job);
-    // Without the key it had been silent for a lease when the server ended.
-    if (!job || job->keys.Find(0, session.hello.leased_key) == nullptr) continue;
-    HearOfLeasedKey(*job, session, moment, effects);
+    if (!job) continue;
+    job->leased.emplace(id, session.hello.leased_key);
+    leases_.Grant(id, moment.now);
+    effects.watch.push_back({id, session.hello.process});
   }
 }
 

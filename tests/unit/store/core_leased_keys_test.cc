@@ -50,7 +50,10 @@ TEST_F(CoreLeasedKeys, WhoWasOnlySilent_HasItAgainOnceHeard) {
   const ConnectionId agent = Open(Present(1, "agent/1"));
   Advance(6 * kSecond);
   ASSERT_FALSE(There("agent/1"));
+  EXPECT_TRUE(Closed(agent));  // So that it connects again.
   Send(agent, HeartbeatOp{1}, 0);
+  EXPECT_FALSE(There("agent/1"));
+  Open(Present(1, "agent/1"));
   EXPECT_TRUE(There("agent/1"));
   Advance(6 * kSecond);
   EXPECT_FALSE(There("agent/1"));
@@ -138,6 +141,17 @@ TEST_F(CoreLeasedKeys, RestartedServer_GivesAFullLease) {
   Advance(4 * kSecond);
   EXPECT_TRUE(There("agent/1"));
   Advance(2 * kSecond);
+  EXPECT_FALSE(There("agent/1"));
+}
+
+TEST_F(CoreLeasedKeys, DeletedByAnother_TheLeaseGoesOnOverARestart) {
+  const ConnectionId agent = Open(Present(1, "agent/1"));
+  ASSERT_TRUE(There("agent/1"));
+  EXPECT_TRUE(Ask(reader_, DeleteOp{"agent/1"}).flag);
+  Advance(kSecond, {agent});
+  Recover();
+  EXPECT_EQ(core_->LiveMembers(), 1u);
+  reader_ = 0;
   EXPECT_FALSE(There("agent/1"));
 }
 
