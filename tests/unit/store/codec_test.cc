@@ -33,7 +33,7 @@ Status SomeFailure() {
   return Status(StatusCode::kRankLost, "rank 2 is lost", detail);
 }
 
-std::vector<Op> AllOps() {
+Hello SomeHello() {
   Hello hello;
   hello.job = "j";
   hello.session = "s";
@@ -47,6 +47,11 @@ std::vector<Op> AllOps() {
   hello.hosts_store = true;
   hello.leased_key = std::string("k\0", 2);
   hello.leased_value = std::string("\xff", 1);
+  return hello;
+}
+
+std::vector<Op> AllOps() {
+  const Hello hello = SomeHello();
   JoinRequest join;
   join.rank = 1;
   join.world_size = 4;
