@@ -37,6 +37,7 @@ enum class Form {
   kStoreList,
   kOwner,
   kDevices,
+  kCount,
 };
 
 enum class Effect {
@@ -82,6 +83,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_OWNER", Form::kOwner},
     Known{"RESILIENT_SUPERVISED", Form::kSwitch},
     Known{"RESILIENT_FAKE_DEVICES", Form::kDevices},
+    Known{"RESILIENT_ATTEMPT", Form::kCount},
 };
 
 const Known* FindKnown(std::string_view name) {
@@ -227,6 +229,9 @@ Status Check(const Known& known, std::string_view value) {
       return require(ParseDevices(value).has_value(),
                      "\"host|uuid|ordinal|visible\" for each rank, separated by \";\" (internal: "
                      "for tests; unset it)");
+    case Form::kCount:
+      return require(ParseNumber<std::uint64_t>(value).has_value(),
+                     "a number (internal: set by launchers; unset it)");
   }
   return {};
 }
@@ -333,6 +338,8 @@ void Assign(const Values& values, Settings* settings) {
   std::string supervised;
   text("RESILIENT_SUPERVISED", &supervised);
   settings->supervised = supervised == "1";
+  if (const auto found = values.find("RESILIENT_ATTEMPT"); found != values.end())
+    settings->attempt = ParseNumber<std::uint64_t>(found->second).value_or(0);
 }
 
 }  // namespace

@@ -49,6 +49,10 @@ Hello MakeHello(const ConnectOptions& options, Role role) {
   hello.supervised = options.supervised;
   hello.expected_server = options.expected_server;
   hello.hosts_store = options.hosts_store;
+  if (role == Role::kControl) {
+    hello.leased_key = options.leased_key;
+    hello.leased_value = options.leased_value;
+  }
   return hello;
 }
 

@@ -61,6 +61,8 @@ struct OpWriter {
     for (const std::string& feature : hello.features) message->add_features(Utf8(feature));
     message->set_expected_server(Utf8(hello.expected_server));
     message->set_hosts_store(hello.hosts_store);
+    message->set_leased_key(hello.leased_key);
+    message->set_leased_value(hello.leased_value);
   }
   void operator()(const ListKeysOp& op) const {
     out->mutable_list_keys()->set_prefix(op.prefix);
@@ -287,6 +289,8 @@ Result<Op> ToHello(const pb::Hello& message) {
   hello.features.assign(message.features().begin(), message.features().end());
   hello.expected_server = message.expected_server();
   hello.hosts_store = message.hosts_store();
+  hello.leased_key = message.leased_key();
+  hello.leased_value = message.leased_value();
   return Op(std::move(hello));
 }
 

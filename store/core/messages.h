@@ -30,6 +30,9 @@ struct Hello {
   std::vector<std::string> features;
   std::string expected_server;
   bool hosts_store = false;
+  // Of a control connection: a key that is there as long as the session's lease. Empty: none.
+  std::string leased_key;
+  std::string leased_value;
   friend bool operator==(const Hello&, const Hello&) = default;
 };
 

@@ -196,7 +196,7 @@ void Fields(Archive& archive, Hello& hello) {
   archive(hello.job, hello.session, hello.incarnation);
   archive.Enum(hello.role, Role::kAdmin);
   archive(hello.process, hello.launcher_attempt, hello.supervised, hello.features,
-          hello.expected_server, hello.hosts_store);
+          hello.expected_server, hello.hosts_store, hello.leased_key, hello.leased_value);
 }
 
 // Of an answer that is kept: neither a Welcome nor a status page ever is, and values that it shares

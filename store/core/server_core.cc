@@ -86,6 +86,7 @@ void ServerCore::Impl::OnHello(ConnectionId connection, const Request& request, 
   job.sessions += opened->known ? 0 : 1;
   if (hello.role == Role::kRequest) return job.keys.DropWaits(opened->session);
   leases_.Renew(opened->session, moment.now);
+  LeaseKey(job, *sessions_.Find(opened->session), moment, effects);
   MembershipEffects members;
   job.membership.OnControlOpen(opened->session, moment, members);
   Apply(job, members, moment, effects);
@@ -117,6 +118,7 @@ void ServerCore::Impl::OnProcessExit(std::uint64_t watch, Moment moment, Effects
   const Session* session = sessions_.Find(watch);
   Job* job = session ? FindJob(session->hello.job) : nullptr;
   if (!job) return;
+  EndLeasedKey(*job, watch, effects);
   MembershipEffects members;
   job->membership.OnProcessExit(watch, moment, members);
   Apply(*job, members, moment, effects);
@@ -300,8 +302,12 @@ void ServerCore::Impl::Cancel(Exchange& exchange, std::uint64_t seq, Effects& ef
 }
 
 Status ServerCore::Impl::Leave(Exchange& exchange, Job& job, Effects& effects) {
-  Status left = job.membership.Leave(exchange.session.id, exchange.moment, exchange.members);
-  if (exchange.members.released.empty() || leases_.size() > 1) return left;
+  const SessionId session = exchange.session.id;
+  const bool had_lease = leases_.Has(session);
+  EndLeasedKey(job, session, effects);
+  Status left = job.membership.Leave(session, exchange.moment, exchange.members);
+  const std::size_t others = leases_.size() - (leases_.Has(session) ? 1 : 0);
+  if (!had_lease || others > 0) return left;
   effects.last_member_left = std::all_of(jobs_.begin(), jobs_.end(), [](const auto& entry) {
     return entry.second.membership.EndedWell();
   });
@@ -334,10 +340,12 @@ void ServerCore::Impl::Apply(Job& job, MembershipEffects& members, Moment moment
   if (members.new_life) {
     job.keys.DropAllKeys(Status(StatusCode::kStaleGeneration, "a new life of the job has begun"),
                          ended);
+    SetLeasedKeys(job, ended);
   }
   job.keys.AnswerWatches(ended);
   AnswerWaits(ended, effects);
   for (const SessionId session : members.released) {
+    EndLeasedKey(job, session, effects);
     leases_.Remove(session);
     const Session* known = sessions_.Find(session);
     if (known && Watchable(known->hello.process)) effects.unwatch.push_back(session);
@@ -392,6 +400,7 @@ void ServerCore::Impl::OnTick(Instant now, bool input_drained, Effects& effects)
     Job* job = session ? FindJob(session->hello.job) : nullptr;
     if (!job) continue;
     ++counters_.leases_expired;
+    ExpireLeasedKey(*job, expired.session, moment, effects);
     MembershipEffects members;
     job->membership.OnLeaseExpired(expired.session, expired.silent, leases_.ttl(), moment, members);
     Apply(*job, members, moment, effects);

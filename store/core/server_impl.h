@@ -34,6 +34,7 @@ struct Job {
   Keyspace keys;
   Membership membership;
   std::size_t sessions = 0;
+  std::map<SessionId, std::string> leased;  // Keys that are there by the lease of a session.
 };
 
 // A request being answered. Thread: value type on the stack of OnRequest.
@@ -104,6 +105,18 @@ class ServerCore::Impl {
   static bool IsAdminOp(const Op& op);
   Status Administer(Exchange& exchange, Effects& effects);
   Status Drain(const Exchange& exchange, bool force, Effects& effects);
+
+  // Keys that are there as long as a lease (Hello::leased_key): server_leased_keys.cc.
+  // The session has said Hello: its key is there, and it has a lease.
+  void LeaseKey(Job& job, const Session& session, Moment moment, Effects& effects);
+  // For good; no-op without one.
+  void EndLeasedKey(Job& job, SessionId session, Effects& effects);
+  void Unlease(Job& job, SessionId session, Effects& effects);
+  // As the end; a client that lives after all connects again, and its Hello brings the key back.
+  void ExpireLeasedKey(Job& job, SessionId session, Moment moment, Effects& effects);
+  // The keys of the job were dropped: those that are leased are there again.
+  void SetLeasedKeys(Job& job, std::vector<EndedWait>& ended);
+  void RestoreLeasedKeys(Moment moment, Effects& effects);
 
   Status RestoreRow(const RowName& name, std::string_view value);
   Status RestoreStore(std::string_view value);

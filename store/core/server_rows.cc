@@ -143,6 +143,7 @@ Status ServerCore::Impl::FinishRestore(Instant now, Effects& effects) {
     lived = lived || job.membership.generation() > 0;
     ended_well = ended_well && job.membership.EndedWell();
   }
+  RestoreLeasedKeys(moment, effects);
   // The word of it may not have been said.
   effects.last_member_left = lived && ended_well && leases_.size() == 0;
   ++epoch_;

@@ -190,6 +190,23 @@ Session* SessionTable::Find(SessionId session) {
   return found == sessions_.end() ? nullptr : &found->second;
 }
 
+void SessionTable::DropLeasedKey(SessionId id) {
+  Session* session = Find(id);
+  if (!session || session->hello.leased_key.empty()) return;
+  session->hello.leased_key.clear();
+  session->hello.leased_value.clear();
+  KeepHello(*session);
+}
+
+std::vector<SessionId> SessionTable::WithLeasedKey() const {
+  std::vector<SessionId> found;
+  for (const auto& [id, session] : sessions_) {
+    if (!session.hello.leased_key.empty()) found.push_back(id);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
 SessionTable::Closed SessionTable::Disconnect(ConnectionId connection, Instant now) {
   const auto found = connections_.find(connection);
   if (found == connections_.end()) return {};

@@ -132,6 +132,10 @@ class SessionTable {
   };
   Bound Of(ConnectionId connection);
   Session* Find(SessionId session);
+  // The session is not to hold a key by its lease any more.
+  void DropLeasedKey(SessionId session);
+  // Those that are to hold one, in the order of their ids.
+  std::vector<SessionId> WithLeasedKey() const;
 
   // Forgets the connection. The session stays for `memory`, an admin's session does not.
   struct Closed {

@@ -87,6 +87,12 @@ class Launcher:
         command += ["--master-addr=127.0.0.1", f"--master-port={harness.free_port()}"]
         return self._start([*command, str(PROGRAMS / program), *map(str, arguments)], **extra)
 
+    def elastic(self, program, *options, program_arguments=(), **extra):
+        """One agent of torchrun with options of the test's own."""
+        command = [sys.executable, "-m", "torch.distributed.run", *map(str, options)]
+        command += [str(PROGRAMS / program), *map(str, program_arguments)]
+        return self._start(command, **extra)
+
     def end(self):
         for process in self._processes:
             process.end()

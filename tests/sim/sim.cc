@@ -81,6 +81,7 @@ std::string Sim::Run() {
   quiet_ = true;
   RunUntil(now_ + kTtl, never);
   CheckWatches();
+  CheckPresence();
   for (Process* process : at_) Submit(*process, *process->control, LeaveOp{});
   RunUntil(now_ + kTtl, [this] { return last_member_left_; });
   CheckRows();
@@ -199,6 +200,8 @@ void Sim::Spawn(int rank) {
   hello.process = {"host", "boot", "ns", process.pid, 1};
   hello.supervised = supervised_;
   hello.role = Role::kControl;
+  hello.leased_key = StrCat(kPresent, process.pid);
+  hello.leased_value = "here";
   process.control = std::make_unique<Line>(hello, random_.Next());
   hello.role = Role::kRequest;
   process.request = std::make_unique<Line>(hello, random_.Next());

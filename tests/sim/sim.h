@@ -157,6 +157,7 @@ class Sim {
   void OnChange(Process& process, const KeyChange& change);
   void CheckRevision(const std::string& key, std::int64_t number, std::uint64_t revision);
   void CheckWatches();
+  void CheckPresence();
   // A connection of its own, as an operator's command makes it.
   void AskAsAdmin(Op op);
   void HoldSomebody(const Process& process);

@@ -18,6 +18,9 @@ inline constexpr Duration kTtl = std::chrono::seconds(2);
 // What a pause of the server counts at most.
 inline constexpr Duration kLateTick = 4 * kTickInterval;
 
+// Each process holds a key of this name and its pid by its lease.
+inline constexpr char kPresent[] = "present/";
+
 inline double SecondsOf(Instant when) {
   return std::chrono::duration<double>(when.time_since_epoch()).count() - 3600;
 }

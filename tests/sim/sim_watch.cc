@@ -1,7 +1,9 @@
 // The watches and holds of a Sim. Each process changes a key of its own, "watched/<pid>": its n-th
 // change sets it to n, each fifth deletes it. So what a watch tells must count on without a gap.
 #include <cstdlib>
+#include <optional>
 #include <set>
+#include <string>
 
 #include "runtime/base/log.h"
 #include "tests/sim/sim_parts.h"
@@ -103,6 +105,25 @@ void Sim::CheckWatches() {
                       ": it was missed"));
     }
   }
+}
+
+// Who is here is present, and nobody else.
+void Sim::CheckPresence() {
+  std::set<std::string> present;
+  for (const auto& [row, value] : core_->DumpRows()) {
+    const std::optional<RowName> name = ParseRowName(row);
+    if (!name || name->kind != RowKind::kKey || !name->key.starts_with(kPresent)) continue;
+    present.insert(name->key);
+  }
+  std::set<std::string> here;
+  for (const Process* process : at_) here.insert(StrCat(kPresent, process->pid));
+  if (present == here) return;
+  std::string names;
+  for (const std::string& key : present) names += StrCat(" ", key);
+  for (const std::string& key : here) {
+    if (!present.contains(key)) names += StrCat(" not ", key);
+  }
+  Violated(StrCat("present are", names));
 }
 
 // ---- Holds ----

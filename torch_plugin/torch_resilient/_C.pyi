@@ -104,6 +104,23 @@ class Store(C10dStore):
     ) -> list[bytes]: ...  # The values of all ranks, in rank order, when all have come.
     def close(self) -> None: ...
 
+class Presence:
+    """A key of the job that is there as long as this process lives and is heard (a lease of its own)."""
+
+    def __init__(
+        self,
+        addresses: list[str],
+        job: str,
+        key: str,
+        value: bytes,
+        timeout: float,
+        token_file: str = "",
+        tls: TlsFiles = ("", "", ""),
+    ) -> None: ...
+    @property
+    def lost(self) -> str: ...  # Why the store has forgotten it for good (it was restarted); "": it has not.
+    def close(self) -> None: ...  # Says goodbye: the key goes at once.
+
 def create_backend(
     store: C10dStore, rank: int, size: int, timeout: timedelta, group_name: str, global_ranks: list[int]
 ) -> Backend:

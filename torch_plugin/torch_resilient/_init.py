@@ -17,6 +17,7 @@ from torch_resilient import (
     _autoload,
     _devices,
     _errors,
+    _launchers,
     _native,
     _presence,
     _server,
@@ -39,6 +40,7 @@ def init_process_group(original, asked, *args, **kwargs):
     if c10d._world.default_pg is not None:
         return original(*args, **kwargs)  # Its own error: initialised twice.
     native = _native.load()
+    launched = _launchers.adopt(arguments, os.environ)
     settings = read_settings(native, os.environ)
     rank, world_size = rank_and_size(arguments, os.environ)
     timeout = arguments["timeout"] or DEFAULT_TIMEOUT
@@ -47,6 +49,8 @@ def init_process_group(original, asked, *args, **kwargs):
     if asked != arguments["backend"]:
         text = f"{_autoload.TAKE_OVER}: resilient serves this world, the program asks for {asked!r}"
         log_line(settings, rank, "info" if rank else "warn", text)
+    if launched is not None:
+        log_line(settings, rank, "info", f"{launched.launcher} started rank {rank} of {world_size}")
     world = _joined_world(native, arguments, settings, rank, world_size, timeout, started)
     try:
         world.store = world.session.store(timeout)
@@ -148,7 +152,8 @@ def _number(name, argument, query, variable, environment):
     if not text:
         raise _errors.ConfigError(
             f"{variable} is not set: start the script with a launcher (resilient-run --nproc 4"
-            f" script.py, torchrun), set {variable}, or pass {name}= to init_process_group"
+            f" script.py, torchrun, mpirun, srun), set {variable}, or pass {name}= to"
+            " init_process_group"
         )
     try:
         return int(text)
@@ -168,12 +173,15 @@ def job_name(settings, environment, address):
     return address
 
 
-def launcher_attempt(environment):
+def launcher_attempt(settings, environment):
     """How often the launcher has started all workers anew.
 
+    Agents that met by our own rendezvous say so, the same on all nodes. Otherwise
     torchrun's count is used on a single node only: an agent that restarts its workers because
     another node failed does not count that, so the nodes of one world differ in it.
     """
+    if settings["attempt"]:
+        return settings["attempt"]
     count = environment.get("TORCHELASTIC_RESTART_COUNT", "")
     one_node = environment.get("GROUP_WORLD_SIZE", "1") == "1"
     return int(count) if count.isdigit() and one_node else 0
@@ -218,7 +226,7 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         init_timeout=max(search.deadline - time.monotonic(), 0.001),
         budget=settings["budget"],
         seat_wait=settings["seat_wait"],
-        launcher_attempt=0 if helper else launcher_attempt(environment),
+        launcher_attempt=0 if helper else launcher_attempt(settings, environment),
         supervised=settings["supervised"] and not helper,
         expected_server=endpoint.server_id,
         hosts_store=endpoint.spawned,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -43,6 +44,7 @@ struct Settings {
   // RESILIENT_FAKE_DEVICES: internal, the claims of ranks 0, 1, ... instead of what NVML and CUDA
   // say, "host|uuid|ordinal|visible;..."; with an empty uuid a rank's device is not known.
   std::vector<DeviceClaim> fake_devices;
+  std::uint64_t attempt = 0;  // RESILIENT_ATTEMPT: internal, how often all workers were started
   std::vector<std::string> warnings;  // Names that are unknown or have no effect.
 };
 

@@ -121,7 +121,8 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_SOCKET_STREAMS", "8"},
                                                    {"RESILIENT_LOG", "json:debug"},
                                                    {"RESILIENT_OWNER", "12:345"},
-                                                   {"RESILIENT_SUPERVISED", "1"}});
+                                                   {"RESILIENT_SUPERVISED", "1"},
+                                                   {"RESILIENT_ATTEMPT", "7"}});
   ASSERT_TRUE(settings.ok()) << settings.status().message();
   EXPECT_EQ(settings->store, "a:1,[::1]:2");
   EXPECT_EQ(settings->job, "j");
@@ -140,6 +141,7 @@ TEST(ParseSettings, EveryField_IsRead) {
   EXPECT_EQ(settings->log, "json:debug");
   EXPECT_EQ(settings->owner, "12:345");
   EXPECT_TRUE(settings->supervised);
+  EXPECT_EQ(settings->attempt, 7u);
   EXPECT_TRUE(settings->warnings.empty());
 }
 
@@ -154,6 +156,7 @@ const Environment kWithEffect = {{"RESILIENT_STORE", "host:1"},
                                  {"RESILIENT_LOG", "off"},
                                  {"RESILIENT_OWNER", "1:0"},
                                  {"RESILIENT_SUPERVISED", "0"},
+                                 {"RESILIENT_ATTEMPT", "0"},
                                  {"RESILIENT_TIMEOUT_POLICY", "strict"},
                                  {"RESILIENT_OP_DEADLINE", "120s"},
                                  {"RESILIENT_STALL", "1h"},

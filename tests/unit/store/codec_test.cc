@@ -45,7 +45,7 @@ JoinRequest SomeJoin() {
   return join;
 }
 
-std::vector<Op> AllOps() {
+Hello SomeHello() {
   Hello hello;
   hello.job = "j";
   hello.session = "s";
@@ -57,6 +57,13 @@ std::vector<Op> AllOps() {
   hello.features = {"x", "y"};
   hello.expected_server = "e";
   hello.hosts_store = true;
+  hello.leased_key = std::string("k\0", 2);
+  hello.leased_value = std::string("\xff", 1);
+  return hello;
+}
+
+std::vector<Op> AllOps() {
+  const Hello hello = SomeHello();
   Report report;
   report.kind = ReportKind::kMismatch;
   report.generation = 6;

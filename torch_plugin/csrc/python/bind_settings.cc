@@ -44,6 +44,7 @@ py::dict ToDict(const Settings& settings) {
   fields["log"] = settings.log;
   fields["owner"] = settings.owner;
   fields["supervised"] = settings.supervised;
+  fields["attempt"] = settings.attempt;
   fields["warnings"] = settings.warnings;
   return fields;
 }

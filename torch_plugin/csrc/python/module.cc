@@ -32,6 +32,7 @@ PYBIND11_MODULE(_C, m) {
   RegisterSettings(m, host);
   RegisterSession(m, host);
   RegisterStore(m, host);
+  RegisterPresence(m, host);
   RegisterBackend(m, host);
   RegisterWhereabouts(m, host);
 }

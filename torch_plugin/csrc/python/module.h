@@ -13,6 +13,7 @@ void RegisterErrors(pybind11::module_& m, const std::shared_ptr<PythonHost>& hos
 void RegisterSettings(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterSession(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterStore(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
+void RegisterPresence(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterBackend(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterWhereabouts(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 

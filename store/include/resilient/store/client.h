@@ -26,6 +26,11 @@ struct ConnectOptions {
   // stopped since ends with kStoreLost instead of waiting for another to come.
   std::string expected_server;
   bool hosts_store = false;
+  // Of a membership line: a key of the job that exists as long as the lease of its session, with
+  // this value: presence without a seat. It goes with Close, with the process, with silence of one
+  // lease; a process that was only silent has it again once it is heard. Empty: none.
+  std::string leased_key;
+  std::string leased_value;
   // With the token that the store asks for (docs/operations.md); empty: none is presented, and a
   // store that asks for one refuses with kAuth, at once.
   std::string token_file;
