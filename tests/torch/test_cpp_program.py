@@ -115,6 +115,25 @@ def test_what_is_installed(installed):
     assert not (installed / "torch_resilient").exists()  # The wheel's, on request only.
 
 
+def test_the_static_libraries_link_without_torch(installed, tmp_path):
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(plain LANGUAGES CXX)\n"
+        "find_package(Resilient REQUIRED)\nadd_executable(plain main.cc)\n"
+        "target_link_libraries(plain PRIVATE Resilient::runtime Resilient::store)\n"
+    )
+    (tmp_path / "main.cc").write_text(
+        "#include <resilient/session.h>\n#include <resilient/store/locate.h>\n"
+        "int main() { return resilient::SessionStateName(resilient::SessionState::kInit).empty() ||"
+        ' resilient::store::AddressTowards("127.0.0.1:1") != "127.0.0.1"; }\n'
+    )
+    build = tmp_path / "build"
+    nowhere = "-DRESILIENT_TORCH_DIR=/nonexistent"
+    check("cmake", "-S", tmp_path, "-B", build, f"-DCMAKE_PREFIX_PATH={installed}", nowhere)
+    check("cmake", "--build", build, seconds=BUILD_SECONDS)
+    assert "torch" not in subprocess.check_output(["ldd", build / "plain"], text=True)
+    check(build / "plain")
+
+
 def test_the_program_has_no_python(program):
     listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
     names = [Path(line.split()[0]).name for line in listed.splitlines()]
