@@ -267,6 +267,19 @@ Result<HostPort> LocalAddress(const FileDescriptor& socket) {
   return ToHostPort(address);
 }
 
+Result<std::string> OwnAddressTowards(const std::string& host) {
+  // The port counts for nothing: connecting a datagram socket only picks a route.
+  Result<std::vector<SocketAddress>> targets = Resolve({.host = host, .port = 9}, 0);
+  if (!targets.ok()) return targets.status();
+  for (const SocketAddress& target : *targets) {
+    const FileDescriptor datagram(socket(target.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (!datagram.valid() || connect(datagram.get(), target.get(), target.size) != 0) continue;
+    const Result<HostPort> own = LocalAddress(datagram);
+    if (own.ok()) return own->host;
+  }
+  return Status(StatusCode::kUnreachable, StrCat("this host has no way to '", host, "'"));
+}
+
 Result<FileDescriptor> ConnectTcp(const HostPort& address, const Clock& clock, Deadline deadline,
                                   int interrupt_fd) {
   Result<std::vector<SocketAddress>> targets = Resolve(address, 0);

@@ -48,6 +48,10 @@ std::string FormatHostPort(const HostPort& address);  // Brackets for IPv6.
 Result<FileDescriptor> ListenTcp(const HostPort& address, int backlog);
 Result<HostPort> LocalAddress(const FileDescriptor& socket);
 
+// The numeric address that this host has on the way to `host`; sends nothing. kResolve,
+// kUnreachable.
+Result<std::string> OwnAddressTowards(const std::string& host);
+
 // Resolves and tries each address once, non-blocking with `deadline`; the socket has TCP_NODELAY
 // and keep-alive. kResolve, kRefused (host is up, nothing listens), kUnreachable (no route, timed
 // out: firewall?). `interrupt_fd` (or -1): readable means give up with kCancelled.

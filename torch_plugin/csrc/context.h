@@ -53,6 +53,7 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   const std::shared_ptr<Host>& host() const { return host_; }
   const Clock& clock() const { return clock_; }
   Duration budget() const { return options_.session.budget; }
+  Duration seat_wait() const { return options_.session.seat_wait; }
   const TimePolicy& time() const { return options_.time; }
   std::uint64_t round() const { return session_->membership().round; }
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }

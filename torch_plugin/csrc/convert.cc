@@ -1,9 +1,11 @@
 #include "torch_plugin/csrc/convert.h"
 
+#include <algorithm>
+#include <array>
 #include <string>
 
 #include <c10/util/StringUtil.h>
-#include <resilient/torch.h>
+#include <resilient/torch_errors.h>
 
 namespace resilient::plugin {
 
@@ -53,6 +55,14 @@ ErrorKind KindOf(StatusCode code) {
       return ErrorKind::kBackend;
   }
   return ErrorKind::kBackend;  // A code of a newer peer.
+}
+
+bool RetriedByElastic(StatusCode code) {
+  constexpr std::array kRetried = {StatusCode::kRankLost,    StatusCode::kLeft,
+                                   StatusCode::kCommStalled, StatusCode::kCommFailed,
+                                   StatusCode::kDeviceLost,  StatusCode::kStoreLost,
+                                   StatusCode::kTimeout,     StatusCode::kOutcomeUnknown};
+  return std::find(kRetried.begin(), kRetried.end(), code) != kRetried.end();
 }
 
 void ThrowNative(const Status& status) {

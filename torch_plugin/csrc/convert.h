@@ -19,7 +19,11 @@ enum class ErrorKind : std::uint8_t { kBackend, kStore, kQueueEmpty, kNetwork };
 // The one table from codes to kinds (docs/semantics.md section 5).
 ErrorKind KindOf(StatusCode code);
 
-// Raises BackendError, StoreError, QueueEmptyError or NetworkError of <resilient/torch.h>.
+// Whether `elastic` tries again after this first cause; the others are bugs of the program or its
+// start. As RETRIED in torch_resilient/_errors.py.
+bool RetriedByElastic(StatusCode code);
+
+// Raises BackendError, StoreError, QueueEmptyError or NetworkError of <resilient/torch_errors.h>.
 [[noreturn]] void ThrowNative(const Status& status);
 
 inline void Check(Host& host, const Status& status) {

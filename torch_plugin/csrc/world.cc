@@ -1,12 +1,17 @@
 #include "torch_plugin/csrc/world.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <utility>
 
+#include <resilient/settings.h>
+#include <resilient/store/locate.h>
 #include <resilient/torch.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "torch_plugin/csrc/c10d_store.h"
 #include "torch_plugin/csrc/convert.h"
+#include "torch_plugin/csrc/launch.h"
 
 namespace resilient {
 namespace plugin {
@@ -30,43 +35,135 @@ std::shared_ptr<Session> SharedSession(const std::shared_ptr<SessionContext>& co
   return std::shared_ptr<Session>(context, &context->session());
 }
 
+Result<std::shared_ptr<SessionContext>> ContextOf(const ProcessGroup& group) {
+  const c10::intrusive_ptr<c10d::Store> store =
+      group ? group->getStore() : c10::intrusive_ptr<c10d::Store>();
+  if (store) return ContextOf(store);
+  return Status(StatusCode::kFailedPrecondition,
+                "this group belongs to no session: make it with resilient::init_process_group()");
+}
+
+namespace {
+
+void PrintWarnings(const Settings& settings) {
+  for (const std::string& warning : settings.warnings) {
+    std::fprintf(stderr, "[resilient] warning: %s\n", warning.c_str());
+  }
+}
+
+ContextOptions MakeOptions(const InitOptions& init, const Settings& settings,
+                           const Launch& launch) {
+  ContextOptions options;
+  options.connect.addresses = launch.store;
+  options.connect.job = launch.job;
+  options.connect.launcher_attempt = launch.attempt;
+  options.connect.supervised = settings.supervised;
+  options.connect.token_file = settings.token_file;
+  options.connect.tls = settings.tls;
+  options.session.rank = launch.rank;
+  options.session.world_size = launch.world_size;
+  options.session.budget = settings.budget;
+  options.session.seat_wait = settings.seat_wait;
+  options.session.wait_log = settings.wait_log;
+  options.session.stall = settings.stall;
+  options.session.device = init.device;
+  options.socket_ifname = settings.socket_ifname;
+  options.socket_streams = settings.socket_streams;
+  options.shm_limit = settings.shm_limit;
+  options.checksums = settings.checksums;
+  options.hierarchical_order = settings.hierarchical_order;
+  options.time.strict = settings.strict_timeouts;
+  options.time.op_deadline = settings.op_deadline;
+  options.time.world_timeout = init.timeout;
+  return options;
+}
+
+// One try to open and join a world, whose store is found or started first.
+Result<std::shared_ptr<SessionContext>> Join(ContextOptions options, const Settings& settings,
+                                             bool store_given, const std::shared_ptr<Host>& host,
+                                             const Clock& clock, Deadline deadline) {
+  if (!store_given) {
+    const store::LocateOptions locate{.connect = options.connect,
+                                      .rank = options.session.rank,
+                                      .bind = settings.bind,
+                                      .linger = settings.linger};
+    const auto located = store::FindOrStart(
+        locate, [&] { return host->Interrupted(); }, clock, deadline);
+    if (!located.ok()) return located.status();
+    options.connect.expected_server = located->server_id;
+    options.connect.hosts_store = located->spawned;
+  }
+  options.bind_address = store::AddressTowards(options.connect.addresses.front());
+  options.session.init_timeout =
+      std::max(deadline.LeftAt(clock.Now()), Duration(std::chrono::milliseconds(1)));
+  auto context = SessionContext::Open(std::move(options), host);
+  if (!context.ok()) return context;
+  if (const Status joined = (*context)->Init(); !joined.ok()) {
+    (*context)->Close();
+    return joined;
+  }
+  return context;
+}
+
+// A store that was found may be ending, because its host has just left the world before: then the
+// one of the next world is looked for. JOB: another server has the address by now.
+Result<std::shared_ptr<SessionContext>> JoinWorld(const InitOptions& init, const Settings& settings,
+                                                  const Launch& launch,
+                                                  const std::shared_ptr<Host>& host) {
+  const SystemClock clock;
+  const Deadline deadline = Deadline::After(clock.Now(), init.timeout);
+  while (true) {
+    auto context = Join(MakeOptions(init, settings, launch), settings, launch.store_given, host,
+                        clock, deadline);
+    const StatusCode code = context.status().code();
+    const bool ending = code == StatusCode::kStoreLost || code == StatusCode::kJob;
+    if (launch.store_given || !ending || deadline.ExpiredAt(clock.Now())) return context;
+  }
+}
+
+}  // namespace
 }  // namespace plugin
 
-World OpenWorld(const WorldOptions& options) {
+ProcessGroup init_process_group(const InitOptions& options) {
   const std::shared_ptr<plugin::Host> host = plugin::NativeHost();
-  plugin::ContextOptions context_options;
-  context_options.connect.addresses = options.addresses;
-  context_options.connect.job = options.job;
-  context_options.connect.token_file = options.token_file;
-  context_options.connect.tls = options.tls;
-  context_options.connect.launcher_attempt = options.launcher_attempt;
-  context_options.session.rank = options.rank;
-  context_options.session.world_size = options.world_size;
-  context_options.session.init_timeout = options.init_timeout;
-  context_options.session.budget = options.budget;
-  context_options.session.seat_wait = options.seat_wait;
-  context_options.session.device = options.device;
-  context_options.bind_address = options.bind_address;
-  auto context =
-      plugin::ValueOrThrow(*host, plugin::SessionContext::Open(std::move(context_options), host));
-  plugin::Check(*host, context->Init());
-
-  World world;
-  world.session = plugin::SharedSession(context);
-  world.store = plugin::ValueOrThrow(
-      *host, plugin::ResilientStore::OfSession(context, options.store_timeout));
+  const auto environment = ProcessEnvironment();
+  const Settings settings = plugin::ValueOrThrow(*host, ParseSettings(environment));
+  plugin::PrintWarnings(settings);
+  const plugin::Launch launch =
+      plugin::ValueOrThrow(*host, plugin::PlanLaunch(options, settings, environment));
+  plugin::Check(*host, ConfigureLog(settings.log, c10::str("rank ", launch.rank)));
+  const auto context =
+      plugin::ValueOrThrow(*host, plugin::JoinWorld(options, settings, launch, host));
+  const c10::intrusive_ptr<c10d::Store> store =
+      plugin::ValueOrThrow(*host, plugin::ResilientStore::OfSession(context, options.timeout));
   const auto backend = plugin::ValueOrThrow(
-      *host, plugin::ResilientBackend::Create(
-                 context, "0", options.rank, options.world_size, {},
-                 std::chrono::duration_cast<std::chrono::milliseconds>(options.init_timeout)));
-  world.group =
-      c10::make_intrusive<c10d::ProcessGroup>(world.store, options.rank, options.world_size);
+      *host, plugin::ResilientBackend::Create(context, "0", launch.rank, launch.world_size, {},
+                                              options.timeout));
+  ProcessGroup group =
+      c10::make_intrusive<c10d::ProcessGroup>(store, launch.rank, launch.world_size);
   const auto custom = c10d::ProcessGroup::BackendType::CUSTOM;
-  world.group->setBackend(c10::DeviceType::CPU, custom, backend);
-  world.group->setBackend(c10::DeviceType::CUDA, custom, backend);
-  world.group->setDefaultBackend(custom);
-  world.group->setGroupName("0");
-  return world;
+  group->setBackend(c10::DeviceType::CPU, custom, backend);
+  group->setBackend(c10::DeviceType::CUDA, custom, backend);
+  group->setDefaultBackend(custom);
+  group->setGroupName("0");
+  return group;
+}
+
+void destroy_process_group(const ProcessGroup& world) {
+  plugin::ValueOrThrow(*plugin::NativeHost(), plugin::ContextOf(world))->Close();
+}
+
+std::shared_ptr<Session> session_of(const ProcessGroup& group) {
+  return plugin::SharedSession(
+      plugin::ValueOrThrow(*plugin::NativeHost(), plugin::ContextOf(group)));
+}
+
+Membership rebuild(const ProcessGroup& world, std::optional<Duration> budget) {
+  const std::shared_ptr<plugin::Host> host = plugin::NativeHost();
+  const auto context = plugin::ValueOrThrow(*host, plugin::ContextOf(world));
+  const Duration limit = budget.value_or(context->budget()) + context->seat_wait();
+  plugin::Check(*host, context->session().Rebuild(Deadline::After(context->clock().Now(), limit)));
+  return context->session().membership();
 }
 
 }  // namespace resilient

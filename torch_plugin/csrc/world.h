@@ -7,6 +7,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 #include <resilient/status.h>
+#include <resilient/torch.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "torch_plugin/csrc/backend.h"
@@ -20,5 +21,8 @@ Result<std::shared_ptr<SessionContext>> ContextOf(const c10::intrusive_ptr<c10d:
 
 // The session as its users hold it: keeps the whole context alive.
 std::shared_ptr<Session> SharedSession(const std::shared_ptr<SessionContext>& context);
+
+// That of a group of ours; kFailedPrecondition for another's.
+Result<std::shared_ptr<SessionContext>> ContextOf(const ProcessGroup& group);
 
 }  // namespace resilient::plugin

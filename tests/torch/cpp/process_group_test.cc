@@ -156,14 +156,12 @@ TEST_F(ProcessGroupTest, PeerKilled_WaiterCatchesRankLostWithinASecond) {
 
 TEST_F(ProcessGroupTest, NobodyListens_NetworkErrorNamesTheAddress) {
   server_.reset();
-  WorldOptions options;
-  options.addresses = {address_};
-  options.job = "cpp";
-  options.rank = 0;
-  options.world_size = 1;
-  options.init_timeout = milliseconds(200);
   try {
-    OpenWorld(options);
+    init_process_group({.rank = 0,
+                        .world_size = 1,
+                        .store = {address_},
+                        .job = "cpp",
+                        .timeout = milliseconds(200)});
     FAIL() << "opened a world without a store";
   } catch (const c10::DistNetworkError& error) {
     EXPECT_EQ(std::string(error.what()).rfind("[resilient:", 0), 0u) << error.what();
@@ -175,24 +173,20 @@ std::string FirstLine(const std::string& text) { return text.substr(0, text.find
 
 // One rank: sums its rank + 1, exchanges a key, then does what it is told.
 int RunRank(int rank, int world_size, const std::string& address) {
-  WorldOptions options;
-  options.addresses = {address};
-  options.job = "cpp";
-  options.rank = rank;
-  options.world_size = world_size;
-  World world = OpenWorld(options);
+  const ProcessGroup world = init_process_group(
+      {.rank = rank, .world_size = world_size, .store = {address}, .job = "cpp"});
 
   std::vector<at::Tensor> tensors = {at::full({1000}, static_cast<double>(rank + 1))};
-  world.group->allreduce(tensors)->wait();
+  world->allreduce(tensors)->wait();
   const double sum = tensors[0].max().item<double>();
-  world.store->set("from/" + std::to_string(rank), "from rank " + std::to_string(rank));
+  world->getStore()->set("from/" + std::to_string(rank), "from rank " + std::to_string(rank));
   const std::string key =
-      world.store->get_to_str("from/" + std::to_string((rank + 1) % world_size));
+      world->getStore()->get_to_str("from/" + std::to_string((rank + 1) % world_size));
   std::cout << "sum " << sum << " key " << key << std::endl;
 
   std::string command;
   while (std::getline(std::cin, command) && command != "leave") {
-    const auto work = world.group->allreduce(tensors);
+    const auto work = world->allreduce(tensors);
     std::cout << "submitted" << std::endl;
     try {
       work->wait();
@@ -201,12 +195,12 @@ int RunRank(int rank, int world_size, const std::string& address) {
       std::cout << "DistBackendError " << FirstLine(error.what()) << std::endl;
     }
     try {
-      world.group->allreduce(tensors)->wait();
+      world->allreduce(tensors)->wait();
     } catch (const BackendError& error) {
       std::cout << "again " << FirstLine(error.status().ToString()) << std::endl;
     }
   }
-  world.session->Close();
+  destroy_process_group(world);
   return 0;
 }
 

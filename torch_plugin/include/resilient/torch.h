@@ -1,90 +1,115 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include <c10/util/Exception.h>
 #include <resilient/device.h>
 #include <resilient/session.h>
-#include <resilient/status.h>
-#include <resilient/tls.h>
+#include <resilient/torch_errors.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+namespace torch::optim {
+class Optimizer;
+}  // namespace torch::optim
+
+// For libtorch programs without Python. The names that the package for Python has too are spelled
+// and mean the same; failures are thrown as the classes of <resilient/torch_errors.h>.
 namespace resilient {
 
-// What a libtorch C++ program catches: torch's own classes, with our Status inside. what() begins
-// with "[resilient:CODE]". Thread: immutable.
-class BackendError : public c10::DistBackendError {
+// A world or a part of it, as c10d knows it: also what torch's own C++ takes.
+using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+// Who joins which world. What is not set comes from the environment, where a launcher has put it;
+// all else is RESILIENT_* variables (docs/semantics.md section 5). Thread: value type.
+struct InitOptions {
+  int rank = -1;        // -1: RANK
+  int world_size = -1;  // -1: WORLD_SIZE
+  // "host:port", tried in turn. Empty: RESILIENT_STORE, else MASTER_ADDR and MASTER_PORT, where the
+  // store is started when nobody answers.
+  std::vector<std::string> store;
+  std::string job;  // Empty: RESILIENT_JOB, else the launcher's name of the job, else the address.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);  // As of init in Python.
+  std::optional<DeviceClaim> device;  // No other rank may use it; not set: not known.
+};
+
+// Joins the world; blocks until it runs. A process that takes the seat of a lost one joins the
+// running life. The world lives until destroy_process_group, or until its last handle is dropped.
+ProcessGroup init_process_group(const InitOptions& options = {});
+
+// Says goodbye, ends the threads of the world; later calls on it throw. A process that ends without
+// it, or without dropping the world, is lost to the others.
+void destroy_process_group(const ProcessGroup& world);
+
+// The session of a group of ours: membership, failure, last incident. Throws for another's.
+std::shared_ptr<Session> session_of(const ProcessGroup& group);
+
+// Acknowledges a failure and returns the new membership once the next generation is built; waits
+// for lost seats to be filled for RESILIENT_SEAT_WAIT, then throws the first cause. `budget`: of
+// the machine's part; default RESILIENT_BUDGET.
+Membership rebuild(const ProcessGroup& world, std::optional<Duration> budget = std::nullopt);
+
+// What a training run needs to go on after a rank was lost: named values that are committed
+// together and restored together. What is kept by reference outlives the State.
+//
+//   resilient::State state(world);
+//   state.add("model", *model).add("optimizer", optimizer).add("step", step);
+//
+// commit() keeps a copy in host memory and the per-rank part in the store, each for the last two
+// commits; the generator of random numbers on the CPU always is in the per-rank part. Every rank
+// adds the same names in the same order. Owner: the program. Thread: one at a time.
+class State {
  public:
-  BackendError(c10::SourceLocation where, Status status)
-      : DistBackendError(where, status.ToString()), status_(std::move(status)) {}
-  const Status& status() const { return status_; }
+  enum class Part : std::uint8_t {
+    kReplicated,  // The same on every rank.
+    kPerRank,     // Differs by rank; at most 8 MiB in all.
+  };
+
+  explicit State(ProcessGroup world);
+  ~State();
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  // Parameters and buffers; `model` of a ModuleHolder is `*model`.
+  State& add(const std::string& name, torch::nn::Module& module, Part part = Part::kReplicated);
+  // All that torch::save writes of it.
+  State& add(const std::string& name, torch::optim::Optimizer& optimizer,
+             Part part = Part::kReplicated);
+  // Restored in place.
+  State& add(const std::string& name, at::Tensor tensor, Part part = Part::kReplicated);
+  State& add(const std::string& name, std::int64_t& number, Part part = Part::kReplicated);
+  State& add(const std::string& name, double& number, Part part = Part::kReplicated);
+
+  // Keeps the present values. Throws the first cause when the session has failed, and keeps nothing
+  // then.
+  void commit();
+  // Brings the replicated part of this rank back to its newest commit. Local.
+  void restore();
+  // Brings all ranks to the newest commit that is complete, or, without any, to rank 0's values.
+  // Every rank of the world calls it; another failure in it throws and leaves the commits as they
+  // are.
+  void sync();
+  // How many commits the present time line has.
+  std::int64_t commits() const;
+  const ProcessGroup& world() const;
 
  private:
-  Status status_;
+  struct Impl;
+  const std::unique_ptr<Impl> impl_;
 };
 
-class StoreError : public c10::DistStoreError {
- public:
-  StoreError(c10::SourceLocation where, Status status)
-      : DistStoreError(where, status.ToString()), status_(std::move(status)) {}
-  const Status& status() const { return status_; }
-
- private:
-  Status status_;
-};
-
-// A queue without an item, asked not to wait.
-class QueueEmptyError : public c10::DistQueueEmptyError {
- public:
-  QueueEmptyError(c10::SourceLocation where, Status status)
-      : DistQueueEmptyError(where, status.ToString()), status_(std::move(status)) {}
-  const Status& status() const { return status_; }
-
- private:
-  Status status_;
-};
-
-class NetworkError : public c10::DistNetworkError {
- public:
-  NetworkError(c10::SourceLocation where, Status status)
-      : DistNetworkError(where, status.ToString()), status_(std::move(status)) {}
-  const Status& status() const { return status_; }
-
- private:
-  Status status_;
-};
-
-// Who joins which world. Thread: value type.
-struct WorldOptions {
-  std::vector<std::string> addresses;  // Of the store, "host:port", tried in turn.
-  std::string job;
-  int rank = -1;
-  int world_size = 0;
-  Duration init_timeout = std::chrono::minutes(30);  // For peers that nobody has heard of.
-  Duration budget = std::chrono::seconds(20);        // Machine time of one recovery.
-  Duration seat_wait = Duration::zero();             // Waiting for a lost seat to be filled.
-  std::optional<DeviceClaim> device;  // ClaimOf: no other rank may use it; nullopt: not known.
-  std::chrono::milliseconds store_timeout = c10d::Store::kDefaultTimeout;  // Of `World::store`.
-  std::string bind_address = "127.0.0.1";  // Where peers reach this process.
-  std::uint64_t launcher_attempt = 0;
-  std::string token_file;  // With the token that the store asks for; empty: none is presented.
-  TlsFiles tls;            // With a CA connections to the store are encrypted.
-};
-
-// One world as a C++ program uses it. The three keep each other alive. Thread: thread-safe, as
-// c10d's classes are.
-struct World {
-  std::shared_ptr<Session> session;  // Rebuild, membership, failure.
-  c10::intrusive_ptr<c10d::Store> store;
-  c10::intrusive_ptr<c10d::ProcessGroup> group;
-};
-
-// Blocks until the world runs. Throws BackendError, StoreError or NetworkError.
-World OpenWorld(const WorldOptions& options);
+// Calls `fn(state)`; when the membership changes, again, on every rank, with the state of the
+// newest complete commit. Before it nothing communicates but init_process_group. What is thrown for
+// another reason than a failure of the session passes through; MISMATCH, DEADLOCK, STALLED and
+// wrong starts are bugs and are not tried again. `max_restarts`: without a commit in between.
+void elastic(State& state, const std::function<void(State&)>& fn, int max_restarts = 100);
 
 }  // namespace resilient

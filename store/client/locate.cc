@@ -1,0 +1,188 @@
+#include <dlfcn.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <resilient/settings.h>
+#include <resilient/store/locate.h>
+
+#include "runtime/base/log.h"
+#include "runtime/net/socket.h"
+#include "store/client/server_process.h"
+
+namespace resilient::store {
+namespace {
+
+constexpr char kProgram[] = "resilient-store";
+constexpr Duration kProbeMax = std::chrono::seconds(2);  // For one answer of one that is there.
+constexpr Duration kFirstPause = std::chrono::milliseconds(20);
+constexpr Duration kLastPause = std::chrono::milliseconds(500);
+constexpr Duration kLogAfter = std::chrono::seconds(10);
+
+// True when an interface of this host has the address.
+bool IsLocal(const std::string& host) { return ListenTcp({.host = host, .port = 0}, 1).ok(); }
+
+// The right to start the store of an address on this host: an abstract socket's name, which the
+// kernel frees when its holder dies. The package for Python takes the same name.
+class SpawnRight {
+ public:
+  explicit SpawnRight(const HostPort& address)
+      : fd_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const std::string name = StrCat("resilient-spawn-", address.host, "-", address.port);
+    sockaddr_un target{};
+    target.sun_family = AF_UNIX;
+    const std::size_t length = std::min(name.size(), sizeof target.sun_path - 1);
+    std::memcpy(target.sun_path + 1, name.data(), length);
+    const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+    held_ = fd_.valid() && bind(fd_.get(), reinterpret_cast<const sockaddr*>(&target), size) == 0;
+  }
+  bool held() const { return held_; }
+
+ private:
+  FileDescriptor fd_;
+  bool held_ = false;
+};
+
+// Id of the server at the address; nullopt while nobody answers there. What waiting cannot mend is
+// an error.
+Result<std::optional<std::string>> Answer(const ConnectOptions& connect, const HostPort& address,
+                                          const InterruptCheck& interrupt, const Clock& clock) {
+  const Deadline deadline = Deadline::After(clock.Now(), kProbeMax);
+  if (!ConnectTcp(address, clock, deadline, -1).ok()) return std::optional<std::string>();
+  auto client = Connect(connect, interrupt, clock, Deadline::After(clock.Now(), kProbeMax));
+  if (client.ok()) {
+    std::optional<std::string> server_id = (*client)->server_id();
+    (*client)->Close();
+    return server_id;
+  }
+  const StatusCode code = client.status().code();
+  const bool final = code == StatusCode::kProtocol || code == StatusCode::kAuth ||
+                     code == StatusCode::kSetting || code == StatusCode::kInterrupted;
+  if (final) return client.status();
+  return std::optional<std::string>();
+}
+
+// One try; nullopt: not yet. `reason`: why not.
+Result<std::optional<Located>> Try(const LocateOptions& options, const HostPort& address,
+                                   const std::string& listen, const InterruptCheck& interrupt,
+                                   const Clock& clock, std::string* reason) {
+  auto answer = Answer(options.connect, address, interrupt, clock);
+  if (!answer.ok()) return answer.status();
+  if (*answer) return std::optional(Located{.server_id = **answer});
+  const SpawnRight right(address);
+  if (!right.held()) {
+    *reason = "another process of this host holds the right to start it";
+    return std::optional<Located>();
+  }
+  // Asked again under the lock: the previous holder may have started it meanwhile.
+  answer = Answer(options.connect, address, interrupt, clock);
+  if (!answer.ok()) return answer.status();
+  if (*answer) return std::optional(Located{.server_id = **answer});
+  const Result<std::string> program = StoreProgram();
+  if (!program.ok()) return program.status();
+  auto started = StartServer(*program, listen, options.linger, clock);
+  if (started.ok()) {
+    RESILIENT_LOG(kInfo, "started the store at ", FormatHostPort(address), "; its log is ",
+                  started->log_path);
+    return std::optional(Located{.server_id = std::move(started->server_id),
+                                 .spawned = true,
+                                 .log_path = std::move(started->log_path)});
+  }
+  if (started.status().code() != StatusCode::kRefused) return started.status();
+  *reason = started.status().message();
+  return std::optional<Located>();
+}
+
+// The folder of the library or program that this code is in.
+std::filesystem::path OwnFolder() {
+  Dl_info about{};
+  if (dladdr(reinterpret_cast<const void*>(&StoreProgram), &about) == 0) return {};
+  std::error_code error;
+  return std::filesystem::canonical(about.dli_fname, error).parent_path();
+}
+
+}  // namespace
+
+Result<std::string> StoreProgram() {
+  std::vector<std::filesystem::path> folders;
+  if (const std::filesystem::path own = OwnFolder(); !own.empty()) {
+    folders = {own / "bin", own.parent_path() / "bin"};
+  }
+  for (const auto& [name, value] : ProcessEnvironment()) {
+    if (name != "PATH") continue;
+    std::string_view rest = value;
+    while (!rest.empty()) {
+      const std::size_t end = std::min(rest.find(':'), rest.size());
+      if (end > 0) folders.emplace_back(rest.substr(0, end));
+      rest.remove_prefix(std::min(end + 1, rest.size()));
+    }
+  }
+  for (const std::filesystem::path& folder : folders) {
+    std::string path = std::filesystem::absolute(folder / kProgram);
+    if (access(path.c_str(), X_OK) == 0) return path;
+  }
+  return Status(StatusCode::kSetting,
+                StrCat("the program ", kProgram, " is missing: it is neither in bin/ beside the ",
+                       "library nor in PATH; or start a store and set RESILIENT_STORE=host:port"));
+}
+
+std::string AddressTowards(const std::string& store_address) {
+  const Result<HostPort> store = ParseHostPort(store_address);
+  const Result<std::string> own =
+      store.ok() ? OwnAddressTowards(store->host) : Result<std::string>(store.status());
+  if (!own.ok() || own->rfind("127.", 0) == 0 || *own == "::1") return "127.0.0.1";
+  return *own;
+}
+
+Result<Located> FindOrStart(const LocateOptions& options, const InterruptCheck& interrupt,
+                            const Clock& clock, Deadline deadline) {
+  if (options.connect.addresses.size() != 1) {
+    return Status(StatusCode::kInvalidArgument, "a store is looked for at one address");
+  }
+  const Result<HostPort> address = ParseHostPort(options.connect.addresses.front());
+  if (!address.ok()) return address.status();
+  const bool local = IsLocal(address->host);
+  if (!local && options.rank != 0) return Located{};
+  HostPort listen = *address;
+  if (!options.bind.empty()) listen.host = options.bind;
+  if (options.bind.empty() && !local) {  // The name of a service, which no host has.
+    const Result<std::string> own = OwnAddressTowards(address->host);
+    if (own.ok()) listen.host = *own;
+  }
+
+  const std::string where = FormatHostPort(*address);
+  std::string reason = "nobody answers";
+  Duration pause = kFirstPause;
+  Instant log_at = clock.Now() + kLogAfter;
+  std::vector<PollEntry> nothing;
+  while (true) {
+    auto located = Try(options, *address, FormatHostPort(listen), interrupt, clock, &reason);
+    if (!located.ok()) return located.status();
+    if (*located) return **std::move(located);
+    RESILIENT_RETURN_IF_ERROR(interrupt());
+    const Instant now = clock.Now();
+    if (deadline.ExpiredAt(now)) break;
+    if (now > log_at) {
+      RESILIENT_LOG(kInfo, "still no store at ", where, ": ", reason);
+      log_at = kNever;
+    }
+    PollUntil(nothing, clock, std::min(deadline, Deadline::After(now, pause)));
+    pause = std::min(pause * 3 / 2, kLastPause);
+  }
+  return Status(StatusCode::kUnreachable,
+                StrCat("no store of this package answers at ", where,
+                       ", and none could be started there: ", reason),
+                {.host = address->host});
+}
+
+}  // namespace resilient::store

@@ -1,0 +1,122 @@
+// Goal: a rank that knows only an address finds the store there, or starts it, and what cannot work
+// is told apart. Method: the real server program, started by the code under test, and sockets that
+// only listen.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <future>
+#include <string>
+#include <vector>
+
+#include <resilient/store/locate.h>
+
+#include "runtime/net/socket.h"
+#include "tests/ranks/store_server_support.h"
+
+namespace resilient::store {
+namespace {
+
+const InterruptCheck kNoInterrupt = [] { return Status::Ok(); };
+
+LocateOptions OptionsFor(const std::string& address, int rank = 0) {
+  LocateOptions options;
+  options.connect.addresses = {address};
+  options.connect.job = "locate";
+  options.rank = rank;
+  options.linger = std::chrono::seconds(5);
+  return options;
+}
+
+Result<Located> Locate(const LocateOptions& options, Duration timeout = kPatience) {
+  const SystemClock clock;
+  return FindOrStart(options, kNoInterrupt, clock, In(timeout));
+}
+
+// An address of loopback where nobody listens at this moment.
+std::string FreeAddress() {
+  const auto listener = ListenTcp({.host = "127.0.0.1", .port = 0}, 1);
+  return FormatHostPort(*LocalAddress(*listener));
+}
+
+// Ends what a test has started.
+class StoreLocate : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    const SystemClock clock;
+    if (!address_.empty()) {
+      const Status drained =
+          DrainStore(OptionsFor(address_).connect, true, clock, In(std::chrono::seconds(5)));
+      EXPECT_TRUE(drained.ok()) << drained.ToString();
+    }
+    if (!log_path_.empty()) unlink(log_path_.c_str());
+  }
+
+  std::string address_;
+  std::string log_path_;
+};
+
+TEST_F(StoreLocate, NobodyListens_FourAtOnceAgreeOnOneServer) {
+  address_ = FreeAddress();
+  std::vector<std::future<Result<Located>>> ranks;
+  for (int rank = 0; rank < 4; ++rank) {
+    ranks.push_back(
+        std::async(std::launch::async, [&, rank] { return Locate(OptionsFor(address_, rank)); }));
+  }
+  int spawned = 0;
+  std::string server_id;
+  for (auto& rank : ranks) {
+    const Result<Located> located = rank.get();
+    ASSERT_TRUE(located.ok()) << located.status().ToString();
+    if (server_id.empty()) server_id = located->server_id;
+    EXPECT_EQ(located->server_id, server_id);
+    spawned += located->spawned ? 1 : 0;
+    if (located->spawned) log_path_ = located->log_path;
+  }
+  EXPECT_EQ(spawned, 1);
+  EXPECT_FALSE(server_id.empty());
+}
+
+TEST_F(StoreLocate, ServerListens_IsFound) {
+  TestServer server;
+  const Result<Located> located = Locate(OptionsFor(server.address_text()));
+  ASSERT_TRUE(located.ok()) << located.status().ToString();
+  EXPECT_EQ(located->server_id, server.server_id());
+  EXPECT_FALSE(located->spawned);
+}
+
+TEST_F(StoreLocate, SomethingSilentListens_UnreachableAtTheDeadlineSaysWhy) {
+  const auto listener = ListenTcp({.host = "127.0.0.1", .port = 0}, 16);
+  const std::string address = FormatHostPort(*LocalAddress(*listener));
+  const Result<Located> located = Locate(OptionsFor(address), std::chrono::milliseconds(100));
+  ASSERT_FALSE(located.ok());
+  EXPECT_EQ(located.status().code(), StatusCode::kUnreachable) << located.status().ToString();
+  EXPECT_NE(located.status().message().find(address), std::string::npos);
+  EXPECT_NE(located.status().message().find("ended with exit code 3"), std::string::npos)
+      << located.status().ToString();
+}
+
+TEST_F(StoreLocate, InterruptedWait_ReturnsItsReason) {
+  const auto listener = ListenTcp({.host = "127.0.0.1", .port = 0}, 16);
+  const SystemClock clock;
+  const Status reason(StatusCode::kInterrupted, "Ctrl-C");
+  const Result<Located> located = FindOrStart(
+      OptionsFor(FormatHostPort(*LocalAddress(*listener))), [&] { return reason; }, clock,
+      In(kPatience));
+  ASSERT_FALSE(located.ok());
+  EXPECT_EQ(located.status().code(), StatusCode::kInterrupted) << located.status().ToString();
+}
+
+TEST_F(StoreLocate, MalformedAddress_Setting) {
+  const Result<Located> located = Locate(OptionsFor("no port"));
+  ASSERT_FALSE(located.ok());
+  EXPECT_EQ(located.status().code(), StatusCode::kSetting) << located.status().ToString();
+}
+
+TEST(StoreAddressTowards, Loopback_IsLoopback) {
+  EXPECT_EQ(AddressTowards("127.0.0.1:1"), "127.0.0.1");
+  EXPECT_EQ(AddressTowards("[::1]:1"), "127.0.0.1");
+  EXPECT_EQ(AddressTowards("malformed"), "127.0.0.1");
+}
+
+}  // namespace
+}  // namespace resilient::store

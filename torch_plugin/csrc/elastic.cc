@@ -1,0 +1,95 @@
+#include <chrono>
+
+#include <resilient/torch.h>
+
+#include "torch_plugin/csrc/convert.h"
+#include "torch_plugin/csrc/world.h"
+
+namespace resilient {
+namespace {
+
+// An exception such as "connection reset" may reach the program before the fence that explains it.
+constexpr Duration kFenceGrace = std::chrono::seconds(1);
+
+// The loop around an elastic function. Owner: a call of elastic. Thread: the caller's.
+class ElasticRun {
+ public:
+  ElasticRun(State& state, int max_restarts)
+      : state_(state),
+        max_restarts_(max_restarts),
+        context_(plugin::ValueOrThrow(*plugin::NativeHost(), plugin::ContextOf(state.world()))) {}
+
+  void Run(const std::function<void(State&)>& fn) {
+    while (true) {
+      Status cause;
+      try {
+        Enter();
+        fn(state_);
+        // Nobody leaves while a peer may still need this rank to finish.
+        state_.world()->barrier()->wait();
+        return;
+      } catch (...) {
+        cause = Failure();
+        if (cause.ok()) throw;
+      }
+      // Outside of the handler: the exception, and what it held, is gone by now.
+      Recover(cause);
+    }
+  }
+
+ private:
+  void Enter() {
+    state_.sync();
+    if (state_.commits() == 0) state_.commit();
+    // From here on commit 1 is complete, and only then may a rank change its values.
+    state_.world()->barrier()->wait();
+  }
+
+  // The session's failure, whatever exception it reached the program as; OK when there is none or
+  // it is a bug.
+  Status Failure() const {
+    const Deadline grace = Deadline::After(context_->clock().Now(), kFenceGrace);
+    Status cause = context_->session().AwaitFailure(grace);
+    return plugin::RetriedByElastic(cause.code()) ? cause : Status::Ok();
+  }
+
+  void Recover(const Status& first) {
+    CountRestart(first);
+    while (true) {
+      const Duration limit = context_->budget() + context_->seat_wait();
+      const Deadline deadline = Deadline::After(context_->clock().Now(), limit);
+      const Status rebuilt = context_->session().Rebuild(deadline);
+      if (rebuilt.ok()) return;
+      const bool retried =
+          rebuilt.code() != StatusCode::kTimeout && plugin::RetriedByElastic(rebuilt.code());
+      if (Over() || !retried) context_->host()->Throw(rebuilt);
+      CountRestart(rebuilt);  // Lost another rank meanwhile.
+    }
+  }
+
+  bool Over() const {
+    const SessionState now = context_->session().membership().state;
+    return now == SessionState::kFenced || now == SessionState::kFailed ||
+           now == SessionState::kClosed;
+  }
+
+  void CountRestart(const Status& cause) {
+    if (state_.commits() > commits_seen_) restarts_ = 0;
+    commits_seen_ = state_.commits();
+    if (++restarts_ > max_restarts_) context_->host()->Throw(cause);
+  }
+
+  State& state_;
+  const int max_restarts_;
+  const std::shared_ptr<plugin::SessionContext> context_;
+  std::int64_t commits_seen_ = 0;
+  int restarts_ = 0;
+};
+
+}  // namespace
+
+void elastic(State& state, const std::function<void(State&)>& fn, int max_restarts) {
+  ElasticRun(state, max_restarts).Run(fn);
+}
+
+}  // namespace resilient

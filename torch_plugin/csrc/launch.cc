@@ -1,0 +1,141 @@
+#include "torch_plugin/csrc/launch.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string_view>
+
+#include <c10/util/StringUtil.h>
+
+namespace resilient::plugin {
+namespace {
+
+constexpr int kPortMax = 65535;
+
+// The variables by name. Thread: immutable.
+class Variables {
+ public:
+  using Entries = std::vector<std::pair<std::string, std::string>>;
+  explicit Variables(const Entries& entries) : entries_(entries) {}
+
+  // Empty when it is not set.
+  std::string operator[](std::string_view name) const {
+    const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                    [&](const auto& entry) { return entry.first == name; });
+    return found == entries_.end() ? std::string() : found->second;
+  }
+
+ private:
+  const Entries& entries_;
+};
+
+std::optional<int> ToNumber(const std::string& text) {
+  int number = 0;
+  const char* end = text.data() + text.size();
+  const auto [parsed, error] = std::from_chars(text.data(), end, number);
+  if (text.empty() || error != std::errc() || parsed != end) return std::nullopt;
+  return number;
+}
+
+Result<int> NumberOf(int given, const char* name, const Variables& variables) {
+  if (given >= 0) return given;
+  const std::string text = variables[name];
+  if (text.empty()) {
+    return Status(StatusCode::kSetting,
+                  c10::str(name,
+                           " is not set: start the program with a launcher (resilient-run --nproc "
+                           "4 --no-python ./program), set ",
+                           name, ", or give InitOptions to init_process_group"));
+  }
+  if (const std::optional<int> number = ToNumber(text)) return *number;
+  return Status(StatusCode::kSetting, c10::str(name, "='", text, "' is not a number"));
+}
+
+std::vector<std::string> SplitAddresses(std::string_view text) {
+  std::vector<std::string> addresses;
+  while (!text.empty()) {
+    const std::size_t comma = std::min(text.find(','), text.size());
+    std::string_view one = text.substr(0, comma);
+    text.remove_prefix(std::min(comma + 1, text.size()));
+    while (!one.empty() && one.front() == ' ') one.remove_prefix(1);
+    while (!one.empty() && one.back() == ' ') one.remove_suffix(1);
+    if (!one.empty()) addresses.emplace_back(one);
+  }
+  return addresses;
+}
+
+// "host:port" of MASTER_ADDR and MASTER_PORT; empty when they name none.
+std::string MasterAddress(const Variables& variables) {
+  const std::string host = variables["MASTER_ADDR"];
+  const std::optional<int> port = ToNumber(variables["MASTER_PORT"]);
+  if (host.empty() || !port || *port < 0 || *port > kPortMax) return {};
+  const bool v6 = host.find(':') != std::string::npos;
+  return c10::str(v6 ? "[" : "", host, v6 ? "]" : "", ":", *port);
+}
+
+// The same on all ranks and at every attempt.
+std::string JobName(const InitOptions& options, const Settings& settings,
+                    const Variables& variables, const std::string& address) {
+  if (!options.job.empty()) return options.job;
+  if (!settings.job.empty()) return settings.job;
+  const std::string run_id = variables["TORCHELASTIC_RUN_ID"];
+  if (!run_id.empty() && run_id != "none") return run_id;  // torchrun's default id is no name.
+  if (const std::string slurm = variables["SLURM_JOB_ID"]; !slurm.empty()) {
+    const std::string step = variables["SLURM_STEP_ID"];
+    return c10::str(slurm, ".", step.empty() ? "0" : step);
+  }
+  return address.empty() ? "default" : address;
+}
+
+// torchrun's count is used on a single node only: the nodes of one world differ in it.
+std::uint64_t AttemptOf(const Variables& variables) {
+  const std::string nodes = variables["GROUP_WORLD_SIZE"];
+  const std::optional<int> count = ToNumber(variables["TORCHELASTIC_RESTART_COUNT"]);
+  const bool counts = count && *count > 0 && (nodes.empty() || nodes == "1");
+  return counts ? static_cast<std::uint64_t>(*count) : 0;
+}
+
+Status FindStore(const InitOptions& options, const Settings& settings, const Variables& variables,
+                 const std::string& master, Launch* launch) {
+  launch->store = options.store.empty() ? SplitAddresses(settings.store) : options.store;
+  launch->store_given = !launch->store.empty();
+  if (launch->store_given) return Status::Ok();
+  if (variables["TORCHELASTIC_USE_AGENT_STORE"] == "True") {
+    return {StatusCode::kSetting,
+            "under torchrun MASTER_PORT belongs to torchrun's own store, through which a C++ "
+            "program finds none of ours: use resilient-run --no-python, or start resilient-store "
+            "serve and set RESILIENT_STORE=host:port"};
+  }
+  if (master.empty()) {
+    return {StatusCode::kSetting,
+            "MASTER_ADDR and MASTER_PORT name no address: start the program with a launcher "
+            "(resilient-run --no-python), or set them, or RESILIENT_STORE=host:port"};
+  }
+  launch->store = {master};
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<Launch> PlanLaunch(const InitOptions& options, const Settings& settings,
+                          const std::vector<std::pair<std::string, std::string>>& environment) {
+  const Variables variables(environment);
+  const Result<int> rank = NumberOf(options.rank, "RANK", variables);
+  if (!rank.ok()) return rank.status();
+  const Result<int> size = NumberOf(options.world_size, "WORLD_SIZE", variables);
+  if (!size.ok()) return size.status();
+  if (*size < 1 || *rank < 0 || *rank >= *size) {
+    return Status(StatusCode::kSetting,
+                  c10::str("rank ", *rank, " of a world of ", *size,
+                           ": WORLD_SIZE must be at least 1 and RANK 0 to WORLD_SIZE - 1"));
+  }
+  Launch launch{.rank = *rank, .world_size = *size};
+  const std::string master = MasterAddress(variables);
+  RESILIENT_RETURN_IF_ERROR(FindStore(options, settings, variables, master, &launch));
+  const std::string address = !master.empty() ? master : settings.store;
+  launch.job = JobName(options, settings, variables, address);
+  launch.attempt = AttemptOf(variables);
+  return launch;
+}
+
+}  // namespace resilient::plugin

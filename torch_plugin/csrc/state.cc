@@ -1,0 +1,357 @@
+#include <algorithm>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <c10/util/StringUtil.h>
+#include <resilient/torch.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize.h>
+
+#include "torch_plugin/csrc/convert.h"
+#include "torch_plugin/csrc/snapshot.h"
+#include "torch_plugin/csrc/world.h"
+
+namespace resilient {
+namespace {
+
+using plugin::Snapshot;
+using plugin::StateValue;
+
+// The same bounds and keys as in torch_resilient/_state.py. A per-rank part is one value of the
+// store; its limit for values is 8 MiB with key and framing.
+constexpr std::size_t kPerRankBytesMax = std::size_t{8} * 1024 * 1024 - 4096;
+constexpr std::size_t kKeptCommits = 2;
+constexpr char kRandomNumbers[] = "random numbers";
+
+// A commit: who made it and which one it was.
+struct Key {
+  std::int64_t generation = -1;
+  std::int64_t number = -1;
+  friend bool operator==(const Key&, const Key&) = default;
+  // The newest is the last.
+  friend bool operator<(const Key& a, const Key& b) {
+    return std::pair(a.number, a.generation) < std::pair(b.number, b.generation);
+  }
+};
+
+std::string PartKey(const Key& key, int rank) {
+  return c10::str("state/", key.generation, ".", key.number, "/", rank);
+}
+
+// What rank 0 decides for all.
+enum class Verdict : std::int64_t { kNothingYet = 0, kChosen, kIncomplete };
+struct Decision {
+  Verdict verdict = Verdict::kNothingYet;
+  Key key;
+};
+
+Status CopyInto(const std::vector<at::Tensor>& targets, const std::vector<at::Tensor>& bytes,
+                const std::string& name) {
+  const auto misfit = [&] {
+    return Status(StatusCode::kInvalidArgument,
+                  c10::str("the value '", name, "' has another shape or type than in the commit"));
+  };
+  if (targets.size() != bytes.size()) return misfit();
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    const at::Tensor& target = targets[i];
+    const auto size = target.numel() * static_cast<std::int64_t>(target.element_size());
+    if (size != bytes[i].numel()) return misfit();
+    if (size > 0) target.copy_(bytes[i].view(target.scalar_type()).view(target.sizes()));
+  }
+  return Status::Ok();
+}
+
+StateValue TensorsValue(const std::string& name, std::function<std::vector<at::Tensor>()> read) {
+  return {.name = name, .read = read, .load = [name, read](const std::vector<at::Tensor>& bytes) {
+            return CopyInto(read(), bytes, name);
+          }};
+}
+
+template <typename Number>
+StateValue NumberValue(const std::string& name, Number& number, at::ScalarType type) {
+  return {.name = name,
+          .read = [&number, type] { return std::vector{at::full({1}, number, type)}; },
+          .load =
+              [&number, type, name](const std::vector<at::Tensor>& bytes) {
+                const at::Tensor loaded = at::empty({1}, type);
+                RESILIENT_RETURN_IF_ERROR(CopyInto({loaded}, bytes, name));
+                number = loaded.item<Number>();
+                return Status::Ok();
+              }};
+}
+
+StateValue OptimizerValue(const std::string& name, torch::optim::Optimizer& optimizer) {
+  const auto read = [&optimizer] {
+    std::ostringstream stream;
+    torch::save(optimizer, stream);
+    return std::vector{plugin::TextTensor(std::move(stream).str())};
+  };
+  const auto load = [&optimizer, name](const std::vector<at::Tensor>& bytes) {
+    if (bytes.size() != 1) return CopyInto({}, bytes, name);
+    std::istringstream stream{std::string(plugin::TensorText(bytes.front()))};
+    optimizer.state().clear();  // torch::load leaves what was not saved.
+    torch::load(optimizer, stream);
+    return Status::Ok();
+  };
+  return {.name = name, .read = read, .load = load};
+}
+
+StateValue RandomNumbersValue() {
+  const auto read = [] {
+    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+    const std::lock_guard lock(generator.mutex());
+    return std::vector{generator.get_state()};
+  };
+  const auto load = [](const std::vector<at::Tensor>& bytes) {
+    if (bytes.size() != 1) return CopyInto({}, bytes, kRandomNumbers);
+    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(bytes.front());
+    return Status::Ok();
+  };
+  return {.name = kRandomNumbers, .read = read, .load = load};
+}
+
+}  // namespace
+
+struct State::Impl {
+  ProcessGroup world;
+  std::shared_ptr<plugin::SessionContext> context;
+  plugin::StateValues replicated;
+  plugin::StateValues per_rank;
+  std::deque<std::pair<Key, Snapshot>> commits;  // Oldest first, at most kKeptCommits.
+  std::deque<Key> parts;  // Commits whose per-rank part of this seat is in the store, oldest first.
+  std::optional<std::int64_t> generation;  // At which commits are made: that of the last sync.
+  std::int64_t number = 0;                 // Of the newest commit.
+
+  void Check(const Status& status) const { plugin::Check(*context->host(), status); }
+  void RaiseFailure() const { Check(context->session().failure()); }
+  std::int64_t PresentGeneration() const {
+    return static_cast<std::int64_t>(context->session().membership().generation);
+  }
+  int rank() const { return world->getRank(); }
+
+  void Add(StateValue value, Part part);
+  const Snapshot* Find(const Key& key) const;
+  std::vector<std::vector<Key>> GatherHeld() const;
+  Decision Choose(const std::vector<std::vector<Key>>& held) const;
+  Decision Agree(const std::vector<std::vector<Key>>& held) const;
+  std::vector<std::uint8_t> PackPerRank() const;
+  void DropOldParts();
+};
+
+void State::Impl::Add(StateValue value, Part part) {
+  for (const plugin::StateValues* values : {&replicated, &per_rank}) {
+    for (const StateValue& other : *values) {
+      if (other.name != value.name) continue;
+      Check(Status(StatusCode::kInvalidArgument,
+                   c10::str("the state has a value '", value.name, "' already")));
+    }
+  }
+  (part == Part::kReplicated ? replicated : per_rank).push_back(std::move(value));
+}
+
+const Snapshot* State::Impl::Find(const Key& key) const {
+  for (const auto& [held, snapshot] : commits) {
+    if (held == key) return &snapshot;
+  }
+  return nullptr;
+}
+
+std::vector<std::vector<Key>> State::Impl::GatherHeld() const {
+  constexpr auto kNumbers = static_cast<std::int64_t>(2 * kKeptCommits);
+  at::Tensor mine = at::full({kNumbers}, -1, at::kLong);
+  auto* out = mine.mutable_data_ptr<std::int64_t>();
+  for (const auto& [key, snapshot] : commits) {
+    *out++ = key.generation;
+    *out++ = key.number;
+  }
+  std::vector<std::vector<at::Tensor>> all(1);
+  for (int i = 0; i < world->getSize(); ++i) all[0].push_back(at::empty({kNumbers}, at::kLong));
+  std::vector<at::Tensor> input = {mine};
+  world->allgather(all, input)->wait();
+  std::vector<std::vector<Key>> held;
+  held.reserve(all[0].size());
+  for (const at::Tensor& tensor : all[0]) {
+    const auto* in = tensor.const_data_ptr<std::int64_t>();
+    std::vector<Key>& keys = held.emplace_back();
+    for (std::size_t i = 0; i < kKeptCommits; ++i) {
+      if (in[2 * i + 1] >= 0) keys.push_back({in[2 * i], in[2 * i + 1]});
+    }
+  }
+  return held;
+}
+
+// The newest commit whose per-rank parts exist for every seat. Nothing when there is none yet:
+// before the first commit is complete nobody has changed anything.
+Decision State::Impl::Choose(const std::vector<std::vector<Key>>& held) const {
+  std::set<Key> known;
+  for (const std::vector<Key>& keys : held) known.insert(keys.begin(), keys.end());
+  for (auto key = known.rbegin(); key != known.rend(); ++key) {
+    std::vector<std::string> parts;
+    for (int seat = 0; seat < world->getSize(); ++seat) parts.push_back(PartKey(*key, seat));
+    if (world->getStore()->check(parts)) return {Verdict::kChosen, *key};
+  }
+  const bool only_first =
+      std::all_of(known.begin(), known.end(), [](const Key& key) { return key.number == 1; });
+  return {only_first ? Verdict::kNothingYet : Verdict::kIncomplete, {}};
+}
+
+Decision State::Impl::Agree(const std::vector<std::vector<Key>>& held) const {
+  at::Tensor words = at::zeros({3}, at::kLong);
+  auto* word = words.mutable_data_ptr<std::int64_t>();
+  if (rank() == 0) {
+    const Decision decision = Choose(held);
+    word[0] = static_cast<std::int64_t>(decision.verdict);
+    word[1] = decision.key.generation;
+    word[2] = decision.key.number;
+  }
+  std::vector<at::Tensor> tensors = {words};
+  world->broadcast(tensors)->wait();
+  return {static_cast<Verdict>(word[0]), {word[1], word[2]}};
+}
+
+std::vector<std::uint8_t> State::Impl::PackPerRank() const {
+  const std::string packed = plugin::PackSnapshot(plugin::TakeSnapshot(per_rank, nullptr));
+  if (packed.size() > kPerRankBytesMax) {
+    Check(Status(StatusCode::kInvalidArgument,
+                 c10::str("the per-rank part of the state has ", packed.size(),
+                          " bytes; the store keeps at most ", kPerRankBytesMax,
+                          ". Keep what is large in the replicated part or in a checkpoint")));
+  }
+  return {packed.begin(), packed.end()};
+}
+
+void State::Impl::DropOldParts() {
+  // One more than the commits in memory: a peer may be one commit behind.
+  while (parts.size() > kKeptCommits + 1) {
+    world->getStore()->deleteKey(PartKey(parts.front(), rank()));
+    parts.pop_front();
+  }
+}
+
+State::State(ProcessGroup world) : impl_(std::make_unique<Impl>()) {
+  impl_->context = plugin::ValueOrThrow(*plugin::NativeHost(), plugin::ContextOf(world));
+  impl_->world = std::move(world);
+  impl_->per_rank.push_back(RandomNumbersValue());
+}
+
+State::~State() = default;
+
+State& State::add(const std::string& name, torch::nn::Module& module, Part part) {
+  impl_->Add(TensorsValue(name,
+                          [&module] {
+                            std::vector<at::Tensor> tensors = module.parameters();
+                            for (at::Tensor& buffer : module.buffers()) tensors.push_back(buffer);
+                            return tensors;
+                          }),
+             part);
+  return *this;
+}
+
+State& State::add(const std::string& name, torch::optim::Optimizer& optimizer, Part part) {
+  impl_->Add(OptimizerValue(name, optimizer), part);
+  return *this;
+}
+
+State& State::add(const std::string& name, at::Tensor tensor, Part part) {
+  impl_->Add(
+      TensorsValue(name, [tensor = std::move(tensor)] { return std::vector<at::Tensor>{tensor}; }),
+      part);
+  return *this;
+}
+
+State& State::add(const std::string& name, std::int64_t& number, Part part) {
+  impl_->Add(NumberValue(name, number, at::kLong), part);
+  return *this;
+}
+
+State& State::add(const std::string& name, double& number, Part part) {
+  impl_->Add(NumberValue(name, number, at::kDouble), part);
+  return *this;
+}
+
+void State::commit() {
+  Impl& own = *impl_;
+  own.RaiseFailure();
+  if (!own.generation) own.generation = own.PresentGeneration();
+  const Key key{*own.generation, own.number + 1};
+  std::optional<Snapshot> reused;
+  if (own.commits.size() >= kKeptCommits) {
+    reused = std::move(own.commits.front().second);
+    own.commits.pop_front();
+  }
+  Snapshot snapshot = plugin::TakeSnapshot(own.replicated, reused ? &*reused : nullptr);
+  own.world->getStore()->set(PartKey(key, own.rank()), own.PackPerRank());
+  own.RaiseFailure();
+  own.commits.emplace_back(key, std::move(snapshot));
+  own.number = key.number;
+  own.parts.push_back(key);
+  own.DropOldParts();
+}
+
+void State::restore() {
+  if (impl_->commits.empty()) {
+    impl_->Check(Status(StatusCode::kInvalidArgument, "nothing was committed yet"));
+  }
+  impl_->Check(plugin::LoadSnapshot(impl_->replicated, impl_->commits.back().second));
+}
+
+void State::sync() {
+  Impl& own = *impl_;
+  own.RaiseFailure();
+  const std::int64_t generation = own.PresentGeneration();
+  const std::vector<std::vector<Key>> held = own.GatherHeld();
+  const Decision decision = own.Agree(held);
+  if (decision.verdict == Verdict::kIncomplete) {
+    own.Check(Status(StatusCode::kCommFailed,
+                     "no commit is complete: for each of those that the ranks hold the per-rank "
+                     "part of some rank is missing in the store. The run cannot go on from memory: "
+                     "start it from a checkpoint, and commit on every rank at the same steps"));
+  }
+  const bool chosen = decision.verdict == Verdict::kChosen;
+  const auto holds = [&](const std::vector<Key>& keys) {
+    return std::find(keys.begin(), keys.end(), decision.key) != keys.end();
+  };
+  Snapshot snapshot;
+  int source = 0;
+  if (!chosen) {
+    if (own.rank() == 0) snapshot = plugin::TakeSnapshot(own.replicated, nullptr);
+  } else {
+    if (const Snapshot* mine = own.Find(decision.key)) snapshot = *mine;
+    source = static_cast<int>(std::find_if(held.begin(), held.end(), holds) - held.begin());
+  }
+  if (!chosen || !std::all_of(held.begin(), held.end(), holds)) {
+    snapshot = plugin::BroadcastSnapshot(own.world, snapshot, source);
+  }
+  std::vector<std::uint8_t> part;
+  if (chosen) part = own.world->getStore()->get(PartKey(decision.key, own.rank()));
+  // Nobody goes on before everybody has read, so that no part is dropped too early.
+  own.world->barrier()->wait();
+  own.Check(plugin::LoadSnapshot(own.replicated, snapshot));
+  if (chosen) {
+    const std::string packed(part.begin(), part.end());
+    own.Check(plugin::LoadSnapshot(
+        own.per_rank, plugin::ValueOrThrow(*own.context->host(), plugin::UnpackSnapshot(packed))));
+  }
+  own.commits.clear();
+  if (chosen) own.commits.emplace_back(decision.key, std::move(snapshot));
+  own.number = chosen ? decision.key.number : 0;
+  own.generation = generation;
+  // What a failure made worthless goes first when parts are dropped.
+  std::erase(own.parts, decision.key);
+  if (chosen) own.parts.push_back(decision.key);
+}
+
+std::int64_t State::commits() const { return impl_->number; }
+
+const ProcessGroup& State::world() const { return impl_->world; }
+
+}  // namespace resilient
