@@ -1,8 +1,10 @@
 """accelerate: incident 1, the main process caches while the others wait."""
 
-import json
+import os
+import signal
 import time
 
+import launch
 import pytest
 
 PROGRAM = "accelerate_program.py"
@@ -11,33 +13,61 @@ WAYS = {
     "taken over": ([], {"RESILIENT_TAKE_OVER": "gloo"}),
     "by name": (["--backend", "resilient"], {}),
 }
+LONG = pytest.param(60, 10, marks=pytest.mark.slow)
+KNOWN_SECONDS = 0.5
+GRACE_SECONDS = 0.5  # For the exception to leave the call, on a busy machine.
 
 
-def result(process):
-    line = next(line for line in process.stdout().splitlines() if line.startswith("result "))
-    return json.loads(line.removeprefix("result "))
+def assert_trained_in_spite_of(busy, launcher, arguments, environment):
+    started = time.monotonic()
+    ranks = launcher.plain(PROGRAM, 3, *arguments, "--busy", busy, **environment)
+    assert [rank.wait() for rank in ranks] == [0, 0, 0], ranks[1].stderr()
+    assert time.monotonic() - started > busy
+    results = [rank.result() for rank in ranks]
+    assert results[0] == results[1] == results[2]
+    assert results[0]["backend"] == "resilient" and len(results[0]["losses"]) == 6
+    return ranks
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_main_process_that_caches_for_longer_than_the_timeout_is_waited_for(launcher, way):
+@pytest.mark.parametrize("busy, timeout", [(6, 2), LONG])
+def test_a_main_process_that_caches_for_longer_than_the_timeout_is_waited_for(
+    launcher, way, busy, timeout
+):
     arguments, environment = WAYS[way]
-    started = time.monotonic()
-    ranks = launcher.plain(PROGRAM, 3, *arguments, "--busy", 6, "--timeout", 2, **environment)
-    assert [rank.wait() for rank in ranks] == [0, 0, 0], ranks[1].stderr()
-    assert time.monotonic() - started > 6
-    results = [result(rank) for rank in ranks]
-    assert results[0] == results[1] == results[2]
-    assert results[0]["backend"] == "resilient" and len(results[0]["losses"]) == 6
+    assert_trained_in_spite_of(busy, launcher, [*arguments, "--timeout", timeout], environment)
+
+
+@pytest.mark.parametrize("busy, timeout", [(4, 1), LONG])
+def test_so_it_is_where_the_others_make_a_group(launcher, busy, timeout):
+    arguments = ["--backend", "resilient", "--lazy", "--timeout", timeout]
+    assert_trained_in_spite_of(busy, launcher, arguments, {})
+
+
+def test_and_with_the_checks_of_torch_distributed_debug(launcher):
+    arguments = ["--backend", "resilient", "--timeout", 1]
+    debug = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    assert_trained_in_spite_of(3, launcher, arguments, debug)
+
+
+if launch.WAITING_LINE:
+
+    @pytest.mark.slow
+    def test_who_waits_tells_for_whom(launcher):
+        arguments = ["--backend", "resilient", "--timeout", 10]
+        ranks = assert_trained_in_spite_of(60, launcher, arguments, {})
+        for rank in ranks[1:]:
+            assert "for rank 0" in rank.stderr() and "late.py" in rank.stderr()
 
 
 def test_a_main_process_that_is_killed_while_it_caches_is_named_by_the_others(launcher):
     ranks = launcher.plain(PROGRAM, 3, "--backend", "resilient", "--busy", 60)
     ranks[0].await_line("caching")
+    killed = time.time()
     ranks[0].signal()
-    killed = time.monotonic()
     assert all(rank.wait() != 0 for rank in ranks)
-    assert time.monotonic() - killed < 5
     for rank in ranks[1:]:
+        assert rank.time_of("failed") - killed < KNOWN_SECONDS + GRACE_SECONDS
         assert "[resilient:RANK_LOST] rank 0 " in rank.stderr(), rank.stderr()
         assert "barrier" in rank.stderr()
 
@@ -46,3 +76,15 @@ def test_under_torchrun(launcher):
     run = launcher.torchrun(PROGRAM, 2, "--busy", 4, "--timeout", 1, RESILIENT_TAKE_OVER="gloo")
     assert run.wait() == 0, run.stderr()
     assert run.stdout().count('"backend": "resilient"') == 2
+
+
+def test_the_first_cause_is_told_by_each_also_when_torchrun_ends_the_others(launcher):
+    run = launcher.torchrun(PROGRAM, 3, "--backend", "resilient", "--busy", 60)
+    run.await_line("caching")
+    pid = int(run.after("caching"))
+    os.kill(pid, signal.SIGKILL)
+    assert run.wait() != 0
+    for rank in (1, 2):
+        lines = [line for line in run.stderr().splitlines() if f"rank{rank}" in line]
+        assert any("[resilient:RANK_LOST] rank 0 (host" in line for line in lines), run.stderr()
+    assert f"pid {pid}" in run.stderr() and "SIGTERM" in run.stderr()
