@@ -23,6 +23,7 @@ def wait_for_main_process(accelerator):
     if accelerator.is_main_process and args.busy:
         print("caching", os.getpid(), flush=True)
         late.work(args.busy)
+    print("waiting", time.time(), flush=True)
     if args.lazy:
         group = torch.distributed.new_group()
         torch.distributed.all_reduce(torch.ones(1), group=group)

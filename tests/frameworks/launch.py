@@ -102,10 +102,11 @@ class Launcher:
             if rank not in missing
         ]
 
-    def torchrun(self, program, size, *arguments, **extra):
+    def torchrun(self, program, size, *arguments, options=(), **extra):
         """All of them under torchrun, as one process."""
         command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}"]
         command += ["--master-addr=127.0.0.1", f"--master-port={harness.free_port()}"]
+        command += options
         return self._start([*command, str(PROGRAMS / program), *map(str, arguments)], **extra)
 
     def alone(self, program, *arguments, **extra):

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from datetime import timedelta
 
 import late
@@ -42,7 +43,7 @@ class Model(lightning.LightningModule):
 
 
 def skip_batches(rank):
-    print("training", flush=True)
+    print("training", time.time(), flush=True)
     if rank == 0:
         late.work(args.late)
 
@@ -85,6 +86,9 @@ def run_fabric():
 try:
     weights = run_trainer() if args.kind == "trainer" else run_fabric()
     print("result", json.dumps({"weights": weights}), flush=True)
+except Exception:
+    print("failed", time.time(), flush=True)
+    raise
 finally:
     print("finally", flush=True)
     sys.stdout.flush()
