@@ -35,6 +35,7 @@ import launch  # noqa: E402
 BACKENDS = ("gloo", "resilient")
 FRAMEWORKS = ("torch", "accelerate", "deepspeed", "lightning")
 START_SECONDS = 180  # To import everything, on a busy machine.
+PORT = re.compile(r"(127\.0\.0\.1\]?(?::|, ))\d+")
 EXCEPTION = re.compile(r"^(?:\[rank\d+\]: ?)?((?:[\w.]*\.)?\w*(?:Error|Exception|Timeout): .*)$")
 
 
@@ -191,9 +192,14 @@ def describe(process, since: float, now: float) -> dict:
         "exit_code": exit_code,
         "failed_s": round(failed[0] - since, 2) if failed else None,
         "ended_s": round(now - since, 2) if exit_code is not None else None,
-        "text": texts[-1].replace("/__w/pytorch/pytorch/third_party/", "") if texts else "",
+        "text": shown(texts[-1]) if texts else "",
         "trained": "result " in process.stdout(),
     }
+
+
+def shown(text: str) -> str:
+    """Without what only says where torch was built and which port it was this time."""
+    return PORT.sub(r"\1PORT", text.replace("/__w/pytorch/pytorch/third_party/", ""))
 
 
 def run(incident: Incident, backend: str, cutoff: float, environment: dict) -> dict:

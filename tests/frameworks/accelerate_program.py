@@ -25,7 +25,7 @@ def wait_for_main_process(accelerator):
         late.work(args.busy)
     print("waiting", time.time(), flush=True)
     if args.lazy:
-        group = torch.distributed.new_group()
+        group = torch.distributed.new_group(timeout=timedelta(seconds=args.timeout))
         torch.distributed.all_reduce(torch.ones(1), group=group)
     accelerator.wait_for_everyone()
 

@@ -19,7 +19,7 @@ def test_initialize_is_taken_over_and_waits_for_the_host_of_the_store(
 ):
     late = ("--late-rank", 0, "--late", 4)
     taken = {"RESILIENT_TAKE_OVER": "gloo"}
-    assert_all_trained(launcher.plain(PROGRAM, 3, *late, **taken, **deepspeed_environment))
+    assert_all_trained(launcher.plain(PROGRAM, 2, *late, **taken, **deepspeed_environment))
 
 
 def test_init_distributed_takes_our_name(launcher, deepspeed_environment):
