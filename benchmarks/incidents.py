@@ -7,8 +7,7 @@ all trained, or that a rank still ran at the cut-off.
 
     python benchmarks/incidents.py --out benchmarks/results/incidents.json --page docs/incidents.md
 
-runs all of them (--only NAME: one of them, printed) and writes both files; --page-from JSON writes
-the page alone.
+runs all of them and writes both files. With --only or --backend the rest is kept as it was.
 """
 
 from __future__ import annotations
@@ -247,7 +246,9 @@ def deepspeed_environment(folder: str) -> dict:
 
 def cell(incident: dict, backend: str, cutoff: float) -> str:
     """One outcome as text: ranks with the same exception together."""
-    result = incident["runs"][backend]
+    result = incident["runs"].get(backend)
+    if result is None:
+        return "not run"
     ranks = [rank for rank in result["ranks"] if not (incident["acted"] and rank["rank"] == 0)]
     if result["outcome"] == "trains":
         return f"trains, done {max(rank['ended_s'] for rank in ranks):.1f} s after"
@@ -283,7 +284,9 @@ def page(results: dict) -> str:
         + " |"
         for incident in results["incidents"]
     ]
-    load = max(incident["load"] for incident in results["incidents"])
+    load = max(
+        run["load"] for incident in results["incidents"] for run in incident["runs"].values()
+    )
     return "\n".join(
         [
             "# Incidents",
@@ -308,34 +311,40 @@ def page(results: dict) -> str:
 
 
 def measure(args: argparse.Namespace) -> dict:
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        environment = deepspeed_environment(folder)
-        for incident in incidents(args.late, args.timeout):
-            if args.only not in (None, incident.name):
-                continue
-            entry = {
-                "name": incident.name,
-                "title": incident.title,
-                "moment": incident.moment,
-                "acted": incident.act is not None,
-                "torchrun": bool(incident.torchrun),
-                "load": round(os.getloadavg()[0], 1),
-                "runs": {},
-            }
-            for backend in BACKENDS:
-                entry["runs"][backend] = run(incident, backend, args.cutoff, environment)
-                text = cell(entry, backend, args.cutoff)
-                print(f"{incident.name:16s} {backend:10s} {text}", flush=True)
-            found.append(entry)
-    return {
+    """All that is asked for; the file is written after each run, and what it has of others kept."""
+    partly = args.only or args.backend
+    results = json.loads(args.out.read_text()) if partly and args.out.exists() else {}
+    results |= {
         "machine": {"cores": os.cpu_count(), "machine": platform.machine()},
         "versions": {name: version(name) for name in FRAMEWORKS},
         "late_s": args.late,
         "timeout_s": args.timeout,
         "cutoff_s": args.cutoff,
-        "incidents": found,
     }
+    known = {entry["name"]: entry for entry in results.get("incidents", [])}
+    results["incidents"] = []
+    with tempfile.TemporaryDirectory() as folder:
+        environment = deepspeed_environment(folder)
+        for incident in incidents(args.late, args.timeout):
+            entry = known.get(incident.name, {"runs": {}}) | {
+                "name": incident.name,
+                "title": incident.title,
+                "moment": incident.moment,
+                "acted": incident.act is not None,
+                "torchrun": bool(incident.torchrun),
+            }
+            results["incidents"].append(entry)
+            if args.only not in (None, incident.name):
+                continue
+            for backend in [args.backend] if args.backend else BACKENDS:
+                load = round(os.getloadavg()[0], 1)
+                entry["runs"][backend] = run(incident, backend, args.cutoff, environment)
+                entry["runs"][backend]["load"] = load
+                text = cell(entry, backend, args.cutoff)
+                print(f"{incident.name:16s} {backend:10s} {text}", flush=True)
+            args.out.write_text(json.dumps(results, indent=1) + "\n")
+    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    return results
 
 
 def main() -> int:
@@ -345,16 +354,12 @@ def main() -> int:
     parser.add_argument("--late", type=float, default=15)
     parser.add_argument("--timeout", type=float, default=5)
     parser.add_argument("--cutoff", type=float, default=60)
-    parser.add_argument("--only")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--page", type=Path)
-    parser.add_argument("--page-from", type=Path)
+    parser.add_argument("--only", help="the name of one incident, as it is printed")
+    parser.add_argument("--backend", choices=BACKENDS)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--page", type=Path, required=True)
     args = parser.parse_args()
-    results = json.loads(args.page_from.read_text()) if args.page_from else measure(args)
-    if args.out and not args.page_from:
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
-    if args.page:
-        args.page.write_text(page(results))
+    args.page.write_text(page(measure(args)))
     return 0
 
 

@@ -14,10 +14,9 @@ import harness
 
 PROGRAMS = Path(__file__).parent
 WAIT_SECONDS = 120
-# None of them is there yet; their tests are not collected until then.
+# Neither is there yet; the tests of both are not collected until then.
 FIRST_CAUSE_AT_SIGTERM = False  # A rank that SIGTERM ends first says why its world has ended.
 PRESENCE = False  # Ranks that have imported torch are known before they call init.
-WAITING_LINE = False  # Who waits tells for whom.
 
 
 class Process:

@@ -1,6 +1,7 @@
 """accelerate: incident 1, the main process caches while the others wait."""
 
 import os
+import re
 import signal
 import time
 
@@ -8,11 +9,8 @@ import launch
 import pytest
 
 PROGRAM = "accelerate_program.py"
-# How a user chooses us: in the environment, or in the one place where accelerate takes a name.
-WAYS = {
-    "taken over": ([], {"RESILIENT_TAKE_OVER": "gloo"}),
-    "by name": (["--backend", "resilient"], {}),
-}
+# How a user chooses us: in the one place where accelerate takes a name, or in the environment.
+BY_NAME = ("--backend", "resilient")
 LONG = pytest.param(60, 10, marks=pytest.mark.slow)
 KNOWN_SECONDS = 0.5
 GRACE_SECONDS = 0.5  # For the exception to leave the call, on a busy machine.
@@ -29,39 +27,46 @@ def assert_trained_in_spite_of(busy, launcher, arguments, environment):
     return ranks
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("busy, timeout", [(6, 2), LONG])
 def test_a_main_process_that_caches_for_longer_than_the_timeout_is_waited_for(
-    launcher, way, busy, timeout
+    launcher, busy, timeout
 ):
-    arguments, environment = WAYS[way]
-    assert_trained_in_spite_of(busy, launcher, [*arguments, "--timeout", timeout], environment)
+    taken = {"RESILIENT_TAKE_OVER": "gloo"}
+    assert_trained_in_spite_of(busy, launcher, ["--timeout", timeout], taken)
 
 
 @pytest.mark.parametrize("busy, timeout", [(4, 1), LONG])
 def test_so_it_is_where_the_others_make_a_group(launcher, busy, timeout):
-    arguments = ["--backend", "resilient", "--lazy", "--timeout", timeout]
+    arguments = [*BY_NAME, "--lazy", "--timeout", timeout]
     assert_trained_in_spite_of(busy, launcher, arguments, {})
 
 
 def test_and_with_the_checks_of_torch_distributed_debug(launcher):
-    arguments = ["--backend", "resilient", "--timeout", 1]
     debug = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-    assert_trained_in_spite_of(3, launcher, arguments, debug)
+    assert_trained_in_spite_of(3, launcher, [*BY_NAME, "--timeout", 1], debug)
 
 
-if launch.WAITING_LINE:
+def lines_about_rank_0(rank):
+    """What a rank says while it waits in the barrier: where rank 0 is."""
+    text = r"has waited \d+ s in barrier.* wait_for_everyone for rank 0 .*: alive, last beat .*"
+    return [found[0] for found in re.finditer(text, rank.stderr())]
 
-    @pytest.mark.slow
-    def test_who_waits_tells_for_whom(launcher):
-        arguments = ["--backend", "resilient", "--timeout", 10]
-        ranks = assert_trained_in_spite_of(60, launcher, arguments, {})
-        for rank in ranks[1:]:
-            assert "for rank 0" in rank.stderr() and "late.py" in rank.stderr()
+
+@pytest.mark.parametrize(
+    "busy, timeout, every", [(8, 2, "1s"), pytest.param(60, 10, "30s", marks=pytest.mark.slow)]
+)
+def test_who_waits_tells_for_whom_and_where_that_one_is(launcher, busy, timeout, every):
+    """Rank 0 spends the first half in a native call that keeps the GIL, the second in Python."""
+    arguments = [*BY_NAME, "--timeout", timeout]
+    ranks = assert_trained_in_spite_of(busy, launcher, arguments, {"RESILIENT_WAIT_LOG": every})
+    assert not lines_about_rank_0(ranks[0])
+    for rank in ranks[1:]:
+        lines = lines_about_rank_0(rank)
+        assert any(re.search(r"late\.py:\d+ work", line) for line in lines), rank.stderr()
 
 
 def test_a_main_process_that_is_killed_while_it_caches_is_named_by_the_others(launcher):
-    ranks = launcher.plain(PROGRAM, 3, "--backend", "resilient", "--busy", 60)
+    ranks = launcher.plain(PROGRAM, 3, *BY_NAME, "--busy", 60)
     ranks[0].await_line("caching")
     killed = time.time()
     ranks[0].signal()
@@ -86,8 +91,7 @@ INTERVALS = [3, 0.1] if launch.FIRST_CAUSE_AT_SIGTERM else [3]
 @pytest.mark.parametrize("interval", INTERVALS)
 def test_the_first_cause_is_told_by_each_under_torchrun(launcher, interval):
     options = [f"--monitor-interval={interval}"]
-    arguments = ("--backend", "resilient", "--busy", 60)
-    run = launcher.torchrun(PROGRAM, 3, *arguments, options=options)
+    run = launcher.torchrun(PROGRAM, 3, *BY_NAME, "--busy", 60, options=options)
     run.await_line("caching")
     pid = int(run.after("caching"))
     os.kill(pid, signal.SIGKILL)
