@@ -14,9 +14,8 @@ import harness
 
 PROGRAMS = Path(__file__).parent
 WAIT_SECONDS = 120
-# Neither is there yet; the tests of both are not collected until then.
+# Not there yet; its test is not collected until then.
 FIRST_CAUSE_AT_SIGTERM = False  # A rank that SIGTERM ends first says why its world has ended.
-PRESENCE = False  # Ranks that have imported torch are known before they call init.
 
 
 class Process:

@@ -1,6 +1,5 @@
 """DeepSpeed on the CPU: incident 2, a rank calls init late, or never."""
 
-import launch
 import pytest
 
 PROGRAM = "deepspeed_program.py"
@@ -22,10 +21,16 @@ def test_initialize_is_taken_over_and_waits_for_the_host_of_the_store(
     assert_all_trained(launcher.plain(PROGRAM, 2, *late, **taken, **deepspeed_environment))
 
 
-def test_init_distributed_takes_our_name(launcher, deepspeed_environment):
-    late = ("--late-rank", 1, "--late", 2, "--timeout", 20)
-    arguments = ("--backend", "resilient", *late)
-    assert_all_trained(launcher.plain(PROGRAM, 2, *arguments, **deepspeed_environment))
+@pytest.mark.parametrize("late_rank", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("late, timeout", [(5, 2), pytest.param(60, 10, marks=pytest.mark.slow)])
+def test_a_rank_that_calls_init_later_than_the_timeout_is_waited_for(
+    launcher, deepspeed_environment, late_rank, late, timeout
+):
+    arguments = ("--late-rank", late_rank, "--late", late, "--timeout", timeout)
+    ranks = launcher.plain(
+        PROGRAM, 3, "--backend", "resilient", *arguments, **deepspeed_environment
+    )
+    assert_all_trained(ranks)
 
 
 @pytest.mark.parametrize("missing", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -39,19 +44,3 @@ def test_a_rank_that_never_starts_is_named_by_all_others(launcher, deepspeed_env
         assert rank.time_of("failed") - first_join < timeout + 1 + GRACE_SECONDS
         text = f"[resilient:JOIN_TIMEOUT] 2 of 3 joined; missing ranks {missing};"
         assert text in rank.stderr(), rank.stderr()
-
-
-if launch.PRESENCE:
-
-    @pytest.mark.parametrize("late_rank", [0, 2])
-    @pytest.mark.parametrize(
-        "late, timeout", [(5, 2), pytest.param(60, 10, marks=pytest.mark.slow)]
-    )
-    def test_a_rank_that_is_later_than_the_timeout_is_waited_for(
-        launcher, deepspeed_environment, late_rank, late, timeout
-    ):
-        arguments = ("--late-rank", late_rank, "--late", late, "--timeout", timeout)
-        ranks = launcher.plain(
-            PROGRAM, 4, "--backend", "resilient", *arguments, **deepspeed_environment
-        )
-        assert_all_trained(ranks)
