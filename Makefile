@@ -1,5 +1,5 @@
 # The one front door. `make demo` and `make test` set everything up by themselves.
-#   setup build demo test test-san test-compat test-all soak sim bench lint format clean
+#   setup build demo test test-san test-compat test-all soak sim bench incidents lint format clean
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -18,7 +18,7 @@ export CCACHE_DIR ?= $(HOME)/.cache/ccache
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
-.PHONY: help setup build demo test test-san test-compat test-all soak sim bench lint format clean
+.PHONY: help setup build demo test test-san test-compat test-all soak sim bench incidents lint format clean
 
 help:
 	@sed -n '1,3s/^# \{0,2\}//p' Makefile
@@ -74,6 +74,9 @@ bench: packages-bench build
 	@$(PYTHON) benchmarks/store_bench.py $(BENCH) --out benchmarks/results/store.json
 	@$(PYTHON) benchmarks/collective_bench.py $(BENCH) --out benchmarks/results/collectives.json
 	@/usr/bin/python3 benchmarks/collective_plot.py benchmarks/results/collectives.{json,svg}
+
+incidents: build
+	@$(PYTHON) benchmarks/incidents.py --out benchmarks/results/incidents.json --page docs/incidents.md
 
 lint: packages-build packages-lint $(VENV)/.ready build
 	@RUFF=$(VENV)/bin/ruff tests/lint.sh build

@@ -43,7 +43,7 @@ packages() {
 venv() {
   local dir="$1" torch="$2"
   # expecttest and hypothesis: torch.testing imports them. Frameworks: versions that work with torch 2.15.
-  local requirements="torch==$torch numpy scikit-learn pytest ruff==0.17.* scikit-build-core>=0.10 protobuf expecttest hypothesis accelerate==1.15.0 lightning==2.6.6"
+  local requirements="torch==$torch numpy scikit-learn pytest ruff==0.17.* scikit-build-core>=0.10 protobuf expecttest hypothesis accelerate==1.15.0 lightning==2.6.6 deepspeed==0.19.8 transformers==5.23.0"
   local stamp="$dir/.installed"
   [ "$(cat "$stamp" 2>/dev/null)" != "$requirements" ] || return 0
   echo "setup: making $dir with torch $torch from PyPI (about 2.5 GB to download, 6 GB on disk)"

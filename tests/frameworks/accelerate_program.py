@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import os
 import time
 from datetime import timedelta
 
+import late
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
@@ -13,26 +15,30 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--backend")
 parser.add_argument("--busy", type=float, default=0)
 parser.add_argument("--timeout", type=float, default=10)
+parser.add_argument("--lazy", action="store_true", help="the others wait where a group is made")
 args = parser.parse_args()
 
 
-def cache(seconds):
-    """Half of it in one call that keeps the GIL, half in Python."""
-    print("caching", flush=True)
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        sum(range(2_000_000))
-        for _ in range(20_000):
-            pass
+def wait_for_main_process(accelerator):
+    if accelerator.is_main_process and args.busy:
+        print("caching", os.getpid(), flush=True)
+        late.work(args.busy)
+    print("waiting", time.time(), flush=True)
+    if args.lazy:
+        group = torch.distributed.new_group(timeout=timedelta(seconds=args.timeout))
+        torch.distributed.all_reduce(torch.ones(1), group=group)
+    accelerator.wait_for_everyone()
 
 
 options = {"timeout": timedelta(seconds=args.timeout)}
 if args.backend:
     options["backend"] = args.backend
 accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(**options)])
-if accelerator.is_main_process and args.busy:
-    cache(args.busy)
-accelerator.wait_for_everyone()
+try:
+    wait_for_main_process(accelerator)
+except Exception:
+    print("failed", time.time(), flush=True)
+    raise
 
 torch.manual_seed(1)
 inputs = torch.randn(64, 4)

@@ -7,6 +7,7 @@ import tempfile
 import time
 from datetime import timedelta
 
+import late
 import lightning
 import torch
 from lightning.fabric import Fabric
@@ -42,9 +43,9 @@ class Model(lightning.LightningModule):
 
 
 def skip_batches(rank):
-    print("training", flush=True)
+    print("training", time.time(), flush=True)
     if rank == 0:
-        time.sleep(args.late)
+        late.work(args.late)
 
 
 def run_trainer():
@@ -85,6 +86,9 @@ def run_fabric():
 try:
     weights = run_trainer() if args.kind == "trainer" else run_fabric()
     print("result", json.dumps({"weights": weights}), flush=True)
+except Exception:
+    print("failed", time.time(), flush=True)
+    raise
 finally:
     print("finally", flush=True)
     sys.stdout.flush()

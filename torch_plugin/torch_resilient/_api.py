@@ -55,8 +55,6 @@ def op_log(group=None):
     if not isinstance(group, dist.ProcessGroup):
         raise _errors.ConfigError("there is no such group on this rank")
     backend = group._get_backend(torch.device("cpu"))
-    # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around each backend.
-    backend = getattr(backend, "wrapped_pg", backend)
     return _native.load().op_log(backend)
 
 

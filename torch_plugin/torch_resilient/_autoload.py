@@ -1,6 +1,6 @@
 """What runs at the end of `import torch` in every process of the environment: cheap, and silent.
 
-It makes the backend's name known and puts thin wrappers around four functions of
+It makes the backend's name known and puts thin wrappers around five functions of
 torch.distributed. A wrapper looks at the backend's name and, unless it is ours, or one that
 RESILIENT_TAKE_OVER gives us, goes straight to the original.
 """
@@ -79,6 +79,7 @@ def _install():
     _replace("new_group", _wrap_new_group(c10d.new_group))
     _replace("destroy_process_group", _wrap_end(c10d.destroy_process_group))
     _replace("_abort_process_group", _wrap_end(c10d._abort_process_group))
+    _replace("_create_process_group_wrapper", _wrap_debug(c10d._create_process_group_wrapper))
 
     from torch_resilient import _frameworks, _presence
 
@@ -138,6 +139,19 @@ def _wrap_new_group(original):
         return group
 
     return new_group
+
+
+def _wrap_debug(original):
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a Gloo group in front of each backend, whose barrier
+    before each operation has the group's timeout: it would fail ranks that are only late. Ours
+    compares all operations anyway, and goes without."""
+
+    @functools.wraps(original)
+    def create_process_group_wrapper(*args, **kwargs):
+        backend = kwargs["wrapped_pg"] if "wrapped_pg" in kwargs else args[0]
+        return backend if names_us(backend.name()) else original(*args, **kwargs)
+
+    return create_process_group_wrapper
 
 
 def _current_world():
