@@ -62,7 +62,7 @@ py::object ToObject(const std::optional<Whereabouts>& seen) {
   fields["no_progress"] = ToSeconds(seen->no_progress);
   fields["expected_slow"] = seen->expected_slow;
   fields["expected_slow_for"] = ToSeconds(seen->expected_slow_for);
-  return std::move(fields);
+  return fields;
 }
 
 }  // namespace
