@@ -323,9 +323,13 @@ def measure(args: argparse.Namespace) -> dict:
     }
     known = {entry["name"]: entry for entry in results.get("incidents", [])}
     results["incidents"] = []
+    table = incidents(args.late, args.timeout)
+    wanted = [incident for incident in table if args.only in (None, incident.name)]
     with tempfile.TemporaryDirectory() as folder:
-        environment = deepspeed_environment(folder)
-        for incident in incidents(args.late, args.timeout):
+        environment = {}
+        if any(incident.program == "deepspeed_program.py" for incident in wanted):
+            environment = deepspeed_environment(folder)
+        for incident in table:
             entry = known.get(incident.name, {"runs": {}}) | {
                 "name": incident.name,
                 "title": incident.title,
@@ -334,7 +338,7 @@ def measure(args: argparse.Namespace) -> dict:
                 "torchrun": bool(incident.torchrun),
             }
             results["incidents"].append(entry)
-            if args.only not in (None, incident.name):
+            if incident not in wanted:
                 continue
             for backend in [args.backend] if args.backend else BACKENDS:
                 load = round(os.getloadavg()[0], 1)
