@@ -76,8 +76,10 @@ class TemporaryFolder {
 // The server's directory is another, so files are named from the root. What is preloaded into a
 // trainer is no business of the server.
 std::vector<std::string> ServerEnvironment() {
+  const auto variables = ProcessEnvironment();
   std::vector<std::string> entries;
-  for (auto& [name, value] : ProcessEnvironment()) {
+  entries.reserve(variables.size());
+  for (const auto& [name, value] : variables) {
     if (name == "LD_PRELOAD") continue;
     const bool file =
         std::find(kFileVariables.begin(), kFileVariables.end(), name) != kFileVariables.end();

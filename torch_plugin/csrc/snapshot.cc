@@ -192,7 +192,7 @@ Result<Snapshot> UnpackSnapshot(std::string_view packed) {
     const std::optional<std::uint64_t> count = name ? reader.Number() : std::nullopt;
     if (!count) return malformed;
     Snapshot::Entry entry{.name = std::string(*name), .bytes = {}};
-    for (std::uint64_t i = 0; i < *count; ++i) {
+    while (entry.bytes.size() < *count) {
       const std::optional<std::string_view> text = reader.Text();
       if (!text) return malformed;
       entry.bytes.push_back(TextTensor(*text));

@@ -174,6 +174,7 @@ std::vector<std::vector<Key>> State::Impl::GatherHeld() const {
     *out++ = key.number;
   }
   std::vector<std::vector<at::Tensor>> all(1);
+  all[0].reserve(static_cast<std::size_t>(world->getSize()));
   for (int i = 0; i < world->getSize(); ++i) all[0].push_back(at::empty({kNumbers}, at::kLong));
   std::vector<at::Tensor> input = {mine};
   world->allgather(all, input)->wait();
@@ -196,6 +197,7 @@ Decision State::Impl::Choose(const std::vector<std::vector<Key>>& held) const {
   for (const std::vector<Key>& keys : held) known.insert(keys.begin(), keys.end());
   for (auto key = known.rbegin(); key != known.rend(); ++key) {
     std::vector<std::string> parts;
+    parts.reserve(static_cast<std::size_t>(world->getSize()));
     for (int seat = 0; seat < world->getSize(); ++seat) parts.push_back(PartKey(*key, seat));
     if (world->getStore()->check(parts)) return {Verdict::kChosen, *key};
   }
@@ -249,7 +251,8 @@ State& State::add(const std::string& name, torch::nn::Module& module, Part part)
   impl_->Add(TensorsValue(name,
                           [&module] {
                             std::vector<at::Tensor> tensors = module.parameters();
-                            for (at::Tensor& buffer : module.buffers()) tensors.push_back(buffer);
+                            const std::vector<at::Tensor> buffers = module.buffers();
+                            tensors.insert(tensors.end(), buffers.begin(), buffers.end());
                             return tensors;
                           }),
              part);

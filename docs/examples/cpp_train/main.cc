@@ -62,7 +62,8 @@ double Step(const resilient::ProcessGroup& world, Net& model, torch::optim::Opti
 std::string Digest(const Net& model) {
   std::uint64_t hash = 14695981039346656037U;
   std::vector<torch::Tensor> tensors = model.parameters();
-  for (const torch::Tensor& buffer : model.buffers()) tensors.push_back(buffer);
+  const std::vector<torch::Tensor> buffers = model.buffers();
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
   for (const torch::Tensor& tensor : tensors) {
     const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
     for (std::size_t i = 0; i < tensor.nbytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211U;
