@@ -87,8 +87,10 @@ std::string JobName(const InitOptions& options, const Settings& settings,
   return address.empty() ? "default" : address;
 }
 
-// torchrun's count is used on a single node only: the nodes of one world differ in it.
-std::uint64_t AttemptOf(const Variables& variables) {
+// As the package's own rendezvous of torchrun says. Otherwise torchrun's count is used on a single
+// node only: the nodes of one world differ in it.
+std::uint64_t AttemptOf(const Settings& settings, const Variables& variables) {
+  if (settings.attempt > 0) return settings.attempt;
   const std::string nodes = variables["GROUP_WORLD_SIZE"];
   const std::optional<int> count = ToNumber(variables["TORCHELASTIC_RESTART_COUNT"]);
   const bool counts = count && *count > 0 && (nodes.empty() || nodes == "1");
@@ -134,7 +136,7 @@ Result<Launch> PlanLaunch(const InitOptions& options, const Settings& settings,
   RESILIENT_RETURN_IF_ERROR(FindStore(options, settings, variables, master, &launch));
   const std::string address = !master.empty() ? master : settings.store;
   launch.job = JobName(options, settings, variables, address);
-  launch.attempt = AttemptOf(variables);
+  launch.attempt = AttemptOf(settings, variables);
   return launch;
 }
 
