@@ -107,12 +107,11 @@ PythonStacks::PythonStacks(std::shared_ptr<const FrameNames> frames, unsigned lo
     : frames_(std::move(frames)), main_thread_(main_thread), process_(NewProcess().release()) {}
 
 PythonStacks::~PythonStacks() {
-  std::unique_ptr<Process> process(process_.load());
-  if (process->pid == getpid()) {
-    Close(Deadline::After(clock_.Now(), kCloseBound));
-  } else {
-    process.release();  // Its mutex may have been held at the fork, its thread is not here.
-  }
+  const Process* process = process_.load();
+  // In a forked child the mutex may have been held at the fork, and the thread is not there.
+  if (process->pid != getpid()) return;
+  Close(Deadline::After(clock_.Now(), kCloseBound));
+  delete process;
 }
 
 std::unique_ptr<PythonStacks::Process> PythonStacks::NewProcess() const {
