@@ -168,6 +168,8 @@ Session& SessionTable::Add(SessionId id, const Hello& hello) {
   Session& session = sessions_[id];
   session.id = id;
   session.hello = hello;
+  // The control line holds it: kept from another's Hello, a new server would take it for set.
+  if (hello.role != Role::kControl) session.hello.leased_key.clear();
   if (hello.role == Role::kAdmin) return session;
   session.request.results = ResultLog(journal_, &shared_, id, Role::kRequest);
   session.control.results = ResultLog(journal_, &shared_, id, Role::kControl);

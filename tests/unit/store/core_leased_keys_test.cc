@@ -144,6 +144,17 @@ TEST_F(CoreLeasedKeys, RestartedServer_GivesAFullLease) {
   EXPECT_FALSE(There("agent/1"));
 }
 
+TEST_F(CoreLeasedKeys, RequestLineThatCameFirst_HoldsNothing) {
+  Hello hello = Present(1, "agent/1");
+  hello.role = Role::kRequest;
+  Open(hello);
+  EXPECT_FALSE(There("agent/1"));
+  reader_ = 0;
+  Recover();
+  Open(Present(1, "agent/1"));
+  EXPECT_TRUE(There("agent/1"));
+}
+
 TEST_F(CoreLeasedKeys, DeletedByAnother_TheLeaseGoesOnOverARestart) {
   const ConnectionId agent = Open(Present(1, "agent/1"));
   ASSERT_TRUE(There("agent/1"));
