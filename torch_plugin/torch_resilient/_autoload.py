@@ -81,10 +81,13 @@ def _install():
     _replace("_abort_process_group", _wrap_end(c10d._abort_process_group))
     _replace("_create_process_group_wrapper", _wrap_debug(c10d._create_process_group_wrapper))
 
-    from torch_resilient import _frameworks, _presence
+    from torch_resilient import _frameworks
 
     _frameworks.install()
-    _presence.announce()
+    if "RANK" in os.environ:
+        from torch_resilient import _presence
+
+        _presence.announce()
 
 
 def _replace(name, wrapper):
