@@ -273,6 +273,7 @@ class Handler(RendezvousHandler):
                 tls=self._settings["tls"],
             ),
             log=self._log,
+            warn=self._log,
         )
         return _address.at(search, host, port).addresses[0]
 
