@@ -18,7 +18,6 @@ from pathlib import Path
 import harness
 import pytest
 
-
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "cpp_train"
 BUILD = ROOT / "build"  # Of `make build`; other folders are of other versions of torch.

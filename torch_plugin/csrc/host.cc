@@ -15,7 +15,7 @@ class PlainHost final : public Host {
   const std::shared_ptr<Observer>& observer() override { return observer_; }
 
  private:
-  const SystemClock clock_;
+  const SystemClock clock_{};
   const std::shared_ptr<Observer> observer_ = MakeObserver(clock_, nullptr);
 
   void DoThrow(const Status& status) override { ThrowNative(status); }

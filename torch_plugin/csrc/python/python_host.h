@@ -42,7 +42,7 @@ class PythonHost final : public Host {
 
   const pthread_t main_thread_;
   const std::shared_ptr<const FrameNames> frames_;
-  const SystemClock clock_;
+  const SystemClock clock_{};
   const std::shared_ptr<Observer> observer_;
   PyObject* factory_ = nullptr;  // Guarded by the interpreter's lock.
 };

@@ -25,6 +25,8 @@ class Optimizer;
 // and mean the same; failures are thrown as the classes of <resilient/torch_errors.h>.
 namespace resilient {
 
+// NOLINTBEGIN(readability-identifier-naming): spelled as in torch.distributed.
+
 // A world or a part of it, as c10d knows it: also what torch's own C++ takes.
 using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 
@@ -111,5 +113,7 @@ class State {
 // another reason than a failure of the session passes through; MISMATCH, DEADLOCK, STALLED and
 // wrong starts are bugs and are not tried again. `max_restarts`: without a commit in between.
 void elastic(State& state, const std::function<void(State&)>& fn, int max_restarts = 100);
+
+// NOLINTEND(readability-identifier-naming)
 
 }  // namespace resilient
