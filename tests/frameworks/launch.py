@@ -14,8 +14,6 @@ import harness
 
 PROGRAMS = Path(__file__).parent
 WAIT_SECONDS = 240  # A minute late, and minutes of imports on a busy machine.
-# Not there yet; its test is not collected until then.
-FIRST_CAUSE_AT_SIGTERM = False  # A rank that SIGTERM ends first says why its world has ended.
 
 
 class Process:

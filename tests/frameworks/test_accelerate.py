@@ -5,7 +5,6 @@ import re
 import signal
 import time
 
-import launch
 import pytest
 
 PROGRAM = "accelerate_program.py"
@@ -85,10 +84,7 @@ def test_under_torchrun(launcher):
 
 # Seconds until torchrun looks at its workers, and then ends the others with SIGTERM: time enough
 # for them to end by their exceptions, or none.
-INTERVALS = [3, 0.1] if launch.FIRST_CAUSE_AT_SIGTERM else [3]
-
-
-@pytest.mark.parametrize("interval", INTERVALS)
+@pytest.mark.parametrize("interval", [3, 0.1])
 def test_the_first_cause_is_told_by_each_under_torchrun(launcher, interval):
     options = [f"--monitor-interval={interval}"]
     run = launcher.torchrun(PROGRAM, 3, *BY_NAME, "--busy", 60, options=options)
