@@ -14,6 +14,8 @@ inline constexpr int kNvmlSuccess = 0;
 inline constexpr unsigned kNvmlUuidBytes = 96;
 inline constexpr unsigned kNvmlNameBytes = 96;
 
+// NOLINTBEGIN(readability-identifier-naming): they are called as functions, by the names of C.
+
 // The functions of NVML that are used, as a table that tests fill in. Those of MIG may be missing:
 // older drivers have none. Thread: immutable, the functions are thread-safe.
 struct NvmlApi {
@@ -28,6 +30,8 @@ struct NvmlApi {
   int (*DeviceGetMigDeviceHandleByIndex)(NvmlDevice device, unsigned index,
                                          NvmlDevice* instance) = nullptr;
 };
+
+// NOLINTEND(readability-identifier-naming)
 
 // All GPUs, or none when some function that is needed is missing or fails.
 std::vector<Gpu> ListGpus(const NvmlApi& nvml);

@@ -78,7 +78,7 @@ std::string JobName(const InitOptions& options, const Settings& settings,
                     const Variables& variables, const std::string& address) {
   if (!options.job.empty()) return options.job;
   if (!settings.job.empty()) return settings.job;
-  const std::string run_id = variables["TORCHELASTIC_RUN_ID"];
+  std::string run_id = variables["TORCHELASTIC_RUN_ID"];
   if (!run_id.empty() && run_id != "none") return run_id;  // torchrun's default id is no name.
   if (const std::string slurm = variables["SLURM_JOB_ID"]; !slurm.empty()) {
     const std::string step = variables["SLURM_STEP_ID"];

@@ -68,7 +68,8 @@ Status CopyInto(const std::vector<at::Tensor>& targets, const std::vector<at::Te
   return Status::Ok();
 }
 
-StateValue TensorsValue(const std::string& name, std::function<std::vector<at::Tensor>()> read) {
+StateValue TensorsValue(const std::string& name,
+                        const std::function<std::vector<at::Tensor>()>& read) {
   return {.name = name, .read = read, .load = [name, read](const std::vector<at::Tensor>& bytes) {
             return CopyInto(read(), bytes, name);
           }};
@@ -195,12 +196,14 @@ std::vector<std::vector<Key>> State::Impl::GatherHeld() const {
 Decision State::Impl::Choose(const std::vector<std::vector<Key>>& held) const {
   std::set<Key> known;
   for (const std::vector<Key>& keys : held) known.insert(keys.begin(), keys.end());
-  for (auto key = known.rbegin(); key != known.rend(); ++key) {
+  const auto complete = [this](const Key& key) {
     std::vector<std::string> parts;
     parts.reserve(static_cast<std::size_t>(world->getSize()));
-    for (int seat = 0; seat < world->getSize(); ++seat) parts.push_back(PartKey(*key, seat));
-    if (world->getStore()->check(parts)) return {Verdict::kChosen, *key};
-  }
+    for (int seat = 0; seat < world->getSize(); ++seat) parts.push_back(PartKey(key, seat));
+    return world->getStore()->check(parts);
+  };
+  const auto newest = std::find_if(known.rbegin(), known.rend(), complete);
+  if (newest != known.rend()) return {Verdict::kChosen, *newest};
   const bool only_first =
       std::all_of(known.begin(), known.end(), [](const Key& key) { return key.number == 1; });
   return {only_first ? Verdict::kNothingYet : Verdict::kIncomplete, {}};
