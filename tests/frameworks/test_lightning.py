@@ -9,7 +9,7 @@ PROGRAM = "lightning_program.py"
 TTL_SECONDS = 5
 
 
-@pytest.mark.parametrize("kind", ["fabric", "trainer"])
+@pytest.mark.parametrize("kind", ["fabric", pytest.param("trainer", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("late, timeout", [(5, 2), pytest.param(60, 10, marks=pytest.mark.slow)])
 def test_a_rank_that_is_later_than_the_timeout_is_waited_for(launcher, kind, late, timeout):
     arguments = ("--backend", "resilient", "--late", late, "--timeout", timeout)
@@ -18,7 +18,7 @@ def test_a_rank_that_is_later_than_the_timeout_is_waited_for(launcher, kind, lat
     assert ranks[0].result() == ranks[1].result()
 
 
-@pytest.mark.parametrize("kind", ["fabric", "trainer"])
+@pytest.mark.parametrize("kind", ["fabric", pytest.param("trainer", marks=pytest.mark.slow)])
 def test_a_rank_that_stops_is_named_and_finally_runs(launcher, kind):
     arguments = ("--backend", "resilient", "--late", 60)
     ranks = launcher.plain(PROGRAM, 2, kind, *arguments, NODE_RANK="0")

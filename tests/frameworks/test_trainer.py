@@ -1,5 +1,7 @@
 """transformers' Trainer: the main process is late."""
 
+import pytest
+
 PROGRAM = "trainer_program.py"
 
 
@@ -10,6 +12,7 @@ def assert_trained(ranks):
     assert first["weights"] == second["weights"] and first["loss"] != second["loss"]
 
 
+@pytest.mark.slow
 def test_our_name_in_training_arguments(launcher):
     assert_trained(launcher.plain(PROGRAM, 2, "--backend", "resilient", "--late", 4))
 

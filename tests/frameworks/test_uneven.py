@@ -14,7 +14,7 @@ def line(process, name):
     return json.loads(found[0].removeprefix(name))
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_with_join_it_trains(launcher, size):
     ranks = launcher.plain(PROGRAM, size, "--join")
     assert [rank.wait() for rank in ranks] == [0] * size, ranks[0].stderr()

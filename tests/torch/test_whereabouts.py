@@ -208,7 +208,9 @@ FORKED = """
     ("end", "code"),
     [("pass", 0), ("sys.exit(7)", 7), ("raise KeyError('end')", 1), ("os._exit(5)", 5)],
 )
-@pytest.mark.parametrize("body", [ONCE, FORKED], ids=["once", "forked"])
+@pytest.mark.parametrize(
+    "body", [ONCE, pytest.param(FORKED, marks=pytest.mark.slow)], ids=["once", "forked"]
+)
 def test_the_end_of_the_process_does_not_wait_for_a_look(tmp_path, body, end, code):
     program = tmp_path / "program.py"
     text = textwrap.dedent(PROGRAM).format(
