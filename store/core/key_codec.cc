@@ -171,7 +171,7 @@ class Reader {
   // False: there is none that could be one of ours.
   bool Next(Field* field) {
     std::uint64_t tag = 0;
-    if (!Varint(&tag) || tag >> kTypeBits > kFieldMax) return false;
+    if (!Short(&tag) || tag >> kTypeBits > kFieldMax) return false;
     field->number = static_cast<int>(tag >> kTypeBits);
     const std::uint64_t type = tag & ((1u << kTypeBits) - 1);
     if (type == static_cast<std::uint64_t>(WireType::kVarint)) {
@@ -182,7 +182,7 @@ class Reader {
     if (type != static_cast<std::uint64_t>(WireType::kBytes)) return false;
     field->type = WireType::kBytes;
     std::uint64_t size = 0;
-    if (!Varint(&size) || size > rest_.size()) return false;
+    if (!Short(&size) || size > rest_.size()) return false;
     field->bytes = rest_.substr(0, static_cast<std::size_t>(size));
     rest_.remove_prefix(static_cast<std::size_t>(size));
     return true;
@@ -190,6 +190,14 @@ class Reader {
 
  private:
   static constexpr std::uint64_t kFieldMax = 100;  // Ours are smaller.
+  static constexpr std::size_t kShortBytesMax = 5;
+
+  // A tag or a length. Protobuf refuses those that are spelled with more bytes than 32 bits need,
+  // so it is asked.
+  bool Short(std::uint64_t* value) {
+    const std::size_t before = rest_.size();
+    return Varint(value) && before - rest_.size() <= kShortBytesMax;
+  }
 
   // False at the end, and for one that is longer than it had to be by far.
   bool Varint(std::uint64_t* value) {

@@ -273,6 +273,24 @@ TEST(Codec, BothWaysOfReading_SayTheSame) {
   EXPECT_EQ(EncodeServerMessage(*DecodeServerMessage(frame)), plain);
 }
 
+// Protobuf takes a tag or a length of up to five bytes, and so does what is read by hand.
+TEST(Codec, BothWaysOfReading_AllowTheSameSpellings) {
+  struct Row {
+    const char* body;  // A Set of nothing.
+    bool accepted;
+  };
+  for (const Row& row : {Row{"5a00", true}, Row{"5a8080808000", true}, Row{"5a808080808000", false},
+                         Row{"da8080800000", true}, Row{"da808080800000", false},
+                         Row{"5a070a808080808000", false}}) {
+    SCOPED_TRACE(row.body);
+    for (const char* unknown : {"", "a03f01"}) {
+      Frame frame;
+      frame.body = FromHex(unknown) + FromHex(row.body);
+      EXPECT_EQ(DecodeRequest(frame).ok(), row.accepted) << (*unknown ? "protobuf" : "by hand");
+    }
+  }
+}
+
 TEST(Codec, OperationInTwoPieces_IsOne) {
   Frame frame = EncodeRequest(Plain(SetOp{"k", ""}));
   frame.body += EncodeRequest(Plain(SetOp{"", "v"})).body;
