@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <climits>
+#include <csignal>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -38,16 +39,20 @@ std::string PidNamespace() {
 }
 
 constexpr int kFirstStatField = 3;  // Of those behind the command.
+constexpr int kFlagsField = 9;
 constexpr int kUserTimeField = 14;
 constexpr int kSystemTimeField = 15;
 constexpr int kChildUserTimeField = 16;
 constexpr int kChildSystemTimeField = 17;
 constexpr int kStartTimeField = 22;
+constexpr int kPendingSignalsField = 31;  // Of the first thread.
+constexpr int kExitCodeField = 52;
 constexpr std::size_t kProcessesMax = 257;
 
 // A line of /proc/<pid>/stat. Thread: value type.
 struct Stat {
   std::string command;
+  char state = 0;
   std::vector<std::uint64_t> fields;  // From kFirstStatField on; what is no number is 0.
 
   std::uint64_t Field(int number) const {
@@ -75,8 +80,9 @@ Stat ReadStat(const std::string& path) {
   if (begin == std::string::npos || end == std::string::npos || end < begin) return stat;
   stat.command = line.substr(begin + 1, end - begin - 1);
   std::istringstream fields(line.substr(end + 1));
-  stat.fields.reserve(kStartTimeField);
-  for (std::string field; stat.fields.size() < kStartTimeField && fields >> field;) {
+  stat.fields.reserve(kExitCodeField);
+  for (std::string field; stat.fields.size() < kExitCodeField && fields >> field;) {
+    if (stat.fields.empty()) stat.state = field[0];
     std::uint64_t value = 0;
     const auto parsed = std::from_chars(field.data(), field.data() + field.size(), value);
     stat.fields.push_back(parsed.ec == std::errc() ? value : 0);
@@ -159,6 +165,23 @@ ProcessUsage UsageWithoutOurOwn() {
     sum.disk_bytes += usage.disk_bytes;
   }
   return sum;
+}
+
+ProcessEnd EndOf(std::int64_t pid, std::uint64_t start_time) {
+  const Stat stat = ReadStat(StrCat("/proc/", pid, "/stat"));
+  const std::uint64_t began = stat.Field(kStartTimeField);
+  if (began == 0 || began != start_time) return {.ending = true};
+  // Another thread may be the first to end; that of the process's number hears of it soon.
+  constexpr std::uint64_t kExiting = 0x4;  // PF_EXITING of the kernel.
+  constexpr std::uint64_t kKill = std::uint64_t{1} << (SIGKILL - 1);
+  ProcessEnd end;
+  end.ending = stat.state == 'Z' || stat.state == 'X' ||
+               (stat.Field(kFlagsField) & kExiting) != 0 ||
+               (stat.Field(kPendingSignalsField) & kKill) != 0;
+  // 0 also stands for what this process may not know.
+  const std::uint64_t exit_code = stat.Field(kExitCodeField);
+  if (end.ending && exit_code != 0) end.wait_status = static_cast<int>(exit_code);
+  return end;
 }
 
 }  // namespace resilient

@@ -34,4 +34,13 @@ struct ProcessUsage {
 // are read. Some ten microseconds a thread.
 ProcessUsage UsageWithoutOurOwn();
 
+// How far a process has come with ending. Thread: value type.
+struct ProcessEnd {
+  bool ending = false;   // No instruction of the user's will run in it any more, or it is gone.
+  int wait_status = -1;  // As of waitpid, where the system tells it; -1: it does not.
+};
+// Of the process of this pid namespace that began at `start_time`. True of one that is killed from
+// the signal on, long before its memory is given back and its parent hears of it.
+ProcessEnd EndOf(std::int64_t pid, std::uint64_t start_time);
+
 }  // namespace resilient

@@ -84,6 +84,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_SUPERVISED", Form::kSwitch},
     Known{"RESILIENT_FAKE_DEVICES", Form::kDevices},
     Known{"RESILIENT_ATTEMPT", Form::kCount},
+    Known{"RESILIENT_HOST_WATCH", Form::kSwitch},
 };
 
 const Known* FindKnown(std::string_view name) {
@@ -340,6 +341,8 @@ void Assign(const Values& values, Settings* settings) {
   settings->supervised = supervised == "1";
   if (const auto found = values.find("RESILIENT_ATTEMPT"); found != values.end())
     settings->attempt = ParseNumber<std::uint64_t>(found->second).value_or(0);
+  if (const auto found = values.find("RESILIENT_HOST_WATCH"); found != values.end())
+    settings->host_watch = found->second == "1";
 }
 
 }  // namespace

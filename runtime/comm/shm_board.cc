@@ -1,14 +1,10 @@
 #include "runtime/comm/shm_board.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <climits>
-#include <ctime>
 
 #include "runtime/base/check.h"
+#include "runtime/base/futex.h"
 
 namespace resilient {
 
@@ -22,11 +18,8 @@ struct ShmBoard::Control {
 
 namespace {
 
-// The address is shared between processes, so no FUTEX_PRIVATE_FLAG.
-long Futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
-           const timespec* timeout) {
-  return syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), operation, value, timeout,
-                 nullptr, 0);
+const std::uint32_t* AddressOf(const std::atomic<std::uint32_t>& word) {
+  return reinterpret_cast<const std::uint32_t*>(&word);
 }
 
 }  // namespace
@@ -61,7 +54,7 @@ void ShmBoard::Publish() {
     std::atomic<std::uint32_t>& sleeping = ControlOf(peer).sleeping;
     if (sleeping.load(std::memory_order_seq_cst) != static_cast<std::uint32_t>(rank_) + 1) continue;
     sleeping.store(0, std::memory_order_seq_cst);
-    Futex(sleeping, FUTEX_WAKE, INT_MAX, nullptr);
+    FutexWake(AddressOf(sleeping), INT_MAX);
   }
 }
 
@@ -85,9 +78,7 @@ void ShmBoard::PrepareSleep(int missing) {
 }
 
 void ShmBoard::SleepUntilWoken(int missing, Duration slice) {
-  const timespec timeout{.tv_sec = slice.count() / 1'000'000'000,
-                         .tv_nsec = slice.count() % 1'000'000'000};
-  Futex(ControlOf(rank_).sleeping, FUTEX_WAIT, static_cast<std::uint32_t>(missing) + 1, &timeout);
+  FutexWait(AddressOf(ControlOf(rank_).sleeping), static_cast<std::uint32_t>(missing) + 1, slice);
 }
 
 void ShmBoard::FinishSleep() { ControlOf(rank_).sleeping.store(0, std::memory_order_relaxed); }
@@ -95,7 +86,7 @@ void ShmBoard::FinishSleep() { ControlOf(rank_).sleeping.store(0, std::memory_or
 void ShmBoard::WakeSelf() {
   std::atomic<std::uint32_t>& sleeping = ControlOf(rank_).sleeping;
   sleeping.store(0, std::memory_order_seq_cst);
-  Futex(sleeping, FUTEX_WAKE, INT_MAX, nullptr);
+  FutexWake(AddressOf(sleeping), INT_MAX);
 }
 
 }  // namespace resilient

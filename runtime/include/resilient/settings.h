@@ -45,6 +45,7 @@ struct Settings {
   // say, "host|uuid|ordinal|visible;..."; with an empty uuid a rank's device is not known.
   std::vector<DeviceClaim> fake_devices;
   std::uint64_t attempt = 0;  // RESILIENT_ATTEMPT: internal, how often all workers were started
+  bool host_watch = true;     // RESILIENT_HOST_WATCH: internal, for tests and measurements
   std::vector<std::string> warnings;  // Names that are unknown or have no effect.
 };
 

@@ -100,6 +100,7 @@ TEST(ParseSettings, Nothing_GivesTheDefaults) {
   EXPECT_EQ(settings->socket_ifname, "");
   EXPECT_EQ(settings->socket_streams, 1);
   EXPECT_EQ(settings->log, "warn");
+  EXPECT_TRUE(settings->host_watch);
   EXPECT_TRUE(settings->warnings.empty());
 }
 
@@ -122,7 +123,8 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_LOG", "json:debug"},
                                                    {"RESILIENT_OWNER", "12:345"},
                                                    {"RESILIENT_SUPERVISED", "1"},
-                                                   {"RESILIENT_ATTEMPT", "7"}});
+                                                   {"RESILIENT_ATTEMPT", "7"},
+                                                   {"RESILIENT_HOST_WATCH", "0"}});
   ASSERT_TRUE(settings.ok()) << settings.status().message();
   EXPECT_EQ(settings->store, "a:1,[::1]:2");
   EXPECT_EQ(settings->job, "j");
@@ -142,6 +144,7 @@ TEST(ParseSettings, EveryField_IsRead) {
   EXPECT_EQ(settings->owner, "12:345");
   EXPECT_TRUE(settings->supervised);
   EXPECT_EQ(settings->attempt, 7u);
+  EXPECT_FALSE(settings->host_watch);
   EXPECT_TRUE(settings->warnings.empty());
 }
 
@@ -157,6 +160,7 @@ const Environment kWithEffect = {{"RESILIENT_STORE", "host:1"},
                                  {"RESILIENT_OWNER", "1:0"},
                                  {"RESILIENT_SUPERVISED", "0"},
                                  {"RESILIENT_ATTEMPT", "0"},
+                                 {"RESILIENT_HOST_WATCH", "1"},
                                  {"RESILIENT_TIMEOUT_POLICY", "strict"},
                                  {"RESILIENT_OP_DEADLINE", "120s"},
                                  {"RESILIENT_STALL", "1h"},
