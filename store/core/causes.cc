@@ -54,6 +54,13 @@ std::string HowItEnded(const ExitReportOp& report) {
   return how;
 }
 
+ExitReportOp FromWaitStatus(int wait_status) {
+  ExitReportOp report;
+  report.signal = wait_status & 0x7f;
+  report.exit_code = report.signal != 0 ? 0 : (wait_status >> 8) & 0xff;
+  return report;
+}
+
 Status RankLost(const Claimant& who, const std::string& how, LastSeen seen,
                 std::uint64_t generation) {
   FailureDetail detail;

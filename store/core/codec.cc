@@ -1,5 +1,6 @@
 #include "store/core/codec.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -100,6 +101,8 @@ struct OpWriter {
     message->set_generation(op.report.generation);
     message->set_accused_rank(op.report.accused_rank);
     Put(op.report.status, message->mutable_failure());
+    message->set_accused_incarnation(Utf8(op.report.accused_incarnation));
+    message->set_ended(static_cast<std::uint32_t>(op.report.wait_status + 1));
   }
   void operator()(const ExitReportOp& op) const {
     pb::ExitReportRequest* message = out->mutable_exit_report();
@@ -306,6 +309,9 @@ Op ToJoin(const pb::JoinRequest& message) {
   return join;
 }
 
+// A status of waitpid has 16 bits.
+constexpr std::uint32_t kEndedMax = 1 + 0xffff;
+
 Result<Op> ToReport(const pb::ReportRequest& message) {
   ReportOp op;
   switch (message.kind()) {
@@ -318,6 +324,9 @@ Result<Op> ToReport(const pb::ReportRequest& message) {
     case static_cast<std::uint32_t>(ReportKind::kCommFailed):
       op.report.kind = ReportKind::kCommFailed;
       break;
+    case static_cast<std::uint32_t>(ReportKind::kProcessDied):
+      op.report.kind = ReportKind::kProcessDied;
+      break;
     default:
       return Status(StatusCode::kUnimplemented,
                     "this store does not know reports of kind " + std::to_string(message.kind()));
@@ -325,6 +334,8 @@ Result<Op> ToReport(const pb::ReportRequest& message) {
   op.report.generation = message.generation();
   op.report.accused_rank = message.accused_rank();
   op.report.status = ToStatus(message.failure());
+  op.report.accused_incarnation = message.accused_incarnation();
+  op.report.wait_status = static_cast<int>(std::min(message.ended(), kEndedMax)) - 1;
   return Op(std::move(op));
 }
 

@@ -116,6 +116,11 @@ Status Membership::Report(SessionId session, const resilient::Report& report, Mo
   RESILIENT_RETURN_IF_ERROR(Standing(session));
   Participant* who = Find(session);
   World* world = who ? WorldOf(*who) : nullptr;
+  if (world && report.kind == ReportKind::kProcessDied) {
+    const Status taken = ReportDeath(*world, *who, report, moment, effects);
+    Settle(moment, effects);
+    return taken;
+  }
   const bool current = world && who->state == State::kSeated &&
                        world->generation == report.generation &&
                        (world->phase == Phase::kBuilding || world->phase == Phase::kRunning);
@@ -144,8 +149,36 @@ Status Membership::Report(SessionId session, const resilient::Report& report, Mo
                  effects);
       break;
     }
+    case ReportKind::kProcessDied:
+      break;  // Above.
   }
   Settle(moment, effects);
+  return {};
+}
+
+// A fact about a process, not about a generation: it counts for whatever that process still holds.
+Status Membership::ReportDeath(World& world, const Participant& reporter,
+                               const resilient::Report& report, Moment moment,
+                               MembershipEffects& effects) {
+  if (report.accused_rank < 0 || report.accused_rank >= world.size()) {
+    return Status(StatusCode::kInvalidArgument,
+                  "a report of the death of rank " + std::to_string(report.accused_rank) +
+                      " in a world of " + std::to_string(world.size()));
+  }
+  Participant* accused = Find(world.seats[static_cast<std::size_t>(report.accused_rank)].session);
+  // Nobody, or its successor: what is told of is over.
+  if (!accused || accused->hello.incarnation != report.accused_incarnation) return {};
+  if (accused->hello.incarnation == reporter.hello.incarnation) {
+    return Status(StatusCode::kInvalidArgument, "a process reported its own death");
+  }
+  if (!accused->Active()) return {};
+  accused->ended = report.wait_status < 0 ? "" : HowItEnded(FromWaitStatus(report.wait_status));
+  if (report.wait_status >= 0 && FromWaitStatus(report.wait_status).signal != 0) {
+    // A launcher could not say more.
+    Lose(*accused, LossAfterExit(*accused, moment), moment, effects);
+    return {};
+  }
+  ProcessEnded(*accused, moment, effects);
   return {};
 }
 
@@ -248,15 +281,22 @@ void Membership::OnLeaseExpired(SessionId session, Duration silent, Duration ttl
 }
 
 void Membership::OnProcessExit(SessionId session, Moment moment, MembershipEffects& effects) {
-  Participant* who = Find(session);
-  if (!who || !who->Active() || who->exited) return;
-  who->exited = true;
-  if (who->hello.supervised) {
-    return Arm(moment.now + limits_.exit_report_grace, TimerKind::kExitReport, session);
-  }
-  Lose(*who, LossOf(*who, "is gone: its process ended (how was not reported)", moment), moment,
-       effects);
+  if (Participant* who = Find(session); who && who->Active()) ProcessEnded(*who, moment, effects);
   Settle(moment, effects);
+}
+
+void Membership::ProcessEnded(Participant& who, Moment moment, MembershipEffects& effects) {
+  if (std::exchange(who.exited, true)) return;
+  if (who.hello.supervised) {
+    return Arm(moment.now + limits_.exit_report_grace, TimerKind::kExitReport, who.session);
+  }
+  Lose(who, LossAfterExit(who, moment), moment, effects);
+}
+
+Status Membership::LossAfterExit(const Participant& who, Moment moment) const {
+  return LossOf(who,
+                who.ended.empty() ? "is gone: its process ended (how was not reported)" : who.ended,
+                moment);
 }
 
 void Membership::OnExitReport(const ExitReportOp& report, Moment moment,
@@ -378,8 +418,7 @@ void Membership::OnTimer(Timer timer, Moment moment, MembershipEffects& effects)
       }
       break;
     case TimerKind::kExitReport:
-      Lose(*who, LossOf(*who, "is gone: its process ended (how was not reported)", moment), moment,
-           effects);
+      Lose(*who, LossAfterExit(*who, moment), moment, effects);
       break;
     case TimerKind::kPing:
       // With a connection that is still open the lease decides, and so it does for one that has not

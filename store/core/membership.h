@@ -190,6 +190,10 @@ class Membership {
   void LeaveSeat(World& world, Participant& who, Moment moment, MembershipEffects& effects);
   void Accuse(World& world, const Participant& reporter, const resilient::Report& report,
               Moment moment, MembershipEffects& effects);
+  Status ReportDeath(World& world, const Participant& reporter, const resilient::Report& report,
+                     Moment moment, MembershipEffects& effects);
+  void ProcessEnded(Participant& who, Moment moment, MembershipEffects& effects);
+  Status LossAfterExit(const Participant& who, Moment moment) const;
   void Ping(Participant& who, Moment moment, MembershipEffects& effects);
   void OnAnswers(Participant& who, Moment moment, MembershipEffects& effects);
   void OnTimer(Timer timer, Moment moment, MembershipEffects& effects);

@@ -56,6 +56,7 @@ struct Participant {
   Instant last_seen{};
   std::optional<Instant> closed_at;
   bool exited = false;               // Its process is gone; a report may still come.
+  std::string ended;                 // How, as far as is known before the report.
   std::vector<SessionId> claimants;  // Wait for this one's seat.
   int answers_due = 0;               // Frames until it counts as alive.
   Instant held_until{};              // Of a hold; its limit anew when a server starts.

@@ -227,7 +227,8 @@ void Sim::DoAfter(Process& process, Duration delay, std::function<void()> what) 
   After(delay, [this, &process, what = std::move(what)] { Do(process, what); });
 }
 
-// The kernel closes its sockets, the server's watch and the launcher see its end, in any order.
+// The kernel closes its sockets, the server's watch, neighbours and the launcher see its end, in
+// any order.
 void Sim::Crash(Process& process) {
   if (!process.alive) return;
   process.alive = false;
@@ -241,6 +242,7 @@ void Sim::Crash(Process& process) {
       ToServer([this, watch](Effects& effects) { core_->OnProcessExit(watch, now_, effects); });
     });
   }
+  TellNeighbours(process);
   if (supervised_) {
     ExitReportOp report;
     report.process = process.control->core.hello().process;
@@ -249,6 +251,25 @@ void Sim::Crash(Process& process) {
     After(Between(0, 150), [this, report] { AskAsAdmin(report); });
   }
   After(Between(100, 1500), [this, rank = process.rank] { Spawn(rank); });
+}
+
+// Those that had it in a view, as far as they see it.
+void Sim::TellNeighbours(const Process& dead) {
+  if (dead.generation == 0 || Chance(30)) return;
+  Report report;
+  report.kind = ReportKind::kProcessDied;
+  report.accused_rank = dead.rank;
+  report.accused_incarnation = dead.control->core.hello().incarnation;
+  report.wait_status = Chance(50) ? 9 : -1;
+  for (Process* neighbour : at_) {
+    if (neighbour == &dead || neighbour->generation == 0 || Chance(30)) continue;
+    DoAfter(*neighbour, Between(0, 50), [this, neighbour, report] {
+      ++count_.deaths_seen;
+      Report told = report;
+      told.generation = neighbour->generation;
+      Submit(*neighbour, *neighbour->control, ReportOp{told});
+    });
+  }
 }
 
 void Sim::Receive(Process& process, Line& line, const ServerMessage& message) {

@@ -82,6 +82,7 @@ class Sim {
     int changes = 0;    // That watches told of.
     int snapshots = 0;  // Of watches, behind their first.
     int holds = 0;
+    int deaths_seen = 0;  // By neighbours, and reported.
   };
   const Count& count() const { return count_; }
 
@@ -137,6 +138,7 @@ class Sim {
   void Do(Process& process, std::function<void()> what);
   void DoAfter(Process& process, Duration delay, std::function<void()> what);
   void Crash(Process& process);
+  void TellNeighbours(const Process& dead);
   void Receive(Process& process, Line& line, const ServerMessage& message);
   void OnReply(Process& process, Line& line, const Reply& reply);
   void OnWelcome(Process& process, Line& line, const Reply& reply);

@@ -56,6 +56,7 @@ struct Sum {
     count.changes += more.changes;
     count.snapshots += more.snapshots;
     count.holds += more.holds;
+    count.deaths_seen += more.deaths_seen;
   }
 };
 
@@ -96,15 +97,15 @@ TEST(StoreSim, RandomFaults_BreakNoRule) {
   std::printf(
       "%llu seeds: %d crashes, %d cuts, %d losses, %d fences, %d views, %d adds, %d pops, %d "
       "barriers, %d repeats, %d restarts of the server, %d commits, %d watched changes, %d "
-      "snapshots, %d holds\n",
+      "snapshots, %d holds, %d deaths seen by neighbours\n",
       static_cast<unsigned long long>(TheSeeds().count), sum.crashes, sum.cuts, sum.losses,
       sum.fences, sum.views, sum.adds, sum.pops, sum.barriers, sum.repeats, sum.restarts,
-      sum.commits, sum.changes, sum.snapshots, sum.holds);
+      sum.commits, sum.changes, sum.snapshots, sum.holds, sum.deaths_seen);
   if (TheSeeds().count < 50) return;
   // The faults did happen.
   for (const int count :
        {sum.crashes, sum.cuts, sum.losses, sum.fences, sum.views, sum.pops, sum.barriers,
-        sum.repeats, sum.restarts, sum.changes, sum.snapshots, sum.holds}) {
+        sum.repeats, sum.restarts, sum.changes, sum.snapshots, sum.holds, sum.deaths_seen}) {
     EXPECT_GT(count, 20);
   }
 }

@@ -57,14 +57,20 @@ enum class ReportKind : std::uint8_t {
   kMismatch = 2,  // Two operations differ; fences with `status`.
   kCommFailed =
       3,  // The communicators of this generation could not be built or broke; same members.
+  kProcessDied = 4,  // The process of `accused_rank` has come to its end: seen on its own host.
 };
 
-// An accusation by a member. The server judges; a report of a past generation is ignored.
+// An accusation by a member. The server judges; a report of a past generation is ignored, unless it
+// is of a death, which holds for whatever the process was in.
 struct Report {
   ReportKind kind = ReportKind::kLinkLost;
   std::uint64_t generation = 0;
   int accused_rank = -1;
   Status status;
+  // Of kProcessDied: Member::incarnation of the accused, and how it ended, as of waitpid; -1: not
+  // known.
+  std::string accused_incarnation = {};
+  int wait_status = -1;
 };
 
 // One operation that waits. Thread: value type.

@@ -116,6 +116,31 @@ std::vector<Op> AllOps() {
           WhereaboutsOp{3, {"main", "stack", Millis(5), "checkpoint", Millis(9)}}};
 }
 
+TEST(Codec, ReportOfADeath_SurvivesTheWay) {
+  for (const int wait_status : {-1, 0, 9, 0x8b, 255 << 8}) {
+    Report death;
+    death.kind = ReportKind::kProcessDied;
+    death.accused_rank = 3;
+    death.accused_incarnation = "i3";
+    death.wait_status = wait_status;
+    const Result<Request> decoded = DecodeRequest(EncodeRequest(RequestOf(ReportOp{death})));
+    ASSERT_TRUE(decoded.ok()) << decoded.status().ToString();
+    const Report& read = std::get<ReportOp>(decoded->op).report;
+    EXPECT_EQ(read.kind, ReportKind::kProcessDied);
+    EXPECT_EQ(read.accused_incarnation, "i3");
+    EXPECT_EQ(read.wait_status, wait_status);
+  }
+}
+
+TEST(Codec, ReportOfADeath_EndsInNoWayThatThereIsNot) {
+  Report death;
+  death.kind = ReportKind::kProcessDied;
+  death.wait_status = std::numeric_limits<int>::max() - 1;
+  const Result<Request> decoded = DecodeRequest(EncodeRequest(RequestOf(ReportOp{death})));
+  ASSERT_TRUE(decoded.ok()) << decoded.status().ToString();
+  EXPECT_EQ(std::get<ReportOp>(decoded->op).report.wait_status, 0xffff);
+}
+
 TEST(Codec, EveryRequest_SurvivesTheWay) {
   const std::vector<Op> ops = AllOps();
   EXPECT_EQ(ops.size(), std::variant_size_v<Op>);

@@ -44,6 +44,16 @@ class CoreEvidence : public CoreFixture {
     BecomeReady(control);
     return control;
   }
+  static Report Dead(int accused, int wait_status, std::uint64_t generation = 1) {
+    Report report;
+    report.kind = ReportKind::kProcessDied;
+    report.generation = generation;
+    report.accused_rank = accused;
+    report.accused_incarnation = HelloOf(accused, Role::kControl).incarnation;
+    report.wait_status = wait_status;
+    report.status = Status(StatusCode::kRankLost, "seen");
+    return report;
+  }
   std::string CauseAt(ConnectionId connection) {
     const std::optional<Fence> fence = Take<Fence>(connection);
     return fence ? fence->cause.message() : "no fence";
@@ -267,6 +277,79 @@ Report Broken(int accused, std::uint64_t generation = 1) {
   report.accused_rank = accused;
   report.status = Status(StatusCode::kCommFailed, "connection reset");
   return report;
+}
+
+TEST_F(CoreEvidence, DeathSeenByAMember_IsALossAtOnce) {
+  struct Row {
+    int wait_status;
+    const char* text;
+  };
+  for (const Row& row : {Row{-1, "rank 1 (host h1, pid 101) is gone: its process ended (how was"},
+                         Row{9, "rank 1 (host h1, pid 101) was killed by signal 9 (SIGKILL), last"},
+                         Row{0x8b, "was killed by signal 11 (SIGSEGV), last"},
+                         Row{3 << 8, "rank 1 (host h1, pid 101) exited with code 3, last"}}) {
+    SCOPED_TRACE(row.text);
+    Restart();
+    const std::vector<ConnectionId> control = Run(2, kWait);
+    EXPECT_TRUE(Ask(control[0], ReportOp{Dead(1, row.wait_status)}).status.ok());
+    EXPECT_THAT(CauseAt(control[0]), HasSubstr(row.text));
+    EXPECT_EQ(core_->LiveMembers(), 1u);
+    // Others tell of it too.
+    EXPECT_TRUE(Ask(control[0], ReportOp{Dead(1, row.wait_status)}).status.ok());
+    EXPECT_EQ(CauseAt(control[0]), "no fence");
+  }
+}
+
+TEST_F(CoreEvidence, DeathOfASupervisedRank_WaitsForTheReportWhereThatMaySayMore) {
+  std::vector<ConnectionId> control = RunSupervised(2);
+  EXPECT_TRUE(Ask(control[0], ReportOp{Dead(1, 3 << 8)}).status.ok());
+  EXPECT_EQ(CauseAt(control[0]), "no fence");
+  ReportExit(1, 0, 3, "ValueError: x");
+  EXPECT_THAT(CauseAt(control[0]), HasSubstr("exited with code 3 (ValueError: x)"));
+  for (const int wait_status : {-1, 3 << 8}) {
+    Restart();
+    control = RunSupervised(2);
+    Send(control[0], ReportOp{Dead(1, wait_status)});
+    Advance(Millis(60), {control[0]});
+    EXPECT_THAT(CauseAt(control[0]),
+                HasSubstr(wait_status < 0 ? "how was not reported" : "exited with code 3"));
+  }
+  Restart();
+  control = RunSupervised(2);
+  Send(control[0], ReportOp{Dead(1, 9)});
+  EXPECT_THAT(CauseAt(control[0]), HasSubstr("was killed by signal 9"))
+      << "there is no more to say";
+}
+
+// The generation may have ended meanwhile, for another reason.
+TEST_F(CoreEvidence, DeathSeenWhileTheWorldForms_EmptiesTheSeat) {
+  const std::vector<ConnectionId> control = Run(3, kWait);
+  Send(control[0], ReportOp{Dead(1, 9)});
+  EXPECT_THAT(CauseAt(control[0]), HasSubstr("rank 1"));
+  Send(control[0], ReportOp{Dead(2, 9)});
+  EXPECT_EQ(core_->LiveMembers(), 1u);
+}
+
+TEST_F(CoreEvidence, DeathOfAnotherProcessThanTheSeatHolds_IsIgnored) {
+  const std::vector<ConnectionId> control = Run(2, kWait);
+  Report report = Dead(1, 9);
+  report.accused_incarnation = "its predecessor";
+  EXPECT_TRUE(Ask(control[0], ReportOp{report}).status.ok());
+  EXPECT_EQ(core_->LiveMembers(), 2u);
+  for (const int rank : {-1, 2}) {
+    report.accused_rank = rank;
+    EXPECT_EQ(Ask(control[0], ReportOp{report}).status.code(), StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ(Ask(control[0], ReportOp{Dead(0, 9)}).status.code(), StatusCode::kInvalidArgument)
+      << "its own";
+  EXPECT_EQ(core_->LiveMembers(), 2u);
+}
+
+TEST_F(CoreEvidence, DeathOfALeaver_ChangesNothing) {
+  const std::vector<ConnectionId> control = Run(2, kWait);
+  Send(control[1], LeaveOp{});
+  EXPECT_TRUE(Ask(control[0], ReportOp{Dead(1, 9)}).status.ok());
+  EXPECT_EQ(CauseAt(control[0]), "no fence");
 }
 
 TEST_F(CoreEvidence, AccusedThatAnswers_FencesWithTheSameMembers) {
