@@ -54,7 +54,13 @@ SessionImpl::SessionImpl(SessionOptions options, std::unique_ptr<Rendezvous> ren
       rendezvous_(std::move(rendezvous)),
       machine_(options_.budget),
       incidents_({options_.rank, opener_host_, opener_pid_}),
-      waits_({options_.rank, options_.wait_log, options_.stall}) {}
+      waits_({options_.rank, options_.wait_log, options_.stall}),
+      host_watch_(
+          options_.host_watch,
+          [this](const Neighbour& neighbour, const ProcessEnd& end) {
+            (void)rendezvous_->Post([this, neighbour, end] { ReportDeath(neighbour, end); });
+          },
+          clock) {}
 
 SessionImpl::~SessionImpl() {
   Close();
@@ -295,6 +301,9 @@ void SessionImpl::CloseThreads() {
   }
   // Goodbye to the peers first: they must not take the closing links for a death.
   for (const auto& communicator : communicators) Dismiss(*communicator, flight.get());
+  host_watch_.Close();
+  // Before its thread ends, so that nobody takes this for a death.
+  (void)rendezvous_->Post([this] { host_watch_.LetGo(); });
   rendezvous_->Close(Deadline::After(now, kCloseBound / 2));
   aborting_.clear();  // The control thread, which owned it, is gone.
   if (factory_ != nullptr) {

@@ -118,7 +118,7 @@ void SessionImpl::Perform(const Action& action) {
       JoinRequest request;
       request.rank = options_.rank;
       request.world_size = options_.world_size;
-      request.endpoint = factory_->endpoint();
+      request.endpoint = EncodeSessionEndpoint(host_watch_.Offer(factory_->endpoint()));
       request.join_timeout = options_.init_timeout;
       request.seat_wait = options_.seat_wait;
       request.generation = action.generation;
@@ -152,6 +152,7 @@ void SessionImpl::BuildWorld(const View& view) {
   for (const Member& member : view.members) ranks.push_back(member.rank);
   Result<GroupSpec> spec = SpecOf(kWorldGroup, ranks, options_.rank, view);
   Status failed = spec.status();
+  if (failed.ok()) host_watch_.Follow(view, options_.rank);
   std::shared_ptr<Communicator> communicator;
   std::shared_ptr<Flight> flight;
   bool wanted = false;
@@ -267,6 +268,31 @@ void SessionImpl::ReportLinkLost(std::uint64_t generation, int rank, const Statu
   if (last != link_reports_.end() && now - last->second < kLinkReportInterval) return;
   link_reports_[rank] = now;
   rendezvous_->Send({ReportKind::kLinkLost, generation, rank, why});
+}
+
+// Also while no generation runs: the seat of a dead process is to be filled, whatever it was in.
+void SessionImpl::ReportDeath(const Neighbour& neighbour, const ProcessEnd& end) {
+  FailureDetail detail;
+  detail.rank = neighbour.rank;
+  detail.host = neighbour.host;
+  detail.pid = neighbour.token.pid;
+  Report report;
+  report.kind = ReportKind::kProcessDied;
+  report.accused_rank = neighbour.rank;
+  report.accused_incarnation = neighbour.incarnation;
+  report.wait_status = end.wait_status;
+  {
+    Lock lock(mutex_);
+    if (machine_.state() == SessionState::kClosed) return;
+    report.generation = machine_.view().generation;
+  }
+  detail.generation = report.generation;
+  report.status = Status(StatusCode::kRankLost,
+                         StrCat("rank ", neighbour.rank, " (pid ", neighbour.token.pid,
+                                ") was seen to end by rank ", options_.rank, " of its host"),
+                         std::move(detail));
+  RESILIENT_LOG(kInfo, report.status.message());
+  rendezvous_->Send(report);
 }
 
 bool SessionImpl::IsPresent(std::uint64_t generation) const {

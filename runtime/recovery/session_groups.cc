@@ -229,7 +229,8 @@ Result<GroupSpec> SessionImpl::SpecOf(const std::string& name, const std::vector
           StrCat("rank ", global_rank, " of group '", name, "' is not in the world of generation ",
                  view.generation, "; make the group anew from the ranks that are"));
     }
-    spec.members.push_back({member->rank, member->endpoint, member->host, member->pid});
+    spec.members.push_back({member->rank, DecodeSessionEndpoint(member->endpoint).communicator,
+                            member->host, member->pid});
   }
   if (rank < 0 || rank >= static_cast<int>(spec.members.size())) {
     return Status(StatusCode::kProtocol,

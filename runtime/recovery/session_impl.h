@@ -21,6 +21,7 @@
 #include "runtime/base/log.h"
 #include "runtime/recovery/callers.h"
 #include "runtime/recovery/flight.h"
+#include "runtime/recovery/host_watch.h"
 #include "runtime/recovery/incident.h"
 #include "runtime/recovery/state_machine.h"
 #include "runtime/recovery/wait_desk.h"
@@ -148,6 +149,7 @@ class SessionImpl final : public Session,
   void PostQuietCheck();
   void CheckQuiet();
   void ReportLinkLost(std::uint64_t generation, int rank, const Status& why);
+  void ReportDeath(const Neighbour& neighbour, const ProcessEnd& end);
   bool IsPresent(std::uint64_t generation) const;
 
   // In session_waits.cc, on the control thread: what this rank waits for.
@@ -206,7 +208,9 @@ class SessionImpl final : public Session,
   std::optional<Instant> joining_since_;
   std::vector<std::shared_ptr<Communicator>> aborting_;  // Until they are quiet.
 
-  // Last: its threads call into everything above until it is closed. Set once by MakeFactory.
+  // Last: their threads call into everything above until they are closed. The factory is set once
+  // by MakeFactory.
+  HostWatch host_watch_;
   std::unique_ptr<CommunicatorFactory> factory_;
 };
 

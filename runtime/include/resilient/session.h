@@ -37,9 +37,11 @@ struct SessionOptions {
   int world_size = 0;
   Duration init_timeout =
       std::chrono::minutes(30);  // Bounds the wait for peers that nobody has heard of.
-  Duration budget = std::chrono::seconds(20);    // Machine time of one recovery.
-  Duration seat_wait = Duration::zero();         // Waiting for a lost seat to be filled.
-  std::optional<DeviceClaim> device;             // No other rank may use it; nullopt: not known.
+  Duration budget = std::chrono::seconds(20);  // Machine time of one recovery.
+  Duration seat_wait = Duration::zero();       // Waiting for a lost seat to be filled.
+  std::optional<DeviceClaim> device;           // No other rank may use it; nullopt: not known.
+  // See the end of other ranks of this host at once, and let them see ours.
+  bool host_watch = true;
   InterruptCheck interrupt;                      // Polled by every wait on a caller's thread.
   Duration wait_log = std::chrono::seconds(30);  // Interval of the line about who is waited for.
   Duration stall = std::chrono::hours(1);        // How long an awaited rank may make no progress.

@@ -11,6 +11,7 @@
 
 #include <gmock/gmock.h>
 
+#include "runtime/recovery/watch_list.h"
 #include "tests/unit/recovery/session_fixture.h"
 
 namespace resilient::recovery {
@@ -53,7 +54,7 @@ TEST_F(SessionTest, Init_FirstWorld_Runs) {
       record_->Get<JoinRequest>([](const Record& record) { return record.joins.at(0); });
   EXPECT_EQ(join.rank, 1);
   EXPECT_EQ(join.world_size, 4);
-  EXPECT_EQ(join.endpoint, "my-endpoint");
+  EXPECT_EQ(DecodeSessionEndpoint(join.endpoint).communicator, "my-endpoint");
   EXPECT_EQ(join.generation, 0u);
   EXPECT_EQ(join.seat_wait, std::chrono::seconds(7));
   const GroupSpec spec = factory_->Latest(kWorldGroup)->spec();
