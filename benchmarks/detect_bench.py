@@ -7,15 +7,20 @@ exception left the call that was waiting. Survivors sit in one of: an all_reduce
 that the victim never enters, a wait on a store key.
 
     python benchmarks/detect_bench.py --tries 50 --out benchmarks/results/detect.json
+    python benchmarks/detect_bench.py --memory 0.1 4 8 --out benchmarks/results/detect_memory.json
 
 prints one line per backend with p50, p99 and max in milliseconds, and writes the JSON. Exit 1 when
-the limits of docs/semantics.md (p50 0.1 s, max 0.5 s) are missed by the resilient backend.
+the limits of docs/semantics.md (p50 0.1 s, max 0.5 s) are missed by the resilient backend. With
+--memory the victim has touched so many GiB, and each size is tried with and without the watch of
+its host (RESILIENT_HOST_WATCH); the limits are those of the runs with it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import mmap
 import os
 import platform
 import random
@@ -37,6 +42,18 @@ import torch.distributed as dist
 KNOWN_P50_LIMIT_S = 0.1
 KNOWN_MAX_LIMIT_S = 0.5
 SITUATIONS = ("all_reduce", "barrier", "store")
+MEMORY_TRIES = 5
+
+
+def touch(gib: float) -> mmap.mmap | None:
+    """Memory in pages of 4 KiB, as a program has that grew bit by bit."""
+    size = int(gib * (1 << 30)) // mmap.PAGESIZE * mmap.PAGESIZE
+    if not size:
+        return None
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    torch.frombuffer(memory, dtype=torch.uint8).fill_(1)
+    return memory
 
 
 def wait_in(situation: str, rank: int, victim: int, report) -> None:
@@ -73,6 +90,7 @@ def rank_main(
     torch.set_num_threads(1)
     timeout = timedelta(seconds=60)
     dist.init_process_group(backend, timeout=timeout)
+    memory = touch(args.gib) if rank == victim else None  # noqa: F841
     try:
         wait_in(situation, rank, victim, report)
     except Exception as error:
@@ -132,6 +150,7 @@ def one_try(
         if backend == "resilient":
             server, address = start_store(directory)
             env |= {"RESILIENT_STORE": address, "RESILIENT_JOB": f"detect-{number}"}
+            env["RESILIENT_HOST_WATCH"] = str(int(args.watch))
         read_end, write_end = os.pipe()
         pids = []
         for rank in range(args.ranks):
@@ -209,18 +228,34 @@ def run_backend(args: argparse.Namespace, backend: str, tries: int) -> dict:
     }
 
 
+def run_memory(args: argparse.Namespace) -> list[dict]:
+    runs = []
+    for gib, watch in itertools.product(args.memory, (True, False)):
+        args.gib, args.watch = gib, watch
+        print(f"{gib:g} GiB, {'with' if watch else 'without'} the watch: ", end="")
+        run = run_backend(args, "resilient", args.tries)
+        runs.append({"gib": gib, "watch": watch} | run)
+    return runs
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tries", type=int, default=50)
+    parser.add_argument("--tries", type=int, help="50; 5 of each kind with --memory")
+    parser.add_argument("--memory", type=float, nargs="+", metavar="GIB")
     parser.add_argument("--gloo-tries", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    runs = [run_backend(args, "resilient", args.tries)]
-    if args.gloo_tries:
+    args.gib, args.watch = 0.0, True
+    args.tries = args.tries or (MEMORY_TRIES if args.memory else 50)
+    if args.memory:
+        runs = run_memory(args)
+    else:
+        runs = [run_backend(args, "resilient", args.tries)]
+    if args.gloo_tries and not args.memory:
         runs.append(run_backend(args, "gloo", args.gloo_tries))
     if args.out:
         machine = {
@@ -231,11 +266,12 @@ def main() -> int:
         args.out.write_text(
             json.dumps({"seed": args.seed, "machine": machine, "runs": runs}, indent=1) + "\n"
         )
-    ours = runs[0]
-    met = (
-        ours["known_s"]["p50"] < KNOWN_P50_LIMIT_S
-        and ours["known_s"]["max"] < KNOWN_MAX_LIMIT_S
-        and ours["never_raised"] == 0
+    met = all(
+        run["known_s"]["p50"] < KNOWN_P50_LIMIT_S
+        and run["known_s"]["max"] < KNOWN_MAX_LIMIT_S
+        and run["never_raised"] == 0
+        for run in runs
+        if run["backend"] == "resilient" and run.get("watch", True)
     )
     return 0 if met else 1
 

@@ -122,6 +122,7 @@ class Rank:
         self.pid = None
         self.exit_code = None
         self.ended_at = None
+        self.killed = False
         self._stdout = tempfile.TemporaryFile()  # noqa: SIM115
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self._channel, self._their_channel = socket.socketpair(
@@ -148,6 +149,7 @@ class Rank:
         """Sends the signal; returns the time (monotonic, unix) right before."""
         now = time.monotonic(), time.time()
         os.kill(self.pid, number)
+        self.killed = self.killed or number == signal.SIGKILL
         return now
 
     def say(self, message):
@@ -278,6 +280,9 @@ class World:
         return [rank.value(max(deadline - time.monotonic(), 1)) for rank in ranks]
 
     def close(self):
+        for rank in self.ranks:
+            if rank.killed:  # The others may have known it before it is gone.
+                rank.wait(10)
         left = [rank for rank in self.ranks if rank.alive()]
         for rank in left:
             os.kill(rank.pid, signal.SIGKILL)

@@ -66,6 +66,7 @@ ContextOptions MakeOptions(const InitOptions& init, const Settings& settings,
   options.session.seat_wait = settings.seat_wait;
   options.session.wait_log = settings.wait_log;
   options.session.stall = settings.stall;
+  options.session.host_watch = settings.host_watch;
   options.session.device = init.device;
   options.socket_ifname = settings.socket_ifname;
   options.socket_streams = settings.socket_streams;

@@ -60,6 +60,7 @@ class Session:
         seat_wait: float,
         launcher_attempt: int = 0,
         supervised: bool = False,
+        host_watch: bool = True,
         expected_server: str = "",
         hosts_store: bool = False,
         bind_address: str = "127.0.0.1",

@@ -228,6 +228,7 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         seat_wait=settings["seat_wait"],
         launcher_attempt=0 if helper else launcher_attempt(settings, environment),
         supervised=settings["supervised"] and not helper,
+        host_watch=settings["host_watch"],
         expected_server=endpoint.server_id,
         hosts_store=endpoint.spawned,
         bind_address=_bind_address(endpoint.addresses[0]),

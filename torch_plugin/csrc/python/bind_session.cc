@@ -80,13 +80,13 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
   session.def(
       py::init([host](std::vector<std::string> addresses, std::string job, int rank, int world_size,
                       double init_timeout, double budget, double seat_wait,
-                      std::uint64_t launcher_attempt, bool supervised, std::string expected_server,
-                      bool hosts_store, std::string bind_address, std::string token_file,
-                      const TlsTuple& tls, std::string socket_ifname, int socket_streams,
-                      std::size_t shm_limit, bool checksums, bool hierarchical_order,
-                      bool strict_timeouts, double op_deadline, double wait_log, double stall,
-                      std::string presence, std::chrono::milliseconds timeout,
-                      std::optional<DeviceClaim> device) {
+                      std::uint64_t launcher_attempt, bool supervised, bool host_watch,
+                      std::string expected_server, bool hosts_store, std::string bind_address,
+                      std::string token_file, const TlsTuple& tls, std::string socket_ifname,
+                      int socket_streams, std::size_t shm_limit, bool checksums,
+                      bool hierarchical_order, bool strict_timeouts, double op_deadline,
+                      double wait_log, double stall, std::string presence,
+                      std::chrono::milliseconds timeout, std::optional<DeviceClaim> device) {
         ContextOptions options;
         options.connect.addresses = std::move(addresses);
         options.connect.job = std::move(job);
@@ -101,6 +101,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.session.init_timeout = FromSeconds(init_timeout);
         options.session.budget = FromSeconds(budget);
         options.session.seat_wait = FromSeconds(seat_wait);
+        options.session.host_watch = host_watch;
         options.session.device = std::move(device);
         options.bind_address = std::move(bind_address);
         options.socket_ifname = std::move(socket_ifname);
@@ -119,7 +120,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       }),
       py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("rank"), py::arg("world_size"),
       py::arg("init_timeout"), py::arg("budget"), py::arg("seat_wait"),
-      py::arg("launcher_attempt") = 0, py::arg("supervised") = false,
+      py::arg("launcher_attempt") = 0, py::arg("supervised") = false, py::arg("host_watch") = true,
       py::arg("expected_server") = "", py::arg("hosts_store") = false,
       py::arg("bind_address") = "127.0.0.1", py::arg("token_file") = "",
       py::arg("tls") = TlsTuple(), py::arg("socket_ifname") = "",
