@@ -56,7 +56,9 @@ std::string Sim::Run() {
   PlanFaults();
   const auto never = [] { return false; };
   RunUntil(now_ + options_.faults, never);
+  if (!violation_.empty()) return violation_;
   kind_ = true;
+  for (Process* process : at_) process->will_receive = process->will_stand_still = false;
   RunUntil(now_ + options_.settle, [this] { return AllRun(); });
   // A report made just before may still be looked into.
   RunUntil(now_ + kTtl, never);
@@ -78,6 +80,7 @@ std::string Sim::Run() {
       }
     }
   }
+  CheckDeadlockIsFound();
   quiet_ = true;
   RunUntil(now_ + kTtl, never);
   CheckWatches();
@@ -93,7 +96,8 @@ bool Sim::AllRun() const {
   if (server_paused_ || input_held_back_ || server_down_) return false;
   return std::all_of(at_.begin(), at_.end(), [this](const Process* process) {
     return process && process->alive && !process->stopped && !process->doomed && process->running &&
-           process->generation == at_.front()->generation && process->control->core.InFlight() == 0;
+           process->generation == at_.front()->generation &&
+           process->control->core.InFlight() == 0 && !StandsInTheWay(*process);
   });
 }
 
@@ -387,7 +391,9 @@ void Sim::OnEvent(Process& process, const Event& event) {
     OnView(process, *view);
   } else if (const auto* running = std::get_if<RunningEvent>(&event)) {
     if (running->generation != process.generation) Violated("running without a view");
-    if (!process.fenced) process.running = true;
+    if (process.fenced) return;
+    process.running = true;
+    StartCalls(process);
   } else if (const auto* fence = std::get_if<Fence>(&event)) {
     // Told twice; or else of a generation whose view may not have come: its join is spent.
     if (fence->generation < process.generation || fence->generation <= process.ended) return;
@@ -404,6 +410,10 @@ void Sim::OnEvent(Process& process, const Event& event) {
     Violated("a join was refused: " + refused->why.ToString());
   } else if (std::holds_alternative<PingEvent>(event)) {
     SendUp(*process.control, Request{.op = HeartbeatOp{++process.beat}});
+  } else if (const auto* where = std::get_if<WhereEvent>(&event)) {
+    OnWhere(process, where->ask);
+  } else if (const auto* late = std::get_if<LateEvent>(&event)) {
+    OnLate(process, late->notice);
   }
 }
 
@@ -503,7 +513,7 @@ void Sim::PlanFaults() {
 
 void Sim::Fault() {
   Process* victim = at_[random_.Below(at_.size())];
-  const std::uint64_t kind = random_.Below(100);
+  const std::uint64_t kind = random_.Below(105);
   if (!victim || !victim->alive) return;
   if (kind < 42) {
     Line& line = Chance(40) ? *victim->control : *victim->request;
@@ -520,6 +530,10 @@ void Sim::Fault() {
     if (durable_) CrashServer();
   } else if (kind < 93) {
     HoldSomebody(*victim);
+  } else if (kind < 95) {
+    victim->will_receive = true;
+  } else if (kind < 98) {
+    victim->will_stand_still = true;
   } else if (victim->running) {
     Report report;
     report.kind = ReportKind::kLinkLost;

@@ -40,6 +40,10 @@ enum class Planted : std::uint8_t {
   kStaleLeases,           // A server that starts counts the time that it was away.
   kChangeNotNoted,        // The core forgets to say that a seat has changed.
   kHoldsForgotten,        // A server that starts again knows of no hold.
+  // Of those that wait.
+  kWaitsOutliveTheirCalls,  // A rank goes on telling of a call that is over.
+  kWaitsNotTold,            // A rank tells nothing of what it waits for.
+  kProgressNotSeen,         // A rank says that it stands still, and does not.
 };
 
 struct SimOptions {
@@ -83,6 +87,10 @@ class Sim {
     int snapshots = 0;  // Of watches, behind their first.
     int holds = 0;
     int deaths_seen = 0;  // By neighbours, and reported.
+    int waits_told = 0;
+    int late_told = 0;
+    int deadlocks = 0;
+    int stalls = 0;
   };
   const Count& count() const { return count_; }
 
@@ -164,6 +172,23 @@ class Sim {
   void AskAsAdmin(Op op);
   void HoldSomebody(const Process& process);
   void NoteHolds(const LogRecord& record, bool kept);
+
+  // Operations and who waits for whom: sim_waits.cc.
+  void StartCalls(Process& process);
+  void Compute(Process& process, std::uint64_t generation);
+  void Enter(Process& process, std::uint64_t generation);
+  void Announce(Process& process, std::uint64_t generation);
+  void Finish(Process& process, std::uint64_t generation);
+  std::vector<int> Missing(Process& process, std::uint64_t generation) const;
+  void TellWaiting(Process& process, std::uint64_t generation, int number);
+  void SendWaiting(Process& process, WaitingReport report);
+  void OnWhere(Process& process, std::uint64_t generation);
+  void OnLate(Process& process, const LateNotice& notice);
+  static bool InGeneration(const Process& process, std::uint64_t generation);
+  static bool StandsInTheWay(const Process& process);
+  bool IsDeadlocked(std::uint64_t generation);
+  void CheckVerdict(std::uint64_t generation, const Status& cause);
+  void CheckDeadlockIsFound();
 
   void PlanFaults();
   void Fault();

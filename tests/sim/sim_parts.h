@@ -5,13 +5,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "tests/sim/sim.h"
 
-// The parts of a Sim, for its two files.
+// The parts of a Sim, for its files.
 namespace resilient::store::sim {
 
 inline constexpr Duration kTtl = std::chrono::seconds(2);
@@ -83,6 +84,23 @@ struct Sim::Process {
     bool exact = false;
   };
   std::map<std::string, Watched> watched;
+
+  // The calls of one generation.
+  struct Calls {
+    bool started = false;
+    int number = 0;   // Of calls.
+    int entered = 0;  // Collectives.
+    bool waiting = false;
+    int receives_from = -1;  // It waits for this rank instead of in a collective, and in vain.
+    Instant since{};
+    std::map<int, int> known;  // How many each of the others has entered.
+    std::set<int> told;        // Whom it has said to wait for.
+    std::optional<Instant> stands_since;
+    Duration stood_still{};  // At the longest.
+  };
+  std::map<std::uint64_t, Calls> calls;  // By generation.
+  bool will_receive = false;
+  bool will_stand_still = false;
 
   // Ghosts of the server's side.
   Instant last_arrival{};  // Of a frame of the control line, read or not.

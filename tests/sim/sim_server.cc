@@ -311,6 +311,9 @@ void Sim::OnServerSent(const Connection& connection, const ServerMessage& messag
   const Event* event = std::get_if<Event>(&message);
   if (!event) return;
   if (const auto* fence = std::get_if<Fence>(event)) {
+    if (!fenced_.contains(fence->generation) && !fenced.contains(fence->generation)) {
+      CheckVerdict(fence->generation, fence->cause);
+    }
     fenced[fence->generation].insert(connection.process);
   } else if (const auto* running = std::get_if<RunningEvent>(event)) {
     for (Process* member : views_[running->generation]) {

@@ -57,6 +57,10 @@ struct Sum {
     count.snapshots += more.snapshots;
     count.holds += more.holds;
     count.deaths_seen += more.deaths_seen;
+    count.waits_told += more.waits_told;
+    count.late_told += more.late_told;
+    count.deadlocks += more.deadlocks;
+    count.stalls += more.stalls;
   }
 };
 
@@ -97,15 +101,18 @@ TEST(StoreSim, RandomFaults_BreakNoRule) {
   std::printf(
       "%llu seeds: %d crashes, %d cuts, %d losses, %d fences, %d views, %d adds, %d pops, %d "
       "barriers, %d repeats, %d restarts of the server, %d commits, %d watched changes, %d "
-      "snapshots, %d holds, %d deaths seen by neighbours\n",
+      "snapshots, %d holds, %d deaths seen by neighbours, %d waits told, %d answers to them, %d "
+      "deadlocks, %d standstills\n",
       static_cast<unsigned long long>(TheSeeds().count), sum.crashes, sum.cuts, sum.losses,
       sum.fences, sum.views, sum.adds, sum.pops, sum.barriers, sum.repeats, sum.restarts,
-      sum.commits, sum.changes, sum.snapshots, sum.holds, sum.deaths_seen);
-  if (TheSeeds().count < 50) return;
+      sum.commits, sum.changes, sum.snapshots, sum.holds, sum.deaths_seen, sum.waits_told,
+      sum.late_told, sum.deadlocks, sum.stalls);
+  if (TheSeeds().count < 200) return;
   // The faults did happen.
   for (const int count :
        {sum.crashes, sum.cuts, sum.losses, sum.fences, sum.views, sum.pops, sum.barriers,
-        sum.repeats, sum.restarts, sum.changes, sum.snapshots, sum.holds, sum.deaths_seen}) {
+        sum.repeats, sum.restarts, sum.changes, sum.snapshots, sum.holds, sum.deaths_seen,
+        sum.waits_told, sum.late_told, sum.deadlocks, sum.stalls}) {
     EXPECT_GT(count, 20);
   }
 }
@@ -158,7 +165,10 @@ INSTANTIATE_TEST_SUITE_P(
         Bug{Planted::kTornCommit, "TornCommit", ""},
         Bug{Planted::kStaleLeases, "NoGraceAfterARestart", "lost before its lease ended"},
         Bug{Planted::kChangeNotNoted, "ChangeNotNoted", "not written"},
-        Bug{Planted::kHoldsForgotten, "HeldRankExpired", "while it is held"}),
+        Bug{Planted::kHoldsForgotten, "HeldRankExpired", "while it is held"},
+        Bug{Planted::kWaitsOutliveTheirCalls, "ToldOfACallThatIsOver", "no circle is there"},
+        Bug{Planted::kWaitsNotTold, "WaitsNotTold", "a circle was not found"},
+        Bug{Planted::kProgressNotSeen, "ProgressNotSeen", "did not stand still"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
