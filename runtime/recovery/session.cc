@@ -178,9 +178,10 @@ Status SessionImpl::WaitForOpening(Deadline deadline, std::uint64_t openings_bef
       lock.lock();
       if (auto verdict = WaitVerdictLocked(deadline, openings_before)) return *verdict;
     }
-    const Duration slice =
-        std::min<Duration>(Millis(kInterruptPollMs), deadline.LeftAt(clock_.Now()));
-    changed_.wait_for(lock, slice);
+    // Behind the deadline there may be a reason to wait still.
+    const Duration left = deadline.LeftAt(clock_.Now());
+    const Duration poll = Millis(kInterruptPollMs);
+    changed_.wait_for(lock, left > Duration::zero() ? std::min(poll, left) : poll);
   }
 }
 
@@ -196,12 +197,17 @@ std::optional<Status> SessionImpl::WaitVerdictLocked(Deadline deadline,
   const Status& cause = machine_.first_cause();
   if (!machine_.ever_ran() && cause.code() == StatusCode::kMismatch) return cause;
   const Instant now = clock_.Now();
-  // The service that answers has a reason to wait, and will say when there is none any more.
-  const bool served = !machine_.ever_ran() && state == SessionState::kJoining &&
-                      contact_ != Instant::min() &&
-                      now < Deadline::After(contact_, options_.budget).when();
-  if (served || !deadline.ExpiredAt(now)) return std::nullopt;
+  if (!deadline.ExpiredAt(now) || MayWaitLongerLocked(now)) return std::nullopt;
   return OverdueLocked();
+}
+
+// In a first init, behind its deadline.
+bool SessionImpl::MayWaitLongerLocked(Instant now) const {
+  if (machine_.ever_ran()) return false;
+  // The ranks that the last one let wait have the budget to connect, however long it took.
+  if (machine_.state() != SessionState::kJoining) return now < machine_.budget_end();
+  // The service that answers has a reason to wait, and will say when there is none any more.
+  return contact_ != Instant::min() && now < Deadline::After(contact_, options_.budget).when();
 }
 
 Status SessionImpl::OverdueLocked() const {

@@ -130,6 +130,7 @@ class SessionImpl final : public Session,
   Status AwaitFenceOfBroken(Deadline deadline) const;
   Status WaitForOpening(Deadline deadline, std::uint64_t openings_before);
   std::optional<Status> WaitVerdictLocked(Deadline deadline, std::uint64_t openings_before) const;
+  bool MayWaitLongerLocked(Instant now) const;
   Status OverdueLocked() const;
   void CloseThreads();
 

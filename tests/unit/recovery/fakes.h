@@ -214,6 +214,9 @@ class FakeRendezvous final : public Rendezvous {
   void SayView(View view) {
     control_.Post([this, view = std::move(view)] { events_->OnView(view); });
   }
+  void SayBeat(Instant now, Instant contact) {
+    control_.Post([this, now, contact] { events_->OnBeat(now, contact); });
+  }
   void SayRunning(std::uint64_t generation) {
     control_.Post([this, generation] { events_->OnRunning(generation); });
   }

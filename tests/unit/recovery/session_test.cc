@@ -5,6 +5,7 @@
 
 #include <future>
 #include <memory>
+#include <semaphore>
 #include <string>
 #include <thread>
 #include <vector>
@@ -91,6 +92,67 @@ TEST_F(SessionTest, Init_NoVerdictInTime_EndsByItself) {
   ASSERT_TRUE(AwaitCount(&Record::joins, 1));
   clock_.Advance(options_.init_timeout + options_.budget);
   EXPECT_EQ(init.get().code(), StatusCode::kJoinTimeout);
+}
+
+// A first init whose last rank comes when the timeout and the budget are over.
+class SessionLateInitTest : public SessionTest {
+ protected:
+  void StartAndPassTheDeadline() {
+    script_.autopilot = false;
+    options_.interrupt = [this] {
+      polls_.release();
+      return Status::Ok();
+    };
+    Open();
+    init_ = StartInit();
+    ASSERT_TRUE(AwaitCount(&Record::joins, 1));
+    const Duration both = options_.init_timeout + options_.budget;
+    // The store answers all the while.
+    rendezvous_->SayBeat(clock_.Now(), clock_.Now() + both);
+    rendezvous_->Settle();
+    clock_.Advance(both + Millis(1));
+  }
+  // The waiting thread has looked at the time so often from now on.
+  void AwaitPolls(int count) {
+    while (polls_.try_acquire()) {
+    }
+    for (int i = 0; i < count; ++i) ASSERT_TRUE(polls_.try_acquire_for(std::chrono::seconds(20)));
+  }
+
+  std::counting_semaphore<> polls_{0};
+  std::future<Status> init_;
+};
+
+TEST_F(SessionLateInitTest, LastRankComes_HasTheBudgetToConnect) {
+  StartAndPassTheDeadline();
+  AwaitPolls(2);
+  rendezvous_->SayView(1);
+  ASSERT_TRUE(AwaitCount(&Record::readies, 1));
+  clock_.Advance(options_.budget - Millis(1));
+  AwaitPolls(2);
+  rendezvous_->SayRunning(1);
+  EXPECT_TRUE(init_.get().ok());
+}
+
+TEST_F(SessionLateInitTest, LastRankComesAndDoesNotConnect_EndsWithTheBudget) {
+  StartAndPassTheDeadline();
+  rendezvous_->SayView(1);
+  ASSERT_TRUE(AwaitCount(&Record::readies, 1));
+  clock_.Advance(options_.budget);
+  const Status status = init_.get();
+  EXPECT_EQ(status.code(), StatusCode::kJoinTimeout);
+  EXPECT_THAT(status.message(), HasSubstr("state READY"));
+}
+
+TEST_F(SessionLateInitTest, Waiting_TakesNoProcessorTime) {
+  StartAndPassTheDeadline();
+  const SystemClock clock;
+  AwaitPolls(1);
+  const Instant began = clock.Now();
+  AwaitPolls(4);
+  EXPECT_GE(clock.Now() - began, 3 * Millis(kInterruptPollMs));
+  rendezvous_->SayRefused(Status(StatusCode::kJoinTimeout, "a rank was never started"));
+  EXPECT_EQ(init_.get().code(), StatusCode::kJoinTimeout);
 }
 
 TEST_F(SessionTest, Init_Interrupted_EndsWithThatStatus) {
