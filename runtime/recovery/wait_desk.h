@@ -15,9 +15,6 @@
 
 namespace resilient::recovery {
 
-// What a communicator does not tell again is over.
-inline constexpr Duration kWaitingLife = Millis(2500);
-
 // What the operations of this rank wait for, as its communicators tell it: the reports for the
 // membership service, and the line about it for whoever reads the log of a rank that waits.
 // Owner: SessionImpl. Thread: Note and NoteEnd are thread-safe, the rest is the control

@@ -14,8 +14,6 @@
 
 namespace resilient::store {
 
-// What a member has told is void after this time; it tells again each second while it waits.
-inline constexpr Duration kWaitingLife = Millis(2500);
 // A circle is believed when it is the same in two reports of each of its ranks that are so far
 // apart: the second on which they are told, less what the way may take.
 inline constexpr Duration kCircleConfirmed = Millis(900);

@@ -12,6 +12,9 @@ namespace resilient {
 // An operation that waits is told to the membership service after this time, and again each time it
 // has passed.
 inline constexpr Duration kWaitTellAfter = std::chrono::seconds(1);
+// What is not told again within this time is void: of a communicator to its session, and of a
+// session to the membership service.
+inline constexpr Duration kWaitingLife = Millis(2500);
 // Of one group; the oldest are told.
 inline constexpr std::size_t kWaitingOperationsMax = 64;
 
