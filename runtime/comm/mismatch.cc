@@ -1,9 +1,9 @@
 #include "runtime/comm/mismatch.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/base/texts.h"
 #include "runtime/comm/group_port.h"
 
 namespace resilient {
@@ -21,12 +21,8 @@ Operation OperationOf(const MessageHeader& header) {
   return op;
 }
 
-std::string At(const std::string& call_site) {
-  return call_site.empty() ? std::string() : StrCat(" at ", call_site);
-}
-
 std::string Entered(const MessageHeader& header) {
-  return StrCat("entered ", Describe(OperationOf(header)), At(header.call_site));
+  return StrCat("entered ", Describe(OperationOf(header)), AtCallSite(header.call_site));
 }
 
 const GroupMember& MemberOf(const GroupSpec& spec, int rank) {
@@ -61,13 +57,7 @@ std::string Before(std::uint64_t seq) {
 // "rank 1 (a, pid 7), rank 2 (b, pid 8) and 3 more"
 std::string NamesOf(const GroupSpec& spec, const std::vector<int>& ranks) {
   constexpr std::size_t kNamed = 8;
-  std::string names;
-  for (std::size_t i = 0; i < std::min(kNamed, ranks.size()); ++i) {
-    if (i > 0) names += ", ";
-    names += NameOf(MemberOf(spec, ranks[i]));
-  }
-  if (ranks.size() > kNamed) names += StrCat(" and ", ranks.size() - kNamed, " more");
-  return names;
+  return ListOf(ranks, kNamed, [&](int rank) { return NameOf(MemberOf(spec, rank)); });
 }
 
 // What it still lacks, as a clause.
@@ -85,13 +75,13 @@ std::string Lacks(const GroupSpec& spec, const LateOp& late) {
 }
 
 Status TimedOut(const GroupSpec& spec, const LateOp& late, FailureDetail detail) {
-  return Status(
-      StatusCode::kCommFailed,
-      StrCat(Describe(late.op), At(late.op.call_site), " has not ended within its timeout of ",
-             ToSeconds(late.op.timeout), " s: ", Lacks(spec, late), Where(spec, late.seq),
-             "; find out what keeps that rank, or give the group a longer timeout=; with "
-             "RESILIENT_TIMEOUT_POLICY=liveness ranks that live are waited for"),
-      std::move(detail));
+  return Status(StatusCode::kCommFailed,
+                StrCat(Describe(late.op), AtCallSite(late.op.call_site),
+                       " has not ended within its timeout of ", ToSeconds(late.op.timeout),
+                       " s: ", Lacks(spec, late), Where(spec, late.seq),
+                       "; find out what keeps that rank, or give the group a longer timeout=; with "
+                       "RESILIENT_TIMEOUT_POLICY=liveness ranks that live are waited for"),
+                std::move(detail));
 }
 
 Status Stalled(const GroupSpec& spec, const LateOp& late, FailureDetail detail) {
@@ -99,7 +89,7 @@ Status Stalled(const GroupSpec& spec, const LateOp& late, FailureDetail detail) 
       StatusCode::kCommStalled,
       StrCat(late.awaited.empty() ? "the other ranks" : NamesOf(spec, late.awaited), " and ",
              NameOf(MemberOf(spec, spec.rank)), " have entered ", Describe(late.op),
-             At(late.op.call_site), " but nothing has moved between them for ",
+             AtCallSite(late.op.call_site), " but nothing has moved between them for ",
              ToSeconds(late.op.stall), " s", Where(spec, late.seq),
              "; that is the deadline of what stands still (RESILIENT_OP_DEADLINE, or the timeout= "
              "of the group): look at the network between these hosts and at those processes, or "
@@ -155,15 +145,15 @@ Status PartMismatch(const GroupSpec& spec, int from, const MessageHeader& theirs
 
 Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                        const MessageHeader& ours) {
-  return Status(
-      StatusCode::kMismatch,
-      StrCat(NameOf(MemberOf(spec, peer)), " has gone on to operation ", theirs.seq, ", ",
-             Describe(OperationOf(theirs)), At(theirs.call_site), ", without its part in what ",
-             NameOf(MemberOf(spec, spec.rank)), " ", Entered(ours), Where(spec, ours.seq),
-             "; all ranks must submit the same collectives with the same arguments in "
-             "the same order",
-             kUnevenBatches),
-      DetailOf(spec, peer, ours.seq));
+  return Status(StatusCode::kMismatch,
+                StrCat(NameOf(MemberOf(spec, peer)), " has gone on to operation ", theirs.seq, ", ",
+                       Describe(OperationOf(theirs)), AtCallSite(theirs.call_site),
+                       ", without its part in what ", NameOf(MemberOf(spec, spec.rank)), " ",
+                       Entered(ours), Where(spec, ours.seq),
+                       "; all ranks must submit the same collectives with the same arguments in "
+                       "the same order",
+                       kUnevenBatches),
+                DetailOf(spec, peer, ours.seq));
 }
 
 Status SettingsMismatch(const GroupSpec& spec, const std::vector<Endpoint>& endpoints) {
@@ -192,13 +182,13 @@ Status SendRecvMismatch(const GroupSpec& spec, int peer, const MessageHeader& th
   Operation sent = OperationOf(theirs);
   sent.kind = OpKind::kSend;
   sent.peer = spec.rank;
-  return Status(
-      StatusCode::kMismatch,
-      StrCat(NameOf(MemberOf(spec, peer)), " entered ", Describe(sent), At(theirs.call_site),
-             " where ", NameOf(MemberOf(spec, spec.rank)), " entered ", Describe(recv),
-             At(recv.call_site), " (group ", spec.name, ", point-to-point operation ", seq,
-             "); a send and its recv must agree in type and count"),
-      DetailOf(spec, peer, seq));
+  return Status(StatusCode::kMismatch,
+                StrCat(NameOf(MemberOf(spec, peer)), " entered ", Describe(sent),
+                       AtCallSite(theirs.call_site), " where ", NameOf(MemberOf(spec, spec.rank)),
+                       " entered ", Describe(recv), AtCallSite(recv.call_site), " (group ",
+                       spec.name, ", point-to-point operation ", seq,
+                       "); a send and its recv must agree in type and count"),
+                DetailOf(spec, peer, seq));
 }
 
 Status DamagedPayload(const GroupSpec& spec, int peer, const MessageHeader& theirs,
@@ -208,7 +198,7 @@ Status DamagedPayload(const GroupSpec& spec, int peer, const MessageHeader& thei
   const bool point_to_point = theirs.type == MessageType::kPointToPoint;
   std::string what = "a notice";
   if (point_to_point || theirs.type == MessageType::kCollective)
-    what = Describe(OperationOf(theirs)) + At(theirs.call_site);
+    what = Describe(OperationOf(theirs)) + AtCallSite(theirs.call_site);
   const std::string culprits =
       sender.host == receiver.host
           ? StrCat("the memory of host ", receiver.host,
@@ -221,7 +211,7 @@ Status DamagedPayload(const GroupSpec& spec, int peer, const MessageHeader& thei
   return Status(
       StatusCode::kCommFailed,
       StrCat(theirs.payload_bytes, " bytes of ", what, " from ", NameOf(sender),
-             " have come damaged to ", NameOf(receiver), At(call_site),
+             " have come damaged to ", NameOf(receiver), AtCallSite(call_site),
              ": they do not have the checksum with which they were sent (group ", spec.name,
              point_to_point ? ", message " : ", operation ", theirs.seq, "); ", culprits),
       DetailOf(spec, peer, theirs.seq));
@@ -231,7 +221,8 @@ Status NoMemory(const GroupSpec& spec, const SubmittedOp& op, std::size_t bytes)
   return Status(
       StatusCode::kResourceExhausted,
       StrCat(NameOf(MemberOf(spec, spec.rank)), " has no memory for ", Describe(op.op),
-             At(op.op.call_site), ", which takes ", bytes, " bytes to work in", Where(spec, op.seq),
+             AtCallSite(op.op.call_site), ", which takes ", bytes, " bytes to work in",
+             Where(spec, op.seq),
              ": free memory on that host or raise the limits of the process, or reduce less at a "
              "time; with RESILIENT_REDUCTION_ORDER=hierarchical it grows with the data, in rank "
              "order it is at most 256 KiB a rank"),

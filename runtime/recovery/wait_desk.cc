@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/base/texts.h"
 
 namespace resilient::recovery {
 namespace {
@@ -30,16 +31,6 @@ std::string Names(const LateNotice& notice) {
   for (const LateRank& late : notice.ranks) names += (names.empty() ? "" : "; ") + late.text;
   if (notice.more > 0) names += StrCat("; and ", notice.more, " more ranks");
   return names;
-}
-
-std::string Named(const std::vector<int>& ranks) {
-  constexpr std::size_t kNamedAtMost = 8;
-  std::string names = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size() && i < kNamedAtMost; ++i) {
-    names += StrCat(i == 0 ? "" : ", ", ranks[i]);
-  }
-  return ranks.size() > kNamedAtMost ? StrCat(names, " and ", ranks.size() - kNamedAtMost, " more")
-                                     : names;
 }
 
 }  // namespace
@@ -134,12 +125,10 @@ std::string WaitDesk::Line(const LateNotice& notice, Instant now) {
     return StrCat("rank ", options_.rank, " has waited ", age, " s to join: ", notice.ready, " of ",
                   notice.world_size, " ranks are ready; waiting for ", Names(notice));
   }
-  const WaitingOperation& operation = asked_about_->operation;
-  std::string line = StrCat("rank ", options_.rank, " has waited ", age, " s in ", operation.what,
-                            " #", operation.seq, " of group '", asked_about_->group, "'",
-                            operation.call_site.empty() ? "" : StrCat(" at ", operation.call_site));
+  const std::string line =
+      StrCat("rank ", options_.rank, " has waited ", age, " s in ", CallText(*asked_about_));
   if (notice.ranks.empty()) return StrCat(line, ": every rank has entered it");
-  return StrCat(line, operation.any ? " for one of " : " for ", Names(notice));
+  return StrCat(line, asked_about_->operation.any ? " for one of " : " for ", Names(notice));
 }
 
 std::string WaitDesk::OverdueLine(Instant now) {
@@ -150,11 +139,9 @@ std::string WaitDesk::OverdueLine(Instant now) {
     return StrCat("rank ", options_.rank, " has waited ", age,
                   " s to join; the store does not say for whom");
   }
-  const WaitingOperation& operation = asked_about_->operation;
-  return StrCat("rank ", options_.rank, " has waited ", age, " s in ", operation.what, " #",
-                operation.seq, " of group '", asked_about_->group, "'",
-                operation.call_site.empty() ? "" : StrCat(" at ", operation.call_site),
-                operation.missing.empty() ? "" : StrCat(" for ", Named(operation.missing)),
+  const std::vector<int>& missing = asked_about_->operation.missing;
+  return StrCat("rank ", options_.rank, " has waited ", age, " s in ", CallText(*asked_about_),
+                missing.empty() ? "" : StrCat(" for ", RanksText(missing)),
                 "; the store does not say where they are");
 }
 

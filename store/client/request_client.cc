@@ -8,6 +8,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
+#include "runtime/base/texts.h"
 #include "store/client/identity.h"
 
 namespace resilient::store {
@@ -20,17 +21,14 @@ constexpr std::size_t kKeyBytesShown = 64;
 }  // namespace
 
 std::string RequestClient::Ask::ShowKeys() const {
-  std::string text;
-  for (std::size_t i = 0; i < std::min(keys.size(), kKeysShown); ++i) {
-    if (i > 0) text += ", ";
-    for (char c : keys[i].substr(0, kKeyBytesShown)) {
+  return ListOf(keys, kKeysShown, [](const std::string& key) {
+    std::string text;
+    for (char c : key.substr(0, kKeyBytesShown)) {
       bool printable = static_cast<unsigned char>(c) >= 0x20 && c != 0x7f;
       text += printable ? c : '?';
     }
-    if (keys[i].size() > kKeyBytesShown) text += "...";
-  }
-  if (keys.size() > kKeysShown) text += StrCat(" and ", keys.size() - kKeysShown, " more");
-  return text;
+    return key.size() > kKeyBytesShown ? text + "..." : text;
+  });
 }
 
 RequestClient::RequestClient(const ConnectOptions& options, std::vector<HostPort> addresses,

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <utility>
 
+#include "runtime/base/texts.h"
+
 namespace resilient::store {
 namespace {
 
@@ -33,21 +35,9 @@ std::string Digits(std::string_view uuid) {
   return digits;
 }
 
-template <typename TextOf>
-std::string List(const Holders& holders, TextOf text_of) {
-  std::string list;
-  for (std::size_t i = 0; i < std::min(holders.size(), kNamedMax); ++i) {
-    list += (list.empty() ? "" : ", ") + text_of(*holders[i]);
-  }
-  if (holders.size() > kNamedMax) {
-    list += " and " + std::to_string(holders.size() - kNamedMax) + " more";
-  }
-  return list;
-}
-
 std::string Ranks(const Holders& sharing) {
-  return "ranks " +
-         List(sharing, [](const DeviceHolder& one) { return std::to_string(one.who.rank); });
+  return "ranks " + ListOf(sharing, kNamedMax,
+                           [](const DeviceHolder* one) { return std::to_string(one->who.rank); });
 }
 
 std::string Gpus(std::size_t count, const std::string& kind) {
@@ -106,9 +96,9 @@ Status Verdict(const Holders& sharing, int processes, std::size_t other_gpus) {
                      "): " + std::to_string(processes) + " processes, ";
   text += device.visible > 0 ? Gpus(static_cast<std::size_t>(device.visible), "visible")
                              : "an unknown number of visible GPUs";
-  text += "; LOCAL_RANK " + List(sharing, [](const DeviceHolder& one) {
-            return one.device->local_rank < 0 ? std::string("unset")
-                                              : std::to_string(one.device->local_rank);
+  text += "; LOCAL_RANK " + ListOf(sharing, kNamedMax, [](const DeviceHolder* one) {
+            return one->device->local_rank < 0 ? std::string("unset")
+                                               : std::to_string(one->device->local_rank);
           });
   text += "; CUDA_VISIBLE_DEVICES " +
           (device.visible_devices.empty() ? std::string("unset") : device.visible_devices);

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "runtime/base/texts.h"
 #include "store/core/messages.h"
 
 namespace resilient::store {
@@ -16,12 +17,6 @@ constexpr Duration kAskAgainAtMost = std::chrono::seconds(10);
 constexpr Duration kAskAgainAtLeast = std::chrono::seconds(1);
 // An answer this old still says where a rank is.
 constexpr Duration kAnswerLife = std::chrono::seconds(15);
-
-std::string Text(const WaitingCall& call) {
-  std::string text = call.operation.what;
-  if (!call.operation.call_site.empty()) text += " at " + call.operation.call_site;
-  return text;
-}
 
 bool SameCircle(const std::vector<WaitEdge>& a, const std::vector<WaitEdge>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
@@ -89,8 +84,10 @@ std::optional<Diagnosis::Verdict> Diagnosis::FindDeadlock() {
     BlockedRank one{rank, {}};
     for (const WaitingCall& call : told.report.calls) {
       if (!call.blocked) continue;
-      one.calls.push_back(
-          {call.group, call.operation.seq, Text(call), call.operation.missing, call.operation.any});
+      const WaitingOperation& operation = call.operation;
+      one.calls.push_back({call.group, operation.seq,
+                           operation.what + AtCallSite(operation.call_site), operation.missing,
+                           operation.any});
     }
     if (!one.calls.empty()) blocked.push_back(std::move(one));
   }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "runtime/base/texts.h"
 
 namespace resilient::store {
 namespace {
@@ -62,8 +63,7 @@ std::string Gathering::Late() const {
     text += (named == 0 ? "; missing ranks " : ", ") + std::to_string(rank);
     ++named;
   }
-  if (missing > named) text += " and " + std::to_string(missing - named) + " more";
-  return text;
+  return text + AndMore(missing - named);
 }
 
 }  // namespace resilient::store

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/base/texts.h"
 #include "store/core/membership.h"
 
 // Who waits for whom, and what follows from it. Texts about ranks that are late, of deadlocks and
@@ -10,22 +11,6 @@ namespace {
 
 std::string Behind(std::string_view what, const std::string& text) {
   return text.empty() ? "" : std::string(what) + text;
-}
-
-std::string CallText(const WaitingCall& call) {
-  return call.operation.what + " #" + std::to_string(call.operation.seq) + " of group '" +
-         call.group + "'" + Behind(" at ", call.operation.call_site);
-}
-
-std::string Listed(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size() && i < kLateRanksMax; ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
-  if (ranks.size() > kLateRanksMax) {
-    text += " and " + std::to_string(ranks.size() - kLateRanksMax) + " more";
-  }
-  return text;
 }
 
 // What a member says of itself, within the limits and about ranks that exist.
@@ -183,7 +168,7 @@ std::string Membership::LateText(const World& world, int rank, Moment moment) co
   const Diagnosis& diagnosis = world.diagnosis;
   if (const WaitingCall* own = diagnosis.OldestCallOf(rank); own && own->blocked) {
     return text + ", waits itself in " + CallText(*own) +
-           Behind(" for ", own->operation.missing.empty() ? "" : Listed(own->operation.missing));
+           Behind(" for ", own->operation.missing.empty() ? "" : RanksText(own->operation.missing));
   }
   const Whereabouts* where = diagnosis.Known(rank, moment.now);
   if (!where) return text + ", its main thread did not answer";
@@ -238,7 +223,7 @@ Status Membership::Stall(const World& world, const Diagnosis::Verdict& verdict,
   detail.since_unix_s = moment.wall_s - std::chrono::duration<double>(where.no_progress).count();
   std::string text = NameOf(world, verdict.stalled) + " is alive and has made no progress for " +
                      Seconds(where.no_progress) + " s (RESILIENT_STALL) while " +
-                     Listed(verdict.waiters) + " waited for it in " + CallText(verdict.call) +
+                     RanksText(verdict.waiters) + " waited for it in " + CallText(verdict.call) +
                      ", in generation " + std::to_string(world.generation) +
                      Behind("; main thread in ", where.main_thread) +
                      Behind("; its stack: ", where.stack) +
