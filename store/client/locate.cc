@@ -1,12 +1,7 @@
 #include <dlfcn.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstddef>
-#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -18,6 +13,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/net/socket.h"
+#include "runtime/net/unix_address.h"
 #include "store/client/server_process.h"
 
 namespace resilient::store {
@@ -39,12 +35,8 @@ class SpawnRight {
   explicit SpawnRight(const HostPort& address)
       : fd_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     const std::string name = StrCat("resilient-spawn-", address.host, "-", address.port);
-    sockaddr_un target{};
-    target.sun_family = AF_UNIX;
-    const std::size_t length = std::min(name.size(), sizeof target.sun_path - 1);
-    std::memcpy(target.sun_path + 1, name.data(), length);
-    const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
-    held_ = fd_.valid() && bind(fd_.get(), reinterpret_cast<const sockaddr*>(&target), size) == 0;
+    const auto right = UnixAddress::Abstract(name.substr(0, UnixAddress::kNameMax));
+    held_ = fd_.valid() && bind(fd_.get(), right->get(), right->size()) == 0;
   }
   bool held() const { return held_; }
 

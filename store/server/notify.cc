@@ -1,12 +1,7 @@
 #include "store/server/notify.h"
 
-#include <sys/socket.h>
-#include <sys/un.h>
-
 #include <charconv>
-#include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 #include "runtime/base/log.h"
 
@@ -30,18 +25,18 @@ std::int64_t Number(const std::string& text) {
   return error == std::errc() && end == text.data() + text.size() ? number : 0;
 }
 
+std::optional<UnixAddress> AddressOf(std::string_view name) {
+  if (name.size() < 2) return std::nullopt;
+  if (name.front() == '@') return UnixAddress::Abstract(name.substr(1));
+  return name.front() == '/' ? UnixAddress::Path(name) : std::nullopt;
+}
+
 }  // namespace
 
 ServiceNotifier::ServiceNotifier(
     const std::vector<std::pair<std::string, std::string>>& environment, std::int64_t pid)
-    : address_(Find(environment, "NOTIFY_SOCKET")) {
-  const bool usable = address_.size() > 1 && (address_[0] == '/' || address_[0] == '@') &&
-                      address_.size() < sizeof(sockaddr_un::sun_path);
-  if (!usable) {
-    address_.clear();
-    return;
-  }
-  if (address_[0] == '@') address_[0] = '\0';
+    : address_(AddressOf(Find(environment, "NOTIFY_SOCKET"))) {
+  if (!address_) return;
   socket_ = FileDescriptor(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const std::string watched = Find(environment, "WATCHDOG_PID");
   if (!watched.empty() && Number(watched) != pid) return;
@@ -70,13 +65,9 @@ void ServiceNotifier::Alive(Instant now) {
 
 void ServiceNotifier::Send(const std::string& lines) {
   if (!socket_.valid()) return;
-  sockaddr_un to{};
-  to.sun_family = AF_UNIX;
-  std::memcpy(to.sun_path, address_.data(), address_.size());
-  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + address_.size());
   // Best effort: see the class.
   static_cast<void>(::sendto(socket_.get(), lines.data(), lines.size(), MSG_NOSIGNAL,
-                             reinterpret_cast<const sockaddr*>(&to), length));
+                             address_->get(), address_->size()));
 }
 
 }  // namespace resilient::store

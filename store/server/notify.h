@@ -9,6 +9,7 @@
 #include <resilient/clock.h>
 
 #include "runtime/net/socket.h"
+#include "runtime/net/unix_address.h"
 
 namespace resilient::store {
 
@@ -31,7 +32,7 @@ class ServiceNotifier {
  private:
   void Send(const std::string& lines);
 
-  std::string address_;  // Of the socket; '\0' first for an abstract one; empty: none.
+  const std::optional<UnixAddress> address_;  // Null: there is no manager.
   FileDescriptor socket_;
   Duration alive_interval_ = Duration::zero();  // Zero: nobody watches.
   std::optional<Instant> last_starting_;
