@@ -16,6 +16,8 @@ using ::testing::Not;
 
 class CoreDevices : public CoreMembership {
  protected:
+  static constexpr Duration kSeatWait = std::chrono::seconds(10);
+
   static DeviceClaim Claim(std::string uuid, int ordinal, int visible, int local_rank) {
     DeviceClaim claim;
     claim.uuid = std::move(uuid);
@@ -38,6 +40,17 @@ class CoreDevices : public CoreMembership {
     for (int i = 0; i < size; ++i) control.push_back(OpenControl(i));
     for (int i = 0; i < size; ++i) Send(control[At(i)], JoinWith(i, size, devices[At(i)]));
     return control;
+  }
+  // Ranks 0 on GPU-a and 1 on GPU-b run, rank 1 is killed, and rank 0 joins again: who it is.
+  ConnectionId LoseRankOneOfTwo() {
+    const std::vector<ConnectionId> control{OpenControl(0), OpenControl(1)};
+    Send(control[0], JoinWith(0, 2, Claim("GPU-a", 0, 2, 0), kSeatWait));
+    Send(control[1], JoinWith(1, 2, Claim("GPU-b", 1, 2, 1), kSeatWait));
+    BecomeReady(control);
+    Kill(1);
+    EXPECT_TRUE(Take<Fence>(control[0]));
+    Send(control[0], JoinWith(0, 2, Claim("GPU-a", 0, 2, 0), kSeatWait));
+    return control[0];
   }
   void ExpectRefused(const std::vector<ConnectionId>& control) {
     EXPECT_THAT(RefusalOfAll(control).message(), HasSubstr("GPU"));
@@ -165,35 +178,21 @@ TEST_F(CoreDevices, AfterTheRefusal_TheNextWorldCanForm) {
 }
 
 TEST_F(CoreDevices, ReplacementOnItsPredecessorsGpu_TakesTheSeat) {
-  const Duration wait = std::chrono::seconds(10);
-  const std::vector<ConnectionId> control{OpenControl(0), OpenControl(1)};
-  Send(control[0], JoinWith(0, 2, Claim("GPU-a", 0, 2, 0), wait));
-  Send(control[1], JoinWith(1, 2, Claim("GPU-b", 1, 2, 1), wait));
-  BecomeReady(control);
-  Kill(1);
-  ASSERT_TRUE(Take<Fence>(control[0]));
-  Send(control[0], JoinWith(0, 2, Claim("GPU-a", 0, 2, 0), wait));
+  const ConnectionId survivor = LoseRankOneOfTwo();
   const ConnectionId replacement = OpenControl(2);
-  Send(replacement, JoinWith(1, 2, Claim("GPU-b", 1, 2, 1), wait));
-  BecomeReady({control[0], replacement});
+  Send(replacement, JoinWith(1, 2, Claim("GPU-b", 1, 2, 1), kSeatWait));
+  BecomeReady({survivor, replacement});
 }
 
 TEST_F(CoreDevices, ReplacementOnASurvivorsGpu_IsRefusedAlone) {
-  const Duration wait = std::chrono::seconds(10);
-  const std::vector<ConnectionId> control{OpenControl(0), OpenControl(1)};
-  Send(control[0], JoinWith(0, 2, Claim("GPU-a", 0, 2, 0), wait));
-  Send(control[1], JoinWith(1, 2, Claim("GPU-b", 1, 2, 1), wait));
-  BecomeReady(control);
-  Kill(1);
-  ASSERT_TRUE(Take<Fence>(control[0]));
-  Send(control[0], JoinWith(0, 2, Claim("GPU-a", 0, 2, 0), wait));
+  const ConnectionId survivor = LoseRankOneOfTwo();
   const ConnectionId wrong = OpenControl(2);
-  Send(wrong, JoinWith(1, 2, Claim("GPU-a", 0, 2, 1), wait));
+  Send(wrong, JoinWith(1, 2, Claim("GPU-a", 0, 2, 1), kSeatWait));
   ExpectRefused({wrong});
-  EXPECT_FALSE(Take<JoinRefusedEvent>(control[0]));
+  EXPECT_FALSE(Take<JoinRefusedEvent>(survivor));
   const ConnectionId right = OpenControl(3);
-  Send(right, JoinWith(1, 2, Claim("GPU-b", 1, 2, 1), wait));
-  BecomeReady({control[0], right});
+  Send(right, JoinWith(1, 2, Claim("GPU-b", 1, 2, 1), kSeatWait));
+  BecomeReady({survivor, right});
 }
 
 TEST_F(CoreDevices, ClaimsOutliveTheServer) {
