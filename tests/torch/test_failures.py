@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from losses import outlive
 from rank_server import hear, tell
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -129,18 +130,9 @@ def test_a_loss_in_backward_keeps_its_class_and_attributes(world):
 
 def sticky():
     dist.init_process_group("resilient")
-    rank, size = dist.get_rank(), dist.get_world_size()
+    size = dist.get_world_size()
     subgroup = dist.new_group([0, 1])
-    dist.barrier()
-    tell("ready")
-    if rank == size - 1:
-        signal.pause()
-    first = None
-    try:
-        dist.barrier()
-    except torch_resilient.RankLostError as error:
-        first = error
-    assert first is not None
+    first = outlive(size - 1)
     # Not a member of this group was lost; still all groups of the session move together.
     for group in (None, subgroup, None):
         with pytest.raises(torch_resilient.RankLostError) as caught:
@@ -182,12 +174,7 @@ def test_a_failure_is_sticky_until_rebuild_and_a_replacement_takes_the_seat(worl
 
 def nobody_comes():
     dist.init_process_group("resilient")
-    dist.barrier()
-    tell("ready")
-    if dist.get_rank() == 1:
-        signal.pause()
-    with pytest.raises(torch_resilient.RankLostError):
-        dist.barrier()
+    outlive(1)
     with pytest.raises(torch_resilient.RankLostError):
         torch_resilient.rebuild()
     with pytest.raises(torch_resilient.RankLostError):

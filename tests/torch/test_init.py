@@ -292,34 +292,6 @@ def test_a_missing_rank_is_named(world):
         assert seconds < 4
 
 
-def join_and_wait():
-    dist.init_process_group("resilient")
-    tell("in")
-    hear()
-    dist.destroy_process_group()
-
-
-def test_a_rank_that_is_there_twice(world):
-    ranks = world.start(join_and_wait, 2)
-    for rank in ranks:
-        assert rank.told() == "in"
-    second = world.start_rank(failing_init, 1, 2, 20)
-    name, code, text, seconds = second.value(20)
-    assert (name, code) == ("ConfigError", "DUPLICATE_RANK"), text
-    assert str(ranks[1].pid) in text and str(second.pid) in text
-    assert seconds < 3
-    for rank in ranks:
-        rank.say("go")
-        rank.value()
-
-
-def test_other_world_sizes(world):
-    first = world.start_rank(failing_init, 0, 3, 4)
-    second = world.start_rank(failing_init, 1, 2, 4)
-    outcomes = [first.value(20), second.value(20)]
-    assert "WORLD_SIZE" in [outcome[1] for outcome in outcomes], outcomes
-
-
 def interrupted(what):
     if what == "init":
         tell("waiting")
