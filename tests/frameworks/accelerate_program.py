@@ -7,9 +7,8 @@ import time
 from datetime import timedelta
 
 import late
+import program
 import torch
-from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--backend")
@@ -30,15 +29,9 @@ def wait_for_main_process(accelerator):
     accelerator.wait_for_everyone()
 
 
-options = {"timeout": timedelta(seconds=args.timeout)}
-if args.backend:
-    options["backend"] = args.backend
-accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(**options)])
-try:
+accelerator = program.accelerator(args.backend, args.timeout)
+with program.telling_failure():
     wait_for_main_process(accelerator)
-except Exception:
-    print("failed", time.time(), flush=True)
-    raise
 
 torch.manual_seed(1)
 inputs = torch.randn(64, 4)

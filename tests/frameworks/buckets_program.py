@@ -8,11 +8,9 @@ import argparse
 import json
 import random
 import time
-from datetime import timedelta
 
+import program
 import torch
-from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
 
 BATCH = 4
 SAMPLES = 240
@@ -27,16 +25,8 @@ args = parser.parse_args()
 
 
 def batches(rank, size):
-    """Indices of this rank's range, four of one ratio at a time."""
     ratios = [random.Random(sample).randrange(args.ratios) for sample in range(SAMPLES)]
-    share = SAMPLES // size
-    buckets = {}
-    for sample in range(rank * share, (rank + 1) * share):
-        bucket = buckets.setdefault(ratios[sample], [])
-        bucket.append(sample)
-        if len(bucket) == BATCH:
-            yield ratios[sample], list(bucket)
-            bucket.clear()
+    return program.batches_of_one_ratio(ratios, rank, size, BATCH)
 
 
 def train(accelerator):
@@ -62,15 +52,9 @@ def train(accelerator):
 
 
 def main():
-    options = {"timeout": timedelta(seconds=args.timeout)}
-    if args.backend:
-        options["backend"] = args.backend
-    accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(**options)])
-    try:
+    accelerator = program.accelerator(args.backend, args.timeout)
+    with program.telling_failure():
         steps = train(accelerator)
-    except Exception:
-        print("failed", time.time(), flush=True)
-        raise
     print("result", json.dumps({"steps": steps}), flush=True)
     accelerator.end_training()
 

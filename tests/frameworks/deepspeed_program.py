@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import deepspeed
 import late
+import program
 import torch
 from deepspeed.comm.torch import build_shm_op
 
@@ -55,11 +56,8 @@ def main():
     if int(os.environ["RANK"]) == args.late_rank:
         late.work(args.late)
     print("init", time.time(), flush=True)
-    try:
+    with program.telling_failure():
         train(build())
-    except Exception:
-        print("failed", time.time(), flush=True)
-        raise
     torch.distributed.destroy_process_group()
 
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import late
 import lightning
+import program
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy as FabricDDP
@@ -84,11 +85,9 @@ def run_fabric():
 
 
 try:
-    weights = run_trainer() if args.kind == "trainer" else run_fabric()
-    print("result", json.dumps({"weights": weights}), flush=True)
-except Exception:
-    print("failed", time.time(), flush=True)
-    raise
+    with program.telling_failure():
+        weights = run_trainer() if args.kind == "trainer" else run_fabric()
+        print("result", json.dumps({"weights": weights}), flush=True)
 finally:
     print("finally", flush=True)
     sys.stdout.flush()

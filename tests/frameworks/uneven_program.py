@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 
+import program
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
@@ -20,16 +21,8 @@ args = parser.parse_args()
 
 
 def batches_of(rank, size):
-    """The images of each batch of one rank: all of one ratio."""
     ratios = torch.randint(RATIOS, (IMAGES,), generator=torch.Generator().manual_seed(5)).tolist()
-    share = IMAGES // size
-    buckets = {}
-    for image in range(rank * share, (rank + 1) * share):
-        bucket = buckets.setdefault(ratios[image], [])
-        bucket.append(image)
-        if len(bucket) == BATCH:
-            yield ratios[image], list(bucket)
-            bucket.clear()
+    return program.batches_of_one_ratio(ratios, rank, size, BATCH)
 
 
 def load(ratio, images):
