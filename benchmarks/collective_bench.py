@@ -20,10 +20,8 @@ or "end"; to DIRECTORY/answers it writes "R ready" once and "R SECONDS" for each
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.metadata
-import json
 import os
 import random
 import select
@@ -35,6 +33,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import record
 
 HERE = Path(__file__).resolve().parent
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier")
@@ -257,16 +257,6 @@ def show(rows):
 # ---- The report ----
 
 
-def machine():
-    model = ""
-    with open("/proc/cpuinfo") as file:
-        for line in file:
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    return {"cores": os.cpu_count(), "cpu": model, "load": os.getloadavg()[0]}
-
-
 def versions(programs):
     found = {peer: version for peer, (_, version) in programs.items()}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -282,9 +272,7 @@ def commit():
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.parser(__doc__)
     native = HERE.parent / "build" / "bin" / "collective_bench"
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="+")
@@ -300,7 +288,7 @@ def main():
     args.rounds = args.rounds or (3 if args.quick else 7)
     args.seconds = args.seconds or (0.02 if args.quick else 0.05)
     args.sizes = args.sizes or (SIZES[::2] if args.quick else SIZES)
-    began = machine()
+    began = record.machine()
     with tempfile.TemporaryDirectory() as directory:
         programs = mpi_programs(args.peers, directory)
         rows = list(all_rows(args, programs, random.Random(args.seed)))
@@ -312,7 +300,7 @@ def main():
             "seed": args.seed,
             "rounds": args.rounds,
         }
-        args.out.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+        record.write(args.out, {**head, "rows": rows})
     return 0
 
 

@@ -22,11 +22,9 @@ import itertools
 import json
 import mmap
 import os
-import platform
 import random
 import selectors
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -36,8 +34,13 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
+import record
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "torch"))
+
+from harness import free_port
 
 KNOWN_P50_LIMIT_S = 0.1
 KNOWN_MAX_LIMIT_S = 0.5
@@ -105,12 +108,6 @@ def rank_main(
         report({"event": "raised", "known": known, "raised": raised, "text": text})
     finally:
         os._exit(0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def start_store(directory: str) -> tuple[subprocess.Popen, str]:
@@ -239,9 +236,7 @@ def run_memory(args: argparse.Namespace) -> list[dict]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.parser(__doc__)
     parser.add_argument("--tries", type=int, help="50; 5 of each kind with --memory")
     parser.add_argument("--memory", type=float, nargs="+", metavar="GIB")
     parser.add_argument("--gloo-tries", type=int, default=10)
@@ -258,14 +253,8 @@ def main() -> int:
     if args.gloo_tries and not args.memory:
         runs.append(run_backend(args, "gloo", args.gloo_tries))
     if args.out:
-        machine = {
-            "cores": os.cpu_count(),
-            "machine": platform.machine(),
-            "torch": torch.__version__,
-        }
-        args.out.write_text(
-            json.dumps({"seed": args.seed, "machine": machine, "runs": runs}, indent=1) + "\n"
-        )
+        machine = record.machine() | {"torch": torch.__version__}
+        record.write(args.out, {"seed": args.seed, "machine": machine, "runs": runs})
     met = all(
         run["known_s"]["p50"] < KNOWN_P50_LIMIT_S
         and run["known_s"]["max"] < KNOWN_MAX_LIMIT_S

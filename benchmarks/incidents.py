@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import signal
 import sys
@@ -25,6 +24,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from subprocess import TimeoutExpired
+
+import record
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 sys.path[:0] = [str(TESTS / "frameworks"), str(TESTS / "torch")]
@@ -315,7 +316,7 @@ def measure(args: argparse.Namespace) -> dict:
     partly = args.only or args.backend
     results = json.loads(args.out.read_text()) if partly and args.out.exists() else {}
     results |= {
-        "machine": {"cores": os.cpu_count(), "machine": platform.machine()},
+        "machine": record.machine(),
         "versions": {name: version(name) for name in FRAMEWORKS},
         "late_s": args.late,
         "timeout_s": args.timeout,
@@ -346,15 +347,13 @@ def measure(args: argparse.Namespace) -> dict:
                 entry["runs"][backend]["load"] = load
                 text = cell(entry, backend, args.cutoff)
                 print(f"{incident.name:16s} {backend:10s} {text}", flush=True)
-            args.out.write_text(json.dumps(results, indent=1) + "\n")
-    args.out.write_text(json.dumps(results, indent=1) + "\n")
+            record.write(args.out, results)
+    record.write(args.out, results)
     return results
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.parser(__doc__)
     parser.add_argument("--late", type=float, default=15)
     parser.add_argument("--timeout", type=float, default=5)
     parser.add_argument("--cutoff", type=float, default=60)

@@ -15,11 +15,8 @@ the rows are. Exit 1 when a row with a goal misses it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -29,6 +26,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import record
 import store_load
 import torch
 import torch.distributed as dist
@@ -357,9 +355,7 @@ def show(row):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the time")
     parser.add_argument("--repetitions", type=int)
     parser.add_argument("--only", help="rows with this in their name, of the simple ones")
@@ -387,13 +383,8 @@ def main():
             show(row)
             rows.append(row)
     if args.out:
-        machine = {
-            "cores": os.cpu_count(),
-            "machine": platform.machine(),
-            "load": os.getloadavg()[0],
-            "torch": torch.__version__,
-        }
-        args.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+        machine = record.machine() | {"torch": torch.__version__}
+        record.write(args.out, {"machine": machine, "rows": rows})
     missed = [row["row"] for row in rows if row["goal"] and row["ratio"] > row["goal"]]
     return 1 if missed else 0
 
