@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 import torch_resilient
-from torch_resilient import _errors
+from torch_resilient import _errors, _native
 
 BASES = {
     "RANK_LOST": dist.DistBackendError,
@@ -54,9 +54,15 @@ def test_each_code_has_its_class(code, base):
 
 def test_the_table_is_complete():
     assert set(_errors.CLASSES) == set(BASES)
-    assert set(_errors.RETRIED) <= set(BASES)
     for name in _errors.PUBLIC:
         assert getattr(torch_resilient, name).__module__ == "torch_resilient"
+
+
+def test_elastic_tries_again_after_what_is_no_bug():
+    tried = {code for code in BASES if _native.load().retried_by_elastic(code)}
+    losses = {"RANK_LOST", "LEFT", "COMM_STALLED", "COMM_FAILED", "DEVICE_LOST", "STORE_LOST"}
+    assert tried == losses | {"TIMEOUT", "OUTCOME_UNKNOWN"}
+    assert not _native.load().retried_by_elastic("a code of a newer peer")
 
 
 def test_config_errors_are_value_errors():

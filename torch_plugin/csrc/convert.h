@@ -20,7 +20,7 @@ enum class ErrorKind : std::uint8_t { kBackend, kStore, kQueueEmpty, kNetwork };
 ErrorKind KindOf(StatusCode code);
 
 // Whether `elastic` tries again after this first cause; the others are bugs of the program or its
-// start. As RETRIED in torch_resilient/_errors.py.
+// start.
 bool RetriedByElastic(StatusCode code);
 
 // Raises BackendError, StoreError, QueueEmptyError or NetworkError of <resilient/torch_errors.h>.

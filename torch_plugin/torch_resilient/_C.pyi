@@ -16,6 +16,9 @@ TlsFiles = tuple[str, str, str]  # Paths of certificate, key and CA; "": none.
 def install_error_factory(factory: Callable[[str, str, dict[str, Any]], BaseException]) -> None:
     """factory(code, message, attributes) -> exception to raise. attributes: rank host pid generation group seq since."""
 
+def retried_by_elastic(code: str) -> bool:
+    """True for first causes after which `elastic` tries again; the others are bugs of the program or its start."""
+
 def parse_settings(environment: dict[str, str]) -> dict[str, Any]:
     """Fields of Settings by name; durations in seconds. Raises SETTING. 'warnings' is a list of lines to print."""
 

@@ -10,7 +10,7 @@ import traceback
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torch_resilient import _api, _errors
+from torch_resilient import _api, _errors, _native
 
 # An exception such as "connection reset" may reach the program before the fence that explains it.
 _FENCE_GRACE_SECONDS = 1.0
@@ -83,7 +83,7 @@ class _Run:
         """The session's failure, whatever exception it reached the program as; None when there is
         none or it is a bug."""
         cause = self._world.session.await_failure(_FENCE_GRACE_SECONDS)
-        return cause if cause is not None and cause.code in _errors.RETRIED else None
+        return cause if cause is not None and _retried(cause) else None
 
     def _recover(self, cause):
         self._count_restart(cause)
@@ -95,7 +95,7 @@ class _Run:
                 break
             except _errors.ResilientError as error:
                 over = self._world.session.membership()["state"] in _OVER_STATES
-                if over or error.code not in _errors.RETRIED - {"TIMEOUT"}:
+                if over or error.code == "TIMEOUT" or not _retried(error):
                     raise
                 self._count_restart(error)  # Lost another rank meanwhile.
         self._incident = dict(self._world.session.last_incident() or {})
@@ -120,6 +120,10 @@ class _Run:
         self._note("committed_unix_s")
         incident, self._incident = self._incident, None
         _log_recovery(self._world, incident, self._state.commits)
+
+
+def _retried(error):
+    return _native.load().retried_by_elastic(error.code)
 
 
 class _GroupsAtEntry:

@@ -149,12 +149,6 @@ CLASSES = {
     "AUTH": ConnectError,
 }
 
-# First causes after which `elastic` tries again; the others are bugs of the program or its start.
-RETRIED = frozenset(
-    {"RANK_LOST", "LEFT", "COMM_STALLED", "COMM_FAILED", "DEVICE_LOST", "STORE_LOST"}
-    | {"TIMEOUT", "OUTCOME_UNKNOWN"}
-)
-
 
 def make(code, message, attributes):
     """The exception for a failure of the library. Values that say "not known" become None."""

@@ -1,15 +1,23 @@
 #include "torch_plugin/csrc/python/module.h"
 
 #include <exception>
+#include <optional>
+#include <string>
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/version.h>
+
+#include "torch_plugin/csrc/convert.h"
 
 namespace resilient::plugin {
 
 void RegisterErrors(pybind11::module_& m, const std::shared_ptr<PythonHost>& host) {
   m.def("install_error_factory",
         [host](const pybind11::function& factory) { host->InstallFactory(factory.ptr()); });
+  m.def("retried_by_elastic", [](const std::string& code) {
+    const std::optional<StatusCode> known = CodeFromName(code);
+    return known && RetriedByElastic(*known);
+  });
   // What PythonHost throws, wherever it comes out: out of our functions, or out of torch's bindings
   // of Store and Work.
   pybind11::register_exception_translator([](std::exception_ptr pending) {
