@@ -2,7 +2,6 @@
 // ever returns a wrong result. Method: ranks are fabrics of one process; every test makes one thing
 // go wrong and waits for what must follow.
 
-#include <dirent.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -11,6 +10,7 @@
 #include "runtime/comm/endpoint.h"
 #include "runtime/comm/wire.h"
 #include "runtime/net/socket.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/sanitizers.h"
 #include "tests/unit/comm/comm_world.h"
 
@@ -525,14 +525,6 @@ TEST_P(Failure, WrongSecretOfAPeer_NeverConnects) {
   wrong->Abort(kLost);
   right->Abort(kLost);
   EXPECT_EQ(pending.Wait().code(), StatusCode::kRankLost);
-}
-
-std::size_t OpenDescriptors() {
-  std::size_t count = 0;
-  DIR* dir = opendir("/proc/self/fd");
-  while (readdir(dir) != nullptr) ++count;
-  closedir(dir);
-  return count;
 }
 
 TEST_P(Failure, TwoHundredGroups_LeakNoDescriptor) {

@@ -3,14 +3,13 @@
 // Method: the steps of rank 1 are counted; one after the other, rank 1 is aborted exactly there, or
 // stands still there while all are aborted.
 
-#include <dirent.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
 
 #include "runtime/base/random.h"
 #include "runtime/comm/step_observer.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/sanitizers.h"
 #include "tests/unit/comm/comm_world.h"
 #include "tests/unit/comm/fault_points.h"
@@ -82,14 +81,6 @@ class FaultPoint {
   bool released_ = false;
   int steps_after_ = 0;
 };
-
-std::size_t OpenDescriptors() {
-  std::size_t count = 0;
-  DIR* dir = opendir("/proc/self/fd");
-  while (readdir(dir) != nullptr) ++count;
-  closedir(dir);
-  return count;
-}
 
 class FaultPoints : public ::testing::TestWithParam<FaultCase> {
  protected:

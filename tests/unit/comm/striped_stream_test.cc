@@ -3,7 +3,6 @@
 // Method: two striped streams over pairs of sockets, driven by poll() as the loop does it.
 #include "runtime/comm/striped_stream.h"
 
-#include <dirent.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -16,6 +15,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "tests/support/descriptors.h"
 
 namespace resilient {
 namespace {
@@ -274,16 +275,8 @@ TEST(StripedStream, ASocketThatEndsEarly_IsTheEndWhenItsTurnComes) {
   EXPECT_EQ(broken.error, EPIPE);
 }
 
-int OpenDescriptors() {
-  int count = 0;
-  DIR* folder = opendir("/proc/self/fd");
-  while (readdir(folder) != nullptr) ++count;
-  closedir(folder);
-  return count;
-}
-
 TEST(StripedStream, KeepsNoDescriptor) {
-  const int before = OpenDescriptors();
+  const std::size_t before = OpenDescriptors();
   for (int i = 0; i < 3; ++i) Ends ends(8, 5);
   EXPECT_EQ(OpenDescriptors(), before);
 }

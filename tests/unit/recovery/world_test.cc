@@ -53,16 +53,20 @@ class WorldTest : public ::testing::Test {
     return Rank{*session, *world};
   }
 
-  // Sums `value` over the group; the sum or why not.
-  static Result<double> Sum(Group& group, double value) {
+  static Operation SumOp(double* values, std::size_t count = 1) {
     Operation op;
     op.kind = OpKind::kAllReduce;
     op.dtype = DataType::kFloat64;
     op.reduce = ReduceOp::kSum;
-    op.data = &value;
-    op.count = 1;
+    op.data = values;
+    op.count = count;
+    return op;
+  }
+
+  // Sums `value` over the group; the sum or why not.
+  static Result<double> Sum(Group& group, double value) {
     Outcome outcome;
-    auto seq = group.Submit(op, outcome.Callback());
+    auto seq = group.Submit(SumOp(&value), outcome.Callback());
     const Status status = seq.ok() ? outcome.Await() : seq.status();
     if (!status.ok()) return status;
     return value;
@@ -113,14 +117,8 @@ TEST_F(WorldTest, KilledRank_SurvivorsRaiseUntilRebuildAndGoOnWithTheNewcomer) {
 
     // In flight at the fence: rank 2 does not take part.
     double value = 1;
-    Operation op;
-    op.kind = OpKind::kAllReduce;
-    op.dtype = DataType::kFloat64;
-    op.reduce = ReduceOp::kSum;
-    op.data = &value;
-    op.count = 1;
     Outcome outcome;
-    ASSERT_TRUE(self.world->Submit(op, outcome.Callback()).ok());
+    ASSERT_TRUE(self.world->Submit(SumOp(&value), outcome.Callback()).ok());
     waiting.count_down();
     const Status status = outcome.Await();
     EXPECT_EQ(status.code(), StatusCode::kRankLost);
@@ -226,13 +224,8 @@ TEST_F(WorldTest, Mismatch_RaisesOnEveryRankAndHeals) {
     ExpectSum(*self.world, rank, 10);
     summed.arrive_and_wait();
     Outcome outcome;
-    Operation op;
     double values[2] = {1, 1};
-    op.kind = OpKind::kAllReduce;
-    op.dtype = DataType::kFloat64;
-    op.reduce = ReduceOp::kSum;
-    op.data = values;
-    op.count = rank == 1 ? 2 : 1;
+    const Operation op = SumOp(values, rank == 1 ? 2 : 1);
     // Where the fence of the others is faster than this rank, its operation does not even start.
     const auto seq = self.world->Submit(op, outcome.Callback());
     EXPECT_EQ((seq.ok() ? outcome.Await() : seq.status()).code(), StatusCode::kMismatch);
