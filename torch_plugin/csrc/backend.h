@@ -118,6 +118,9 @@ class ResilientBackend final : public c10d::Backend {
   };
 
   const at::Tensor& Only(Plan& plan, const Tensors& tensors);
+  // The parts of a list with an input for each rank; this rank's has the size of `into`.
+  std::vector<Part> InputForEach(Plan& plan, const std::vector<Tensors>& inputs,
+                                 const at::Tensor& into);
   Operation& PlanGather(Plan& plan, OpKind kind, const at::Tensor& output, const at::Tensor& input);
   Operation& PlanGatherToList(Plan& plan, OpKind kind, const Tensors& outputs,
                               const at::Tensor& input);

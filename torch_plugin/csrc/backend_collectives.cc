@@ -171,6 +171,27 @@ WorkPtr ResilientBackend::gather_into_tensor(at::Tensor& output, at::Tensor& inp
 }
 #endif
 
+std::vector<Part> ResilientBackend::InputForEach(Plan& plan, const std::vector<Tensors>& inputs,
+                                                 const at::Tensor& into) {
+  const auto size = static_cast<std::size_t>(getSize());
+  if (inputs.size() != 1 || inputs.front().size() != size) {
+    plan.Refuse(c10::str("this rank needs a list of ", size, " input tensors, not of ",
+                         inputs.empty() ? 0 : inputs.front().size()));
+  }
+  std::vector<Part> parts;
+  parts.reserve(size);
+  for (const at::Tensor& input : inputs.front()) {
+    const at::Tensor from = plan.Input(input);
+    plan.RequireSameType(into, from);
+    parts.push_back(PartOf(from));
+  }
+  const at::Tensor& own = inputs.front()[static_cast<std::size_t>(getRank())];
+  if (own.numel() != into.numel()) {
+    plan.Refuse(c10::str("the output has ", Describe(into), ", this rank's input ", own.numel()));
+  }
+  return parts;
+}
+
 WorkPtr ResilientBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                   const c10d::ScatterOptions& options) {
   Plan plan(*host_, OpType::SCATTER, "resilient:scatter");
@@ -179,21 +200,7 @@ WorkPtr ResilientBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs
   const at::Tensor into = plan.Output(Only(plan, outputs));
   std::vector<Part> parts;
   if (is_root) {
-    const auto size = static_cast<std::size_t>(getSize());
-    if (inputs.size() != 1 || inputs.front().size() != size) {
-      plan.Refuse(c10::str("the root needs a list of ", size, " input tensors, not of ",
-                           inputs.empty() ? 0 : inputs.front().size()));
-    }
-    for (const at::Tensor& input : inputs.front()) {
-      const at::Tensor from = plan.Input(input);
-      plan.RequireSameType(into, from);
-      parts.push_back(PartOf(from));
-    }
-    const at::Tensor& own = inputs.front()[static_cast<std::size_t>(getRank())];
-    if (own.numel() != into.numel()) {
-      plan.Refuse(
-          c10::str("the output has ", Describe(into), ", the root's own input ", own.numel()));
-    }
+    parts = InputForEach(plan, inputs, into);
   } else if (!inputs.empty() && !inputs.front().empty()) {
     plan.Refuse("only the root has inputs");
   }

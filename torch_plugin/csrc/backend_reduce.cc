@@ -43,23 +43,8 @@ WorkPtr ResilientBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
 WorkPtr ResilientBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                          const c10d::ReduceScatterOptions& options) {
   Plan plan(*host_, OpType::REDUCE_SCATTER, "resilient:reduce_scatter");
-  const at::Tensor& output = Only(plan, outputs);
-  const auto size = static_cast<std::size_t>(getSize());
-  if (inputs.size() != 1 || inputs.front().size() != size) {
-    plan.Refuse(c10::str("it needs a list of ", size, " input tensors, not of ",
-                         inputs.empty() ? 0 : inputs.front().size()));
-  }
-  const at::Tensor into = plan.Output(output);
-  std::vector<Part> parts;
-  for (const at::Tensor& input : inputs.front()) {
-    const at::Tensor from = plan.Input(input);
-    plan.RequireSameType(into, from);
-    parts.push_back(PartOf(from));
-  }
-  const at::Tensor& own = inputs.front()[static_cast<std::size_t>(getRank())];
-  if (own.numel() != into.numel()) {
-    plan.Refuse(c10::str("the output has ", Describe(into), ", this rank's input ", own.numel()));
-  }
+  const at::Tensor into = plan.Output(Only(plan, outputs));
+  std::vector<Part> parts = InputForEach(plan, inputs, into);
   plan.AddReduction(OpKind::kReduceScatter, into, options.reduceOp).inputs = std::move(parts);
   return Launch(std::move(plan), Waits(options));
 }
