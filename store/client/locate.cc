@@ -10,11 +10,11 @@
 
 #include <resilient/settings.h>
 #include <resilient/store/locate.h>
+#include <resilient/store/server_process.h>
 
 #include "runtime/base/log.h"
 #include "runtime/net/socket.h"
 #include "runtime/net/unix_address.h"
-#include "store/client/server_process.h"
 
 namespace resilient::store {
 namespace {
@@ -25,11 +25,25 @@ constexpr Duration kFirstPause = std::chrono::milliseconds(20);
 constexpr Duration kLastPause = std::chrono::milliseconds(500);
 constexpr Duration kLogAfter = std::chrono::seconds(10);
 
-// True when an interface of this host has the address.
-bool IsLocal(const std::string& host) { return ListenTcp({.host = host, .port = 0}, 1).ok(); }
+// OK when an interface of this host has the address. kResolve: it is none.
+Status IsLocal(const std::string& host) { return ListenTcp({.host = host, .port = 0}, 1).status(); }
+
+// Where a server that is started for the address listens. kResolve: nobody would find it there.
+Result<HostPort> ListenAt(const LocateOptions& options, const HostPort& address) {
+  const Status local = IsLocal(address.host);
+  if (local.code() == StatusCode::kResolve) return local;
+  HostPort listen = address;
+  if (!options.bind.empty()) {
+    listen.host = options.bind;
+  } else if (!local.ok()) {  // The name of a service, which no host has.
+    const Result<std::string> own = OwnAddressTowards(address.host);
+    if (own.ok()) listen.host = *own;
+  }
+  return listen;
+}
 
 // The right to start the store of an address on this host: an abstract socket's name, which the
-// kernel frees when its holder dies. The package for Python takes the same name.
+// kernel frees when its holder dies.
 class SpawnRight {
  public:
   explicit SpawnRight(const HostPort& address)
@@ -64,16 +78,24 @@ Result<std::optional<std::string>> Answer(const ConnectOptions& connect, const H
   return std::optional<std::string>();
 }
 
+Status NotYet(std::string why) { return {StatusCode::kUnreachable, std::move(why)}; }
+
 // One try; nullopt: not yet. `reason`: why not.
 Result<std::optional<Located>> Try(const LocateOptions& options, const HostPort& address,
-                                   const std::string& listen, const InterruptCheck& interrupt,
-                                   const Clock& clock, std::string* reason) {
+                                   const InterruptCheck& interrupt, const Clock& clock,
+                                   Status* reason) {
+  // Each time anew: a pod's name may come with the pod.
+  const Result<HostPort> listen = ListenAt(options, address);
+  if (!listen.ok()) {
+    *reason = listen.status();
+    return std::optional<Located>();
+  }
   auto answer = Answer(options.connect, address, interrupt, clock);
   if (!answer.ok()) return answer.status();
   if (*answer) return std::optional(Located{.server_id = **answer});
   const SpawnRight right(address);
   if (!right.held()) {
-    *reason = "another process of this host holds the right to start it";
+    *reason = NotYet("another process of this host holds the right to start it");
     return std::optional<Located>();
   }
   // Asked again under the lock: the previous holder may have started it meanwhile.
@@ -82,16 +104,22 @@ Result<std::optional<Located>> Try(const LocateOptions& options, const HostPort&
   if (*answer) return std::optional(Located{.server_id = **answer});
   const Result<std::string> program = StoreProgram();
   if (!program.ok()) return program.status();
-  auto started = StartServer(*program, listen, options.linger, clock);
+  const std::string where = FormatHostPort(address);
+  const std::string listening = FormatHostPort(*listen);
+  auto started = StartServer(*program, listening, options.linger, clock);
   if (started.ok()) {
-    RESILIENT_LOG(kInfo, "started the store at ", FormatHostPort(address), "; its log is ",
-                  started->log_path);
+    RESILIENT_LOG(kInfo, "started the store at ", where, "; its log is ", started->log_path);
     return std::optional(Located{.server_id = std::move(started->server_id),
                                  .spawned = true,
                                  .log_path = std::move(started->log_path)});
   }
-  if (started.status().code() != StatusCode::kRefused) return started.status();
-  *reason = started.status().message();
+  if (started.status().code() != StatusCode::kRefused) {
+    return Status(started.status().code(),
+                  StrCat("no store could be started at ", where, " (listening on ", listening,
+                         "): ", started.status().message()),
+                  {.host = address.host});
+  }
+  *reason = NotYet(started.status().message());
   return std::optional<Located>();
 }
 
@@ -143,37 +171,29 @@ Result<Located> FindOrStart(const LocateOptions& options, const InterruptCheck& 
   }
   const Result<HostPort> address = ParseHostPort(options.connect.addresses.front());
   if (!address.ok()) return address.status();
-  const bool local = IsLocal(address->host);
-  if (!local && options.rank != 0) return Located{};
-  HostPort listen = *address;
-  if (!options.bind.empty()) listen.host = options.bind;
-  if (options.bind.empty() && !local) {  // The name of a service, which no host has.
-    const Result<std::string> own = OwnAddressTowards(address->host);
-    if (own.ok()) listen.host = *own;
-  }
-
+  if (options.rank != 0 && !IsLocal(address->host).ok()) return Located{};
   const std::string where = FormatHostPort(*address);
-  std::string reason = "nobody answers";
+  Status reason = NotYet("nobody answers");
   Duration pause = kFirstPause;
   Instant log_at = clock.Now() + kLogAfter;
   std::vector<PollEntry> nothing;
   while (true) {
-    auto located = Try(options, *address, FormatHostPort(listen), interrupt, clock, &reason);
+    auto located = Try(options, *address, interrupt, clock, &reason);
     if (!located.ok()) return located.status();
     if (*located) return **std::move(located);
     RESILIENT_RETURN_IF_ERROR(interrupt());
     const Instant now = clock.Now();
     if (deadline.ExpiredAt(now)) break;
     if (now > log_at) {
-      RESILIENT_LOG(kInfo, "still no store at ", where, ": ", reason);
+      RESILIENT_LOG(kWarn, "still no store at ", where, ": ", reason.message());
       log_at = kNever;
     }
     PollUntil(nothing, clock, std::min(deadline, Deadline::After(now, pause)));
     pause = std::min(pause * 3 / 2, kLastPause);
   }
-  return Status(StatusCode::kUnreachable,
+  return Status(reason.code(),
                 StrCat("no store of this package answers at ", where,
-                       ", and none could be started there: ", reason),
+                       ", and none could be started there: ", reason.message()),
                 {.host = address->host});
 }
 

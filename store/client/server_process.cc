@@ -1,5 +1,3 @@
-#include "store/client/server_process.h"
-
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
@@ -17,6 +15,7 @@
 #include <vector>
 
 #include <resilient/settings.h>
+#include <resilient/store/server_process.h>
 
 #include "runtime/base/file.h"
 #include "runtime/base/log.h"

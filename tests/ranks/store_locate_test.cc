@@ -95,6 +95,18 @@ TEST_F(StoreLocate, SomethingSilentListens_UnreachableAtTheDeadlineSaysWhy) {
       << located.status().ToString();
 }
 
+TEST_F(StoreLocate, NameThatDoesNotResolve_IsLookedForUntilTheDeadline) {
+  const Result<Located> located =
+      Locate(OptionsFor("no-such-host.invalid:29500"), std::chrono::milliseconds(100));
+  ASSERT_FALSE(located.ok());
+  EXPECT_EQ(located.status().code(), StatusCode::kResolve) << located.status().ToString();
+  EXPECT_NE(located.status().message().find("does not resolve"), std::string::npos);
+  const Result<Located> other =
+      Locate(OptionsFor("no-such-host.invalid:29500", 1), std::chrono::milliseconds(100));
+  ASSERT_TRUE(other.ok()) << other.status().ToString();
+  EXPECT_TRUE(other->server_id.empty());
+}
+
 TEST_F(StoreLocate, InterruptedWait_ReturnsItsReason) {
   const auto listener = ListenTcp({.host = "127.0.0.1", .port = 0}, 16);
   const SystemClock clock;

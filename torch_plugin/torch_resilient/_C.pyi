@@ -35,6 +35,22 @@ def probe_store(
     """Connects once (retrying refused and reset until `timeout` seconds) and returns the server's id.
     Raises REFUSED, UNREACHABLE, RESOLVE, PROTOCOL, AUTH or JOB."""
 
+def find_store(
+    address: str,
+    job: str,
+    timeout: float,
+    rank: int,
+    bind: str,
+    linger: float,
+    token_file: str = "",
+    tls: TlsFiles = ("", "", ""),
+) -> tuple[str, bool]:
+    """FindOrStart of <resilient/store/locate.h>: the server's id, "" where it is not looked at, and whether this process
+    has started it. Raises UNREACHABLE, RESOLVE, SETTING, PROTOCOL or AUTH."""
+
+def start_server(listen: str, linger: float) -> tuple[str, str, str]:
+    """StartServer of <resilient/store/server_process.h>: ("host:port", server id, path of its log). Raises SETTING, REFUSED."""
+
 class DeviceClaim:
     """The GPU that a rank uses: see <resilient/device.h>."""
 

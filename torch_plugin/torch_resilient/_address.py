@@ -5,7 +5,6 @@ the environment and the arguments alone, so that all ranks take the same.
 """
 
 import contextlib
-import errno
 import socket
 import time
 from dataclasses import dataclass
@@ -31,20 +30,36 @@ class Endpoint:
     given: bool = False
 
 
-@dataclass
 class Search:
-    """What the search for the store goes by. `probe(address, timeout) -> server id` raises the
-    connect errors of the package."""
+    """What the search for the store goes by. `rank` -1: no rank; who owns the address may start the
+    store. `deadline`: of time.monotonic()."""
 
-    rank: int
-    job: str
-    deadline: float  # time.monotonic()
-    linger: float
-    bind: str
-    probe: object
-    log: object
-    warn: object
-    trouble: str = ""  # What stood in the way last.
+    def __init__(self, native, settings, rank, job, deadline, log, warn):
+        self.rank, self.job, self.deadline = rank, job, deadline
+        self.bind, self.linger = settings["bind"], settings["linger"]
+        self.log, self.warn = log, warn
+        self._native = native
+        self._access = {"token_file": settings["token_file"], "tls": settings["tls"]}
+
+    def left(self):
+        return max(self.deadline - time.monotonic(), 0)
+
+    def probe(self, address):
+        """Id of the server there; raises the connect errors of the package."""
+        return self._native.probe_store(address, self.job, PROBE_SECONDS, **self._access)
+
+    def find(self, address):
+        """(server id, whether it was started) of the store that is at the address from now on."""
+        return self._native.find_store(
+            address, self.job, self.left(), self.rank, self.bind, self.linger, **self._access
+        )
+
+    def start(self, host):
+        """Starts a server on a port of the kernel's choice: its ("host:port", id)."""
+        listen = _server.join_host_port(host, 0)
+        address, server_id, log_path = self._native.start_server(listen, self.linger)
+        self.log(f"started the store at {address}; its log is {log_path}")
+        return address, server_id
 
 
 def given(text):
@@ -101,56 +116,8 @@ def at(search, host, port):
     Any rank on the host that owns the address may start it, rank 0 always may.
     """
     address = _server.join_host_port(host, port)
-    if search.rank != 0 and not is_local(host):
-        return Endpoint([address])  # Connecting retries until the init timeout.
-    code, search.trouble = "UNREACHABLE", "another process holds the right to start it"
-    for _ in _rounds(search, f"still no store at {address}"):
-        if trouble := _unresolved(host):
-            # Nobody would find a store there. A pod's name may come with the pod.
-            code, search.trouble = "RESOLVE", trouble
-            continue
-        code = "UNREACHABLE"
-        bind = search.bind or (host if is_local(host) else own_address_towards(host))
-        server_id = _answer(search, address)
-        if server_id is not None:
-            return Endpoint([address], server_id)
-        with _SpawnLock(address) as lock:
-            # Asked again under the lock: the previous holder may have started it meanwhile.
-            server_id = _answer(search, address) if lock.held else None
-            if server_id is not None:
-                return Endpoint([address], server_id)
-            if not lock.held:
-                continue
-            try:
-                _, server_id, log_path = _server.spawn(bind, port, search.linger)
-            except _server.ServerStartError as error:
-                if error.exit_code != _server.ADDRESS_IN_USE:
-                    raise _errors.ConfigError(
-                        f"no store could be started at {address} (listening on {bind}): {error}",
-                        host=host,
-                    ) from error
-                search.trouble = str(error)
-                continue
-        search.log(f"started the store at {address}; its log is {log_path}")
-        return Endpoint([address], server_id, spawned=True)
-    raise _errors.ConnectError(
-        f"no store of this package answers at {address}, and none could be started there:"
-        f" {search.trouble}",
-        host=host,
-        code=code,
-    )
-
-
-def _unresolved(host):
-    """Why the name has no address; empty: it has one."""
-    try:
-        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        return (
-            f"the name {host!r} does not resolve ({error.strerror}): wrong MASTER_ADDR, or no entry"
-            " in DNS or /etc/hosts?"
-        )
-    return ""
+    server_id, spawned = search.find(address)
+    return Endpoint([address], server_id, spawned)
 
 
 def through(search, store, host):
@@ -170,13 +137,9 @@ def _publish(search, store, key, host):
         return endpoint
     own = host if is_local(host) else own_address_towards(host)
     bind = search.bind or own
-    try:
-        address, server_id, log_path = _server.spawn(bind, 0, search.linger)
-    except _server.ServerStartError as error:
-        raise _errors.ConfigError(f"no store could be started on {bind}: {error}") from error
+    address, server_id = search.start(bind)
     if bind in _WILDCARDS:  # Where it listens is not where others reach it.
         address = _server.join_host_port(own, _server.split_host_port(address)[1])
-    search.log(f"started the store at {address}; its log is {log_path}")
     published = f"{address} {server_id}"
     answer = store.compare_set(key, text, published).decode()
     if answer != published:
@@ -229,7 +192,7 @@ def _answer(search, address):
     except OSError:
         return None
     try:
-        return search.probe(address, PROBE_SECONDS)
+        return search.probe(address)
     except _errors.ConnectError as error:
         if error.code in ("PROTOCOL", "AUTH"):
             raise
@@ -238,7 +201,7 @@ def _answer(search, address):
 
 def _rounds(search, slow):
     """One round at once, then one after each of growing pauses, until the deadline. `slow` is
-    logged once, with the trouble, when it takes long."""
+    logged once, when it takes long."""
     pause = _FIRST_PAUSE_SECONDS
     log_at = time.monotonic() + _LOG_AFTER_SECONDS
     yield
@@ -246,29 +209,6 @@ def _rounds(search, slow):
         time.sleep(min(pause, search.deadline - now))
         pause = min(pause * 1.5, _LAST_PAUSE_SECONDS)
         if now > log_at:
-            search.warn(f"{slow}: {search.trouble}" if search.trouble else slow)
+            search.warn(slow)
             log_at = search.deadline
         yield
-
-
-class _SpawnLock:
-    """Right to start the store of an address on this host: an abstract socket's name, which the
-    kernel frees when its holder dies."""
-
-    def __init__(self, address):
-        self._name = "\0resilient-spawn-{}-{}".format(*_server.split_host_port(address))
-        self._socket = None
-        self.held = False
-
-    def __enter__(self):
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.bind(self._name)
-            self.held = True
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-        return self
-
-    def __exit__(self, *exc_info):
-        self._socket.close()

@@ -205,14 +205,11 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         whose = str(os.getpid()) if world_size == 1 else launcher_address or "any"
         job = f"{job}/helper-{whose}"
     search = _address.Search(
-        rank=rank,
-        job=job,
-        deadline=started + timeout.total_seconds(),
-        linger=settings["linger"],
-        bind=settings["bind"],
-        probe=lambda address, seconds: native.probe_store(
-            address, job, seconds, token_file=settings["token_file"], tls=settings["tls"]
-        ),
+        native,
+        settings,
+        rank,
+        job,
+        started + timeout.total_seconds(),
         log=lambda text: log_line(settings, rank, "info", text),
         warn=lambda text: log_line(settings, rank, "warn", text),
     )

@@ -176,7 +176,7 @@ class Handler(RendezvousHandler):
             try:
                 self._attend(deadline)
                 return self._meet(deadline)
-            except (_errors.ConfigError, _server.ServerStartError) as error:
+            except _errors.ConfigError as error:
                 raise RendezvousConnectionError(str(error)) from error
             except (dist.DistStoreError, _errors.ConnectError) as error:
                 trouble = error
@@ -254,27 +254,13 @@ class Handler(RendezvousHandler):
         if self._given:
             return self._given
         host, port = self._endpoint
-        if port == 0:
-            address, _, log_path = _server.spawn(host, 0, self._settings["linger"])
-            self._endpoint = _server.split_host_port(address)
-            self._log(f"started the store at {address}; its log is {log_path}")
-            return address
         search = _address.Search(
-            rank=-1,  # Who owns the address may start the store.
-            job=self._job,
-            deadline=deadline,
-            linger=self._settings["linger"],
-            bind=self._settings["bind"],
-            probe=lambda address, seconds: self._native.probe_store(
-                address,
-                self._job,
-                seconds,
-                token_file=self._settings["token_file"],
-                tls=self._settings["tls"],
-            ),
-            log=self._log,
-            warn=self._log,
+            self._native, self._settings, -1, self._job, deadline, self._log, self._log
         )
+        if port == 0:
+            address, _ = search.start(host)
+            self._endpoint = _server.split_host_port(address)
+            return address
         return _address.at(search, host, port).addresses[0]
 
     def _drop(self):

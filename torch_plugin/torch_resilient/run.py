@@ -37,7 +37,7 @@ def main(arguments=None):
     options = _parse(arguments)
     try:
         return Launcher(options).run()
-    except (OSError, _server.ServerStartError, LaunchError) as error:
+    except (OSError, _server.ProgramMissingError, LaunchError) as error:
         print(f"resilient-run: {error}", file=sys.stderr)
         return 1
 

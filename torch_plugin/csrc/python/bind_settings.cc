@@ -7,7 +7,6 @@
 #include <pybind11/stl.h>
 #include <resilient/device.h>
 #include <resilient/settings.h>
-#include <resilient/store/client.h>
 
 #include "torch_plugin/csrc/convert.h"
 #include "torch_plugin/csrc/python/durations.h"
@@ -50,25 +49,6 @@ py::dict ToDict(const Settings& settings) {
   return fields;
 }
 
-std::string ProbeStore(PythonHost& host, const std::string& address, const std::string& job,
-                       double timeout, const std::string& expected_server,
-                       const std::string& token_file, const TlsTuple& tls) {
-  const SystemClock clock;
-  store::ConnectOptions options;
-  options.addresses = {address};
-  options.job = job;
-  options.expected_server = expected_server;
-  options.token_file = token_file;
-  options.tls = ToTlsFiles(tls);
-  const py::gil_scoped_release unlocked;
-  auto client = ValueOrThrow(host, store::Connect(
-                                       options, [&host] { return host.Interrupted(); }, clock,
-                                       Deadline::After(clock.Now(), FromSeconds(timeout))));
-  std::string server = client->server_id();
-  client->Close();
-  return server;
-}
-
 using Environment = std::map<std::string, std::string>;
 
 std::vector<std::pair<std::string, std::string>> ToPairs(const Environment& environment) {
@@ -107,15 +87,6 @@ void RegisterSettings(py::module_& m, const std::shared_ptr<PythonHost>& host) {
         Check(*host, ConfigureLog(level, tag));
       },
       py::arg("level"), py::arg("tag"));
-  m.def(
-      "probe_store",
-      [host](const std::string& address, const std::string& job, double timeout,
-             const std::string& expected_server, const std::string& token_file,
-             const TlsTuple& tls) {
-        return ProbeStore(*host, address, job, timeout, expected_server, token_file, tls);
-      },
-      py::arg("address"), py::arg("job"), py::arg("timeout"), py::arg("expected_server") = "",
-      py::arg("token_file") = "", py::arg("tls") = TlsTuple());
 }
 
 }  // namespace resilient::plugin

@@ -39,6 +39,7 @@ PYBIND11_MODULE(_C, m) {
   RegisterErrors(m, host);
   RegisterSettings(m, host);
   RegisterSession(m, host);
+  RegisterLocate(m, host);
   RegisterStore(m, host);
   RegisterPresence(m, host);
   RegisterBackend(m, host);

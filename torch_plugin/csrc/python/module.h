@@ -12,6 +12,7 @@ namespace resilient::plugin {
 void RegisterErrors(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterSettings(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterSession(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
+void RegisterLocate(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterStore(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterPresence(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterBackend(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);

@@ -7,6 +7,7 @@
 
 namespace resilient::store {
 
+// A server that this process has started. Thread: value type.
 struct ServerProcess {
   std::string address;  // "host:port" as it listens.
   std::string server_id;
