@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/base/texts.h"
+
 namespace resilient::store {
 
 std::string_view PhaseName(Phase phase) {
@@ -75,7 +77,7 @@ std::string World::WhoIsMissing(Instant now) const {
       notes += "; " + seat.note;
     }
   }
-  if (missing > kNamedAtMost) ranks += " and " + std::to_string(missing - kNamedAtMost) + " more";
+  ranks += AndMore(static_cast<std::size_t>(std::max(missing - kNamedAtMost, 0)));
   std::string text =
       std::to_string(joined) + " of " + std::to_string(size()) + " joined; missing ranks " + ranks;
   if (unheard == missing) {
