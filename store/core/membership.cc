@@ -9,13 +9,14 @@ namespace {
 
 constexpr Duration kMassCloseWindow = std::chrono::seconds(1);
 constexpr std::size_t kMassCloseFloor = 8;
+
+}  // namespace
+
 bool SameProcess(const ProcessIdentity& known, const ProcessIdentity& told) {
   if (known.boot_id != told.boot_id || known.pid != told.pid) return false;
   if (!told.pid_namespace.empty() && known.pid_namespace != told.pid_namespace) return false;
   return told.start_time == 0 || known.start_time == told.start_time;
 }
-
-}  // namespace
 
 void MembershipEffects::Tell(SessionId session, Event event) {
   push.push_back({session, std::move(event)});

@@ -22,6 +22,7 @@
 #include "store/core/keyspace.h"
 #include "store/core/messages.h"
 #include "store/core/participant.h"
+#include "store/core/presence_key.h"
 #include "store/core/storage.h"
 #include "store/core/world.h"
 
@@ -94,6 +95,12 @@ class Membership {
   void Waiting(SessionId session, const WaitingReport& report, Moment moment,
                MembershipEffects& effects);
   void OnWhereabouts(SessionId session, const WhereaboutsOp& op, Moment moment);
+  // A session holds the presence key of a rank, or does so no more, for it `how`: "was killed by
+  // signal 9 (SIGKILL)". Its process counts as alive, not as missing, until it has joined.
+  // membership_presence.cc.
+  void OnPresent(SessionId session, const ProcessIdentity& process, const PresenceName& name);
+  void OnAbsent(SessionId session, const PresenceName& name, const std::string& how, Moment moment,
+                MembershipEffects& effects);
   // Asked by an admin: silence of the members that match ends no lease for a while, of those
   // already held anew; or again. How many there are. kNotFound: none. membership_holds.cc.
   Result<std::int64_t> Hold(const HoldOp& op, Moment moment, MembershipEffects& effects);
@@ -212,9 +219,13 @@ class Membership {
   void PushHolds(SessionId session, Moment moment, MembershipEffects& effects) const;
   Status LossOf(const Participant& who, const std::string& how, Moment moment) const;
 
-  // Who waits for whom: membership_waits.cc.
+  // Presence of ranks that have not joined: membership_presence.cc.
   void NotePresent(World& world, const Participant& teller, const std::vector<int>& present,
                    Moment moment) const;
+  void SeatThePresent(World& world);
+  void ForgetAbsent(const World& world);
+
+  // Who waits for whom: membership_waits.cc.
   World* RunningWorldOf(SessionId session, std::uint64_t generation);
   void Diagnose(Moment moment, MembershipEffects& effects);
   void Diagnose(World& world, Moment moment, MembershipEffects& effects);
@@ -257,6 +268,14 @@ class Membership {
   bool AnyoneSeated() const;
   void Arm(Instant when, TimerKind kind, std::uint64_t id);
 
+  // Of a rank of a world of some size: the processes that hold its presence key, by the session;
+  // when there is none, how the last one ended without having joined.
+  struct Presence {
+    std::map<SessionId, ProcessIdentity> holders;
+    std::string note;
+  };
+  static void Announce(Seat& seat, const Presence& presence);
+
   struct Changes {
     bool job = true;  // A new one is written in any case.
     std::vector<std::uint64_t> worlds;
@@ -280,6 +299,7 @@ class Membership {
   std::map<std::uint64_t, World> worlds_;  // By round, of this life.
   std::unordered_map<SessionId, Participant> participants_;
   std::map<std::pair<std::string, std::int64_t>, std::set<SessionId>> by_process_;  // Boot id, pid.
+  std::map<std::pair<int, int>, Presence> present_;  // By size and rank; not kept.
   std::multimap<Instant, Timer> timers_;
   std::deque<Instant> closes_;        // Of control connections, within the last second.
   std::vector<SessionId> due_holds_;  // Within a tick.

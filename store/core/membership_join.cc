@@ -264,7 +264,10 @@ void Membership::TakeSeat(World& world, Participant& who, Moment moment,
   if (world.incarnations.insert(who.hello.incarnation).second) {
     incarnations.push_back(who.hello.incarnation);
   }
-  seat = Seat{};
+  Seat taken;
+  taken.announced = seat.announced;  // Until its process says otherwise.
+  taken.present_on = std::move(seat.present_on);
+  seat = std::move(taken);
   seat.state = SeatState::kJoined;
   seat.session = who.session;
   seat.incarnations = std::move(incarnations);
@@ -333,6 +336,7 @@ World& Membership::NewWorld(const Participant& who, Moment moment, MembershipEff
   world.launcher_attempt = who.hello.launcher_attempt;
   world.seats.resize(static_cast<std::size_t>(who.request.world_size));
   world.first_join = moment.now;
+  SeatThePresent(world);
   return world;
 }
 

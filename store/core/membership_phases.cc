@@ -46,6 +46,7 @@ void Membership::BuildIfComplete(World& world, MembershipEffects& effects) {
   }
   world.view = Share(std::move(view));
   for (const Seat& seat : world.seats) effects.Tell(seat.session, world.view);
+  ForgetAbsent(world);
 }
 
 // REQUIRES: BUILDING or RUNNING.

@@ -62,16 +62,6 @@ void Membership::Waiting(SessionId session, const WaitingReport& report, Moment 
   world->diagnosis.OnWaiting(who->request.rank, Checked(report, world->size()), moment.now);
 }
 
-void Membership::NotePresent(World& world, const Participant& teller,
-                             const std::vector<int>& present, Moment moment) const {
-  for (const int rank : present) {
-    if (rank < 0 || rank >= world.size()) continue;
-    Seat& seat = world.seats[static_cast<std::size_t>(rank)];
-    seat.present_until = moment.now + limits_.presence_life;
-    seat.present_on = teller.hello.process.host;
-  }
-}
-
 void Membership::OnWhereabouts(SessionId session, const WhereaboutsOp& op, Moment moment) {
   World* world = RunningWorldOf(session, op.ask);
   if (!world) return;
@@ -138,7 +128,7 @@ void Membership::TellJoin(const World& world, const Participant& listener, Momen
     if (seat.Live()) {
       text =
           AliveText(*Find(seat.session), moment) + ", ends the operations of the last generation";
-    } else if (seat.present_until > moment.now) {
+    } else if (seat.PresentUntil() > moment.now) {
       text += ": alive on host " + seat.present_on + ", not yet in its init";
     } else {
       text += seat.note.empty() ? ": nothing has been heard from it" : ": " + seat.note;

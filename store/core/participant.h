@@ -35,6 +35,9 @@ struct Hold {
   std::string reason;
 };
 
+// Whether a launcher that tells of `told` means `known`; it need not know start and namespace.
+bool SameProcess(const ProcessIdentity& known, const ProcessIdentity& told);
+
 // A session from its first join on. Owner: Membership. Thread: caller-synchronised.
 struct Participant {
   // Kept with the session.

@@ -118,7 +118,7 @@ void ServerCore::Impl::OnProcessExit(std::uint64_t watch, Moment moment, Effects
   const Session* session = sessions_.Find(watch);
   Job* job = session ? FindJob(session->hello.job) : nullptr;
   if (!job) return;
-  EndLeasedKey(*job, watch, effects);
+  EndLeasedKey(*job, watch, "has ended", moment, effects);
   MembershipEffects members;
   job->membership.OnProcessExit(watch, moment, members);
   Apply(*job, members, moment, effects);
@@ -304,7 +304,7 @@ void ServerCore::Impl::Cancel(Exchange& exchange, std::uint64_t seq, Effects& ef
 Status ServerCore::Impl::Leave(Exchange& exchange, Job& job, Effects& effects) {
   const SessionId session = exchange.session.id;
   const bool had_lease = leases_.Has(session);
-  EndLeasedKey(job, session, effects);
+  EndLeasedKey(job, session, "has ended", exchange.moment, effects);
   Status left = job.membership.Leave(session, exchange.moment, exchange.members);
   const std::size_t others = leases_.size() - (leases_.Has(session) ? 1 : 0);
   if (!had_lease || others > 0) return left;
@@ -319,6 +319,7 @@ Status ServerCore::Impl::ExitReport(Exchange& exchange, const ExitReportOp& repo
   const std::string& name = exchange.session.hello.job;
   for (auto& [job_name, job] : jobs_) {
     if (!name.empty() && name != job_name) continue;
+    EndLeasedKeysOf(job, report, exchange.moment, effects);
     MembershipEffects members;
     job.membership.OnExitReport(report, exchange.moment, members);
     Apply(job, members, exchange.moment, effects);
@@ -345,7 +346,7 @@ void ServerCore::Impl::Apply(Job& job, MembershipEffects& members, Moment moment
   job.keys.AnswerWatches(ended);
   AnswerWaits(ended, effects);
   for (const SessionId session : members.released) {
-    EndLeasedKey(job, session, effects);
+    EndLeasedKey(job, session, "is out", moment, effects);
     leases_.Remove(session);
     const Session* known = sessions_.Find(session);
     if (known && Watchable(known->hello.process)) effects.unwatch.push_back(session);
@@ -400,7 +401,7 @@ void ServerCore::Impl::OnTick(Instant now, bool input_drained, Effects& effects)
     Job* job = session ? FindJob(session->hello.job) : nullptr;
     if (!job) continue;
     ++counters_.leases_expired;
-    ExpireLeasedKey(*job, expired.session, moment, effects);
+    ExpireLeasedKey(*job, expired, moment, effects);
     MembershipEffects members;
     job->membership.OnLeaseExpired(expired.session, expired.silent, leases_.ttl(), moment, members);
     Apply(*job, members, moment, effects);

@@ -109,11 +109,17 @@ class ServerCore::Impl {
   // Keys that are there as long as a lease (Hello::leased_key): server_leased_keys.cc.
   // The session has said Hello: its key is there, and it has a lease.
   void LeaseKey(Job& job, const Session& session, Moment moment, Effects& effects);
-  // For good; no-op without one.
-  void EndLeasedKey(Job& job, SessionId session, Effects& effects);
-  void Unlease(Job& job, SessionId session, Effects& effects);
+  static void Hold(Job& job, const Session& session);
+  // For good; no-op without one. `how`: "has ended".
+  void EndLeasedKey(Job& job, SessionId session, const std::string& how, Moment moment,
+                    Effects& effects);
+  void Unlease(Job& job, SessionId session, const std::string& how, Moment moment,
+               Effects& effects);
+  // All of that process, which has ended by its launcher's report.
+  void EndLeasedKeysOf(Job& job, const ExitReportOp& report, Moment moment, Effects& effects);
   // As the end; a client that lives after all connects again, and its Hello brings the key back.
-  void ExpireLeasedKey(Job& job, SessionId session, Moment moment, Effects& effects);
+  void ExpireLeasedKey(Job& job, const LeaseTable::Expired& expired, Moment moment,
+                       Effects& effects);
   // The keys of the job were dropped: those that are leased are there again.
   void SetLeasedKeys(Job& job, std::vector<EndedWait>& ended);
   void RestoreLeasedKeys(Moment moment, Effects& effects);

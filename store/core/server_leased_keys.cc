@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "store/core/causes.h"
+#include "store/core/presence_key.h"
 #include "store/core/server_impl.h"
 
 namespace resilient::store {
@@ -23,7 +25,7 @@ void ServerCore::Impl::LeaseKey(Job& job, const Session& session, Moment moment,
   const Hello& hello = session.hello;
   if (const auto leased = job.leased.find(session.id); leased != job.leased.end()) {
     if (leased->second == hello.leased_key) return;
-    Unlease(job, session.id, effects);
+    Unlease(job, session.id, "holds another key", moment, effects);
   }
   if (hello.leased_key.empty()) return;
   // Its seat was lost: it is out.
@@ -37,19 +39,29 @@ void ServerCore::Impl::LeaseKey(Job& job, const Session& session, Moment moment,
   }
   job.keys.AnswerWatches(ended);
   AnswerWaits(ended, effects);
-  job.leased.emplace(session.id, hello.leased_key);
+  Hold(job, session);
   leases_.Grant(session.id, moment.now);
   // Harmless when the process is gone, or of another host: the lease decides then.
   effects.watch.push_back({session.id, hello.process});
   effects.log.push_back(Record("present", session, "has the key " + hello.leased_key));
 }
 
-void ServerCore::Impl::EndLeasedKey(Job& job, SessionId session, Effects& effects) {
-  sessions_.DropLeasedKey(session);
-  Unlease(job, session, effects);
+void ServerCore::Impl::Hold(Job& job, const Session& session) {
+  const Hello& hello = session.hello;
+  job.leased.emplace(session.id, hello.leased_key);
+  if (const auto name = ParsePresenceKey(hello.leased_key)) {
+    job.membership.OnPresent(session.id, hello.process, *name);
+  }
 }
 
-void ServerCore::Impl::Unlease(Job& job, SessionId session, Effects& effects) {
+void ServerCore::Impl::EndLeasedKey(Job& job, SessionId session, const std::string& how,
+                                    Moment moment, Effects& effects) {
+  sessions_.DropLeasedKey(session);
+  Unlease(job, session, how, moment, effects);
+}
+
+void ServerCore::Impl::Unlease(Job& job, SessionId session, const std::string& how, Moment moment,
+                               Effects& effects) {
   const auto leased = job.leased.find(session);
   if (leased == job.leased.end()) return;
   const std::string key = std::move(leased->second);
@@ -63,15 +75,33 @@ void ServerCore::Impl::Unlease(Job& job, SessionId session, Effects& effects) {
   std::vector<EndedWait> ended;
   job.keys.AnswerWatches(ended);
   AnswerWaits(ended, effects);
-  effects.log.push_back(Record(
-      "absent", *sessions_.Find(session),
-      "has left, has ended or was silent for one lease: the key " + key + " is gone with it"));
+  effects.log.push_back(
+      Record("absent", *sessions_.Find(session), how + ": its key " + key + " is gone"));
+  if (const auto name = ParsePresenceKey(key)) {
+    MembershipEffects members;
+    job.membership.OnAbsent(session, *name, how, moment, members);
+    Apply(job, members, moment, effects);
+  }
 }
 
-void ServerCore::Impl::ExpireLeasedKey(Job& job, SessionId session, Moment moment,
+void ServerCore::Impl::EndLeasedKeysOf(Job& job, const ExitReportOp& report, Moment moment,
                                        Effects& effects) {
+  std::vector<SessionId> ended;
+  for (const auto& [session, key] : job.leased) {
+    const bool its = SameProcess(sessions_.Find(session)->hello.process, report.process);
+    if (its) ended.push_back(session);
+  }
+  for (const SessionId session : ended) {
+    EndLeasedKey(job, session, HowItEnded(report), moment, effects);
+  }
+}
+
+void ServerCore::Impl::ExpireLeasedKey(Job& job, const LeaseTable::Expired& expired, Moment moment,
+                                       Effects& effects) {
+  const SessionId session = expired.session;
   const bool leased = job.leased.contains(session);
-  EndLeasedKey(job, session, effects);
+  EndLeasedKey(job, session, "sent no heartbeat for " + Seconds(expired.silent) + " s", moment,
+               effects);
   const ConnectionId connection = sessions_.Find(session)->control.connection;
   if (!leased || connection == 0 || job.membership.Needs(session)) return;
   effects.close.push_back(connection);
@@ -90,7 +120,7 @@ void ServerCore::Impl::RestoreLeasedKeys(Moment moment, Effects& effects) {
     const Session& session = *sessions_.Find(id);
     Job* job = FindJob(session.hello.job);
     if (!job) continue;
-    job->leased.emplace(id, session.hello.leased_key);
+    Hold(*job, session);
     leases_.Grant(id, moment.now);
     effects.watch.push_back({id, session.hello.process});
   }

@@ -42,7 +42,7 @@ std::optional<Instant> World::RefusalDue() const {
     // Nobody is missing while every process that has not joined is known to live.
     Instant known = kNever;
     for (const Seat& seat : seats) {
-      if (!seat.Live()) known = std::min(known, seat.present_until);
+      if (!seat.Live()) known = std::min(known, seat.PresentUntil());
     }
     return std::max(Deadline::After(first_join, join_timeout).when(), known);
   }
@@ -65,7 +65,7 @@ std::string World::WhoIsMissing(Instant now) const {
   for (int rank = 0; rank < size(); ++rank) {
     const Seat& seat = seats[static_cast<std::size_t>(rank)];
     if (seat.Live()) continue;
-    if (seat.present_until > now) {
+    if (seat.PresentUntil() > now) {
       notes += "; rank " + std::to_string(rank) + " lives on host " + seat.present_on +
                " and has not come to its init";
       continue;

@@ -35,15 +35,17 @@ struct Seat {
 
   // Not kept.
   Instant vacant_since{};
-  // Until then its process counts as alive though it has not come to its init, as a member on
-  // that host has seen.
-  Instant present_until = Instant::min();
+  // Its process counts as alive though it has not come to its init: as long as that process holds
+  // its presence key, and until then, as a member on its host has seen. present_on: where it is.
+  bool announced = false;
+  Instant seen_until = Instant::min();
   std::string present_on;
 
   bool Live() const { return state == SeatState::kJoined || state == SeatState::kMember; }
   // Whether there is anything to keep.
   bool Used() const { return state != SeatState::kEmpty || !note.empty() || !incarnations.empty(); }
   bool Open() const { return state == SeatState::kEmpty || state == SeatState::kLost; }
+  Instant PresentUntil() const { return announced ? kNever : seen_until; }
 };
 
 // One init round of one life. Owner: Membership, which moves it; thread: caller-synchronised.
