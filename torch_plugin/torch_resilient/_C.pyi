@@ -141,6 +141,20 @@ class Presence:
     def lost(self) -> str: ...  # Why the store has forgotten it for good (it was restarted); "": it has not.
     def close(self) -> None: ...  # Says goodbye: the key goes at once.
 
+class Announcement:
+    """Says to the store, in the background and as soon as there is one, that this process lives and is that rank."""
+
+    def __init__(
+        self,
+        addresses: list[str],
+        job: str,
+        rank: int,
+        world_size: int,
+        token_file: str = "",
+        tls: TlsFiles = ("", "", ""),
+    ) -> None: ...
+    def close(self) -> None: ...  # Says goodbye.
+
 def create_backend(
     store: C10dStore, rank: int, size: int, timeout: timedelta, group_name: str, global_ranks: list[int]
 ) -> Backend:

@@ -87,7 +87,7 @@ def _install():
     if "RANK" in os.environ:
         from torch_resilient import _presence
 
-        _presence.announce()
+        _presence.at_import()
 
 
 def _replace(name, wrapper):

@@ -52,6 +52,7 @@ def init_process_group(original, asked, *args, **kwargs):
     if launched is not None:
         log_line(settings, rank, "info", f"{launched.launcher} started rank {rank} of {world_size}")
     world = _joined_world(native, arguments, settings, rank, world_size, timeout, started)
+    _presence.end()  # The session has a lease of its own.
     try:
         world.store = world.session.store(timeout)
         arguments.update(
@@ -161,7 +162,7 @@ def _number(name, argument, query, variable, environment):
         raise _errors.ConfigError(f"{variable}={text!r} is not a number") from None
 
 
-def job_name(settings, environment, address):
+def job_name(settings, environment, launcher_address):
     """Name of the job on its store, the same on all ranks and at every attempt."""
     if settings["job"]:
         return settings["job"]
@@ -170,7 +171,22 @@ def job_name(settings, environment, address):
         return run_id
     if environment.get("SLURM_JOB_ID"):
         return f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_STEP_ID', '0')}"
-    return address
+    return launcher_address or settings["store"] or "default"
+
+
+def announced(native, environment):
+    """(addresses, job, access) of the store at which a process is present from its import on; None:
+    it is not known before init. With torchrun's own store at MASTER_PORT it is published there."""
+    ours = {name: value for name, value in environment.items() if name.startswith("RESILIENT_")}
+    settings = native.parse_settings(ours)
+    address = _launcher_address("", environment)
+    job = job_name(settings, environment, address)
+    access = {"token_file": settings["token_file"], "tls": settings["tls"]}
+    if settings["store"]:
+        return _address.given(settings["store"]).addresses, job, access
+    if address and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return [address], job, access
+    return None
 
 
 def launcher_attempt(settings, environment):
@@ -198,8 +214,8 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
     helper = _worlds.is_helper(environment)
     if not helper:
         _presence.announce(environment)  # Torch may have been imported before RANK was set.
-    launcher_address = _launcher_address(arguments, environment, required=False)
-    job = job_name(settings, environment, launcher_address or settings["store"] or "default")
+    launcher_address = _launcher_address(arguments["init_method"] or "", environment)
+    job = job_name(settings, environment, launcher_address)
     if helper:
         # Not a rank of the job: a world of its own, found by its members under its own address.
         whose = str(os.getpid()) if world_size == 1 else launcher_address or "any"
@@ -272,7 +288,8 @@ def _find_store(arguments, settings, environment, search, timeout):
 
 
 def _find_by_address(arguments, environment, search, timeout):
-    host, port = _server.split_host_port(_launcher_address(arguments, environment, required=True))
+    url = arguments["init_method"] or ""
+    host, port = _server.split_host_port(_launcher_address(url, environment, required=True))
     agent = (
         environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         and environment.get("MASTER_ADDR") == host
@@ -285,9 +302,8 @@ def _find_by_address(arguments, environment, search, timeout):
     return _address.through(search, store, host)
 
 
-def _launcher_address(arguments, environment, required):
+def _launcher_address(url, environment, required=False):
     """The "host:port" that torch would make its store at: of tcp://, or MASTER_ADDR:MASTER_PORT."""
-    url = arguments["init_method"] or ""
     if url.startswith("tcp:"):
         return _server.join_host_port(*_address.from_url(url))
     host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")

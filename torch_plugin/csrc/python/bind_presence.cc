@@ -7,6 +7,7 @@
 #include <pybind11/stl.h>
 
 #include <resilient/rendezvous.h>
+#include <resilient/store/announcement.h>
 #include <resilient/store/client.h>
 
 #include "torch_plugin/csrc/convert.h"
@@ -56,6 +57,18 @@ class Presence final : private RendezvousEvents {
   const std::unique_ptr<Rendezvous> line_;
 };
 
+// A rank's announcement and its clock. Owner: its Python object. Thread: thread-safe.
+class RankAnnouncement final {
+ public:
+  RankAnnouncement(store::ConnectOptions options, const store::AnnouncedRank& who)
+      : announcement_(store::Announce(std::move(options), who, clock_)) {}
+  void Close() { announcement_->Close(Deadline::After(clock_.Now(), kGoodbye)); }
+
+ private:
+  const SystemClock clock_;
+  const std::unique_ptr<store::Announcement> announcement_;
+};
+
 }  // namespace
 
 void RegisterPresence(py::module_& m, const std::shared_ptr<PythonHost>& host) {
@@ -79,6 +92,20 @@ void RegisterPresence(py::module_& m, const std::shared_ptr<PythonHost>& host) {
            py::arg("timeout"), py::arg("token_file") = "", py::arg("tls") = TlsTuple())
       .def_property_readonly("lost", &Presence::lost)
       .def("close", &Presence::Close, py::call_guard<py::gil_scoped_release>());
+  py::class_<RankAnnouncement>(m, "Announcement")
+      .def(py::init([](std::vector<std::string> addresses, std::string job, int rank,
+                       int world_size, std::string token_file, const TlsTuple& tls) {
+             store::ConnectOptions options;
+             options.addresses = std::move(addresses);
+             options.job = std::move(job);
+             options.token_file = std::move(token_file);
+             options.tls = ToTlsFiles(tls);
+             return std::make_unique<RankAnnouncement>(
+                 std::move(options), store::AnnouncedRank{.rank = rank, .world_size = world_size});
+           }),
+           py::arg("addresses"), py::arg("job"), py::arg("rank"), py::arg("world_size"),
+           py::arg("token_file") = "", py::arg("tls") = TlsTuple())
+      .def("close", &RankAnnouncement::Close, py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace resilient::plugin
