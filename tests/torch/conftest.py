@@ -3,6 +3,7 @@
 import subprocess
 
 import harness
+import hosts
 import pytest
 
 
@@ -26,6 +27,12 @@ def store(subreaper):
     process.terminate()
     process.wait(10)
     process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def namespaces():
+    if why := hosts.refusal():
+        pytest.skip(f"no network namespaces here: {why}")
 
 
 @pytest.fixture

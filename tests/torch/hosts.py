@@ -143,6 +143,10 @@ class Network:
     def server(self, number):
         return self._hosts[number][1]
 
+    def on(self, number):
+        """Prefix of a command that runs on that host, with its name and network."""
+        return [*inside(self._hosts[number][0].pid), "--uts"]
+
     def kill(self, number):
         """The host goes at once, with all that runs on it; returns the time before."""
         process, ranks = self._hosts[number]

@@ -24,12 +24,6 @@ GRACE_SECONDS = 0.7  # For the exceptions to leave the calls, on a busy machine.
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="session")
-def namespaces():
-    if why := hosts.refusal():
-        pytest.skip(f"no network namespaces here: {why}")
-
-
 @pytest.fixture
 def network(namespaces, rank_server, request):
     families = getattr(request, "param", (4, 6))

@@ -7,6 +7,8 @@ import textwrap
 import time
 
 import harness
+import hosts
+import pytest
 
 from torch_resilient import _presence
 
@@ -20,9 +22,9 @@ def environment(rank, size, port, **extra):
     return {**kept, **ranks, **more, **extra}
 
 
-def start(code, env):
+def start(code, env, prefix=()):
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
+        [*prefix, sys.executable, "-c", textwrap.dedent(code)],
         env=env,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -31,18 +33,34 @@ def start(code, env):
     )
 
 
+def say(rank, text="go\n"):
+    rank.stdin.write(text)
+    rank.stdin.flush()
+
+
+def still_waits(rank, seconds):
+    try:
+        rank.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+    raise AssertionError(rank.communicate())
+
+
 JOINS = f"""
-    import sys, torch, torch.distributed as dist
+    import os, sys, torch, torch.distributed as dist
     from datetime import timedelta
     print("here", flush=True)
     sys.stdin.readline()
-    try:
-        dist.init_process_group("resilient", timeout=timedelta(seconds={TIMEOUT_SECONDS}))
-    except dist.DistStoreError as error:
-        print(error)
-        sys.exit(3)
-    dist.barrier()
-    dist.destroy_process_group()
+    for _ in range(2):
+        try:
+            dist.init_process_group(
+                os.environ.get("BACKEND", "resilient"), timeout=timedelta(seconds={TIMEOUT_SECONDS})
+            )
+        except dist.DistStoreError as error:
+            print(error)
+            sys.exit(3)
+        dist.barrier()
+        dist.destroy_process_group()
 """
 
 
@@ -52,14 +70,8 @@ def test_a_rank_that_is_not_yet_in_init_is_waited_for_beyond_the_timeout():
     for rank in ranks:
         assert rank.stdout.readline() == "here\n"
     began = time.monotonic()
-    ranks[1].stdin.write("go\n")
-    ranks[1].stdin.flush()
-    try:
-        ranks[1].wait(3 * TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        pass
-    else:
-        raise AssertionError(ranks[1].communicate())
+    say(ranks[1])
+    still_waits(ranks[1], 3 * TIMEOUT_SECONDS)
     outputs = [rank.communicate("go\n", timeout=60) for rank in ranks[:1]]
     outputs.append(ranks[1].communicate(timeout=60))
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
@@ -106,3 +118,145 @@ def test_the_names_are_those_of_one_job():
     for other in ({"MASTER_PORT": "2"}, {"RESILIENT_JOB": "b"}, {"WORLD_SIZE": "3"}):
         assert _presence.prefix({**one, **other}) != _presence.prefix(one)
     assert len(_presence.prefix(one)) + len("/1023") < 107  # Of a name, with its first byte.
+
+
+# ---- From the import on, at the store ----
+
+
+@pytest.fixture
+def network(namespaces, rank_server):
+    network = hosts.Network(rank_server, ("alpha", "beta"), (4,), lease="3s")
+    yield network
+    network.close()
+
+
+def on_hosts(network, size, master, **extra):
+    """Ranks 0 and 1 of a world, on alpha and beta, that have imported torch."""
+    extra = {"RESILIENT_WAIT_LOG": "2s", "MASTER_ADDR": master, **extra}
+    port = harness.free_port()
+    ranks = [start(JOINS, {**environment(r, size, port), **extra}, network.on(r)) for r in range(2)]
+    for rank in ranks:
+        assert rank.stdout.readline() == "here\n", rank.communicate()
+    return ranks
+
+
+def ended_well(ranks):
+    outputs = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    return outputs
+
+
+def test_a_rank_of_another_host_is_waited_for_beyond_the_timeout(network):
+    ranks = on_hosts(network, 2, "10.1.0.2", RESILIENT_STORE=network.store.address)
+    say(ranks[1])
+    still_waits(ranks[1], 2 * TIMEOUT_SECONDS)
+    say(ranks[0])
+    _, log = ended_well(ranks)[1]
+    late = f"waiting for rank 0: alive on host alpha (pid {ranks[0].pid}), not yet in its init"
+    assert late in log
+
+
+def test_a_rank_of_another_host_that_is_killed_before_its_init_is_missing(network):
+    ranks = on_hosts(network, 2, "10.1.0.2", RESILIENT_STORE=network.store.address)
+    say(ranks[1])
+    still_waits(ranks[1], 2 * TIMEOUT_SECONDS)
+    ranks[0].kill()
+    out, err = ranks[1].communicate(timeout=60)
+    assert ranks[1].returncode == 3, err
+    assert "[resilient:JOIN_TIMEOUT] 1 of 2 joined; missing ranks 0" in out
+    assert f"rank 0 (host alpha, pid {ranks[0].pid})" in out
+    assert "before its init" in out
+    ranks[0].communicate()
+
+
+def test_a_rank_that_never_started_anywhere_is_missing_whoever_is_present(network):
+    ranks = on_hosts(network, 3, "10.1.0.2", RESILIENT_STORE=network.store.address)
+    out, err = ranks[1].communicate("go\n", timeout=60)
+    assert ranks[1].returncode == 3, err
+    assert "missing ranks 2; nothing was ever heard from them" in out
+    assert f"rank 0 lives on host alpha (pid {ranks[0].pid}) and has not come to its init" in out
+    ranks[0].communicate("", timeout=60)
+
+
+def test_under_take_over_it_waits_at_the_address_of_the_store(network):
+    ranks = on_hosts(network, 2, "10.1.0.2", RESILIENT_TAKE_OVER="gloo", BACKEND="gloo")
+    say(ranks[0])  # Starts the store.
+    still_waits(ranks[0], 2 * TIMEOUT_SECONDS)
+    say(ranks[1])
+    _, log = ended_well(ranks)[0]
+    late = f"waiting for rank 1: alive on host beta (pid {ranks[1].pid}), not yet in its init"
+    assert late in log
+
+
+HAS_CHILDREN = """
+    import os, subprocess, sys, torch
+    helper = "import sys, torch; print('child', flush=True); sys.stdin.read()"
+    subprocess.Popen([sys.executable, "-c", helper])
+    if os.fork() == 0:
+        print("child", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_children_of_a_rank_do_not_keep_it_present(store):
+    port = harness.free_port()
+    extra = {"RESILIENT_STORE": store, "RESILIENT_JOB": f"children-{port}"}
+    parent = start(HAS_CHILDREN, environment(0, 2, port, **extra))
+    assert [parent.stdout.readline() for _ in range(2)] == ["child\n"] * 2
+    rank = start(JOINS, environment(1, 2, port, **extra))
+    say(rank)
+    still_waits(rank, 2 * TIMEOUT_SECONDS)
+    parent.kill()
+    out, err = rank.communicate(timeout=60)
+    assert rank.returncode == 3, err
+    assert f"pid {parent.pid}) has ended before its init" in out
+    parent.communicate()  # Ends the children.
+
+
+LOOKS = """
+    import os, torch
+    from torch_resilient import _presence
+    tasks = os.listdir("/proc/self/task")
+    threads = [open(f"/proc/self/task/{task}/comm").read().strip() for task in tasks]
+    print(_presence._announcement is not None, "res-presence" in threads)
+"""
+
+
+def test_it_is_silent_and_only_where_a_store_is_known():
+    port = harness.free_port()
+    nowhere = {"RESILIENT_STORE": f"127.0.0.1:{harness.free_port()}"}
+
+    def looks(env):
+        out, err = start(LOOKS, env).communicate(timeout=60)
+        assert err == ""
+        return out.split()
+
+    assert looks(environment(0, 2, port, **nowhere)) == ["True", "True"]
+    assert looks({**environment(0, 2, port, **nowhere), "MASTER_ADDR": ""}) == ["True", "True"]
+    assert looks(environment(0, 2, port, RESILIENT_TAKE_OVER="gloo")) == ["True", "True"]
+    none = ["False", "False"]
+    assert looks(environment(0, 2, port)) == none
+    assert looks(environment(0, 1, port, **nowhere)) == none
+    assert looks(environment(0, 2, port, RESILIENT_STORE="nonsense")) == none
+    assert looks(environment(0, 2, port, **nowhere, RESILIENT_OWNER="1:1")) == none
+    agents = {"RESILIENT_TAKE_OVER": "gloo", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert looks(environment(0, 2, port, **agents)) == none
+
+
+RUNS = """
+    import torch, torch.distributed as dist
+    from torch_resilient import _presence
+    before = _presence._announcement
+    dist.init_process_group("resilient")
+    print(before is not None, _presence._announcement)
+    dist.destroy_process_group()
+"""
+
+
+def test_workers_of_resilient_run_are_present_until_they_have_joined(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(RUNS))
+    command = [sys.executable, "-m", "torch_resilient.run", "--nproc", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("True None") == 2, done.stdout
