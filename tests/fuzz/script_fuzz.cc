@@ -135,7 +135,7 @@ void Script::SayHello(Peer& peer) {
   hello.supervised = (how & 4) != 0;
   hello.launcher_attempt = (how & 8) != 0 ? 1 : 0;
   hello.hosts_store = (how & 48) == 48;
-  if ((how & 48) == 16) hello.leased_key = "leased";
+  if ((how & 48) == 16) hello.leased_key = (how & 64) != 0 ? "resilient/presence/2/1" : "leased";
   if ((how & 0xc0) == 0xc0) {
     switch (bytes_.Below(5)) {
       case 0:

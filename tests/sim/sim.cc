@@ -204,7 +204,7 @@ void Sim::Spawn(int rank) {
   hello.process = {"host", "boot", "ns", process.pid, 1};
   hello.supervised = supervised_;
   hello.role = Role::kControl;
-  hello.leased_key = StrCat(kPresent, process.pid);
+  hello.leased_key = PresenceOf(process);
   hello.leased_value = "here";
   process.control = std::make_unique<Line>(hello, random_.Next());
   hello.role = Role::kRequest;

@@ -167,6 +167,7 @@ class Sim {
   void OnChange(Process& process, const KeyChange& change);
   void CheckRevision(const std::string& key, std::int64_t number, std::uint64_t revision);
   void CheckWatches();
+  std::string PresenceOf(const Process& process) const;
   void CheckPresence();
   // A connection of its own, as an operator's command makes it.
   void AskAsAdmin(Op op);

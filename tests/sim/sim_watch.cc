@@ -6,6 +6,7 @@
 #include <string>
 
 #include "runtime/base/log.h"
+#include "store/core/presence_key.h"
 #include "tests/sim/sim_parts.h"
 
 namespace resilient::store::sim {
@@ -107,16 +108,23 @@ void Sim::CheckWatches() {
   }
 }
 
+// Of every other one the key of its rank, which its successor may not have.
+std::string Sim::PresenceOf(const Process& process) const {
+  if (process.pid % 2 == 0) return StrCat(kPresent, process.pid);
+  return PresenceKey({.world_size = ranks_, .rank = process.rank});
+}
+
 // Who is here is present, and nobody else.
 void Sim::CheckPresence() {
   std::set<std::string> present;
   for (const auto& [row, value] : core_->DumpRows()) {
     const std::optional<RowName> name = ParseRowName(row);
-    if (!name || name->kind != RowKind::kKey || !name->key.starts_with(kPresent)) continue;
-    present.insert(name->key);
+    if (!name || name->kind != RowKind::kKey) continue;
+    const bool leased = name->key.starts_with(kPresent) || ParsePresenceKey(name->key);
+    if (leased) present.insert(name->key);
   }
   std::set<std::string> here;
-  for (const Process* process : at_) here.insert(StrCat(kPresent, process->pid));
+  for (const Process* process : at_) here.insert(PresenceOf(*process));
   if (present == here) return;
   std::string names;
   for (const std::string& key : present) names += StrCat(" ", key);
