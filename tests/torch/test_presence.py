@@ -1,5 +1,6 @@
 """A rank that has imported torch and not come to its init is known on its host, and waited for."""
 
+import json
 import os
 import subprocess
 import sys
@@ -169,6 +170,7 @@ def test_a_rank_of_another_host_that_is_killed_before_its_init_is_missing(networ
     ranks[0].communicate()
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_started_anywhere_is_missing_whoever_is_present(network):
     ranks = on_hosts(network, 3, "10.1.0.2", RESILIENT_STORE=network.store.address)
     out, err = ranks[1].communicate("go\n", timeout=60)
@@ -214,33 +216,45 @@ def test_children_of_a_rank_do_not_keep_it_present(store):
 
 
 LOOKS = """
-    import os, torch
+    import json, os, sys, torch
     from torch_resilient import _presence
-    tasks = os.listdir("/proc/self/task")
-    threads = [open(f"/proc/self/task/{task}/comm").read().strip() for task in tasks]
-    print(_presence._announcement is not None, "res-presence" in threads)
+
+    def looks():
+        tasks = os.listdir("/proc/self/task")
+        threads = [open(f"/proc/self/task/{task}/comm").read().strip() for task in tasks]
+        found = _presence._announcement is not None
+        assert found or "res-presence" not in threads
+        return found
+
+    found = [looks()]
+    for environment in json.load(sys.stdin):
+        _presence.end()
+        _presence._forget()
+        _presence.at_import(environment)
+        found.append(looks())
+    print(json.dumps(found))
 """
 
 
 def test_it_is_silent_and_only_where_a_store_is_known():
     port = harness.free_port()
     nowhere = {"RESILIENT_STORE": f"127.0.0.1:{harness.free_port()}"}
-
-    def looks(env):
-        out, err = start(LOOKS, env).communicate(timeout=60)
-        assert err == ""
-        return out.split()
-
-    assert looks(environment(0, 2, port, **nowhere)) == ["True", "True"]
-    assert looks({**environment(0, 2, port, **nowhere), "MASTER_ADDR": ""}) == ["True", "True"]
-    assert looks(environment(0, 2, port, RESILIENT_TAKE_OVER="gloo")) == ["True", "True"]
-    none = ["False", "False"]
-    assert looks(environment(0, 2, port)) == none
-    assert looks(environment(0, 1, port, **nowhere)) == none
-    assert looks(environment(0, 2, port, RESILIENT_STORE="nonsense")) == none
-    assert looks(environment(0, 2, port, **nowhere, RESILIENT_OWNER="1:1")) == none
+    first = environment(0, 2, port, **nowhere)
     agents = {"RESILIENT_TAKE_OVER": "gloo", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    assert looks(environment(0, 2, port, **agents)) == none
+    others = [
+        ({**first, "MASTER_ADDR": ""}, True),
+        (environment(0, 2, port, RESILIENT_TAKE_OVER="gloo"), True),
+        (environment(0, 2, port), False),
+        (environment(0, 1, port, **nowhere), False),
+        (environment(0, 2, port, RESILIENT_STORE="nonsense"), False),
+        (environment(0, 2, port, **nowhere, RESILIENT_STALL="nonsense"), False),
+        (environment(0, 2, port, **nowhere, RESILIENT_OWNER="1:1"), False),
+        (environment(0, 2, port, **agents), False),
+    ]
+    process = start(LOOKS, first)
+    out, err = process.communicate(json.dumps([env for env, _ in others]), timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert json.loads(out) == [True, *(wanted for _, wanted in others)]
 
 
 RUNS = """
