@@ -118,7 +118,7 @@ Status Membership::Report(SessionId session, const resilient::Report& report, Mo
   Participant* who = Find(session);
   World* world = who ? WorldOf(*who) : nullptr;
   if (world && report.kind == ReportKind::kProcessDied) {
-    const Status taken = ReportDeath(*world, *who, report, moment, effects);
+    Status taken = ReportDeath(*world, *who, report, moment, effects);
     Settle(moment, effects);
     return taken;
   }

@@ -91,7 +91,7 @@ class HostWatchTest : public ::testing::TestWithParam<FutexSupport> {
     }
   }
 
-  const SystemClock clock_;
+  SystemClock clock_;
   std::vector<std::unique_ptr<ChildProcess>> children_;
   std::unique_ptr<HostWatch> watch_;
   View view_;
