@@ -62,10 +62,12 @@ std::string World::WhoIsMissing(Instant now) const {
   std::string notes;
   int missing = 0;
   int unheard = 0;
+  int present = 0;
   for (int rank = 0; rank < size(); ++rank) {
     const Seat& seat = seats[static_cast<std::size_t>(rank)];
     if (seat.Live()) continue;
     if (seat.PresentUntil() > now) {
+      if (++present > kNamedAtMost) continue;
       notes += "; rank " + std::to_string(rank) + " lives on host " + seat.present_on +
                " and has not come to its init";
       continue;
@@ -84,6 +86,9 @@ std::string World::WhoIsMissing(Instant now) const {
     text += "; nothing was ever heard from them";
   } else if (unheard > 0) {
     text += "; nothing was ever heard from " + std::to_string(unheard) + " of them";
+  }
+  if (present > kNamedAtMost) {
+    notes += "; so do " + std::to_string(present - kNamedAtMost) + " more";
   }
   return text + notes;
 }

@@ -142,6 +142,19 @@ TEST_F(CorePresence, OneRankPresentAndOneNot_TheTimeoutCounts) {
                     HasSubstr("rank 0 lives on host h5 (pid 105) and has not come to its init")));
 }
 
+TEST_F(CorePresence, OfManyPresentRanks_TheFirstAreNamed) {
+  std::vector<ConnectionId> beating;
+  beating.reserve(100);
+  for (int rank = 2; rank < 100; ++rank) beating.push_back(Announce(100 + rank, {100, rank}));
+  const ConnectionId control = JoinAs(1, 100);
+  beating.push_back(control);
+  Advance(11 * kSecond, beating);
+  const std::string why = Refusal(control);
+  EXPECT_THAT(why, AllOf(HasSubstr("1 of 100 joined; missing ranks 0;"),
+                         HasSubstr("rank 65 lives on host h165 (pid 265)"),
+                         Not(HasSubstr("rank 66 lives")), HasSubstr("; so do 34 more")));
+}
+
 TEST_F(CorePresence, ARankOfAnotherSizeOrJob_IsNobodyHere) {
   const ConnectionId other = Announce(5, {3, 0});
   Hello hello = HelloOf(6, Role::kControl, "elsewhere");
