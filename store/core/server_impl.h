@@ -34,7 +34,8 @@ struct Job {
   Keyspace keys;
   Membership membership;
   std::size_t sessions = 0;
-  std::map<SessionId, std::string> leased;  // Keys that are there by the lease of a session.
+  std::map<SessionId, std::string> leased;       // Keys that are there by the lease of a session.
+  std::map<std::string, std::size_t> leases_on;  // Of each of these keys, how many sessions.
 };
 
 // A request being answered. Thread: value type on the stack of OnRequest.

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -49,6 +48,7 @@ void ServerCore::Impl::LeaseKey(Job& job, const Session& session, Moment moment,
 void ServerCore::Impl::Hold(Job& job, const Session& session) {
   const Hello& hello = session.hello;
   job.leased.emplace(session.id, hello.leased_key);
+  ++job.leases_on[hello.leased_key];
   if (const auto name = ParsePresenceKey(hello.leased_key)) {
     job.membership.OnPresent(session.id, hello.process, *name);
   }
@@ -69,9 +69,10 @@ void ServerCore::Impl::Unlease(Job& job, SessionId session, const std::string& h
   // A member keeps its lease until its seat is lost or left.
   if (!job.membership.Needs(session)) leases_.Remove(session);
   effects.unwatch.push_back(session);
-  const bool another = std::any_of(job.leased.begin(), job.leased.end(),
-                                   [&key](const auto& entry) { return entry.second == key; });
-  if (!another) job.keys.Delete(0, key);
+  if (const auto leases = job.leases_on.find(key); --leases->second == 0) {
+    job.leases_on.erase(leases);
+    job.keys.Delete(0, key);
+  }
   std::vector<EndedWait> ended;
   job.keys.AnswerWatches(ended);
   AnswerWaits(ended, effects);
