@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <climits>
 #include <csignal>
 #include <deque>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "runtime/base/log.h"
+#include "runtime/base/numbers.h"
 
 namespace resilient {
 namespace {
@@ -83,9 +83,7 @@ Stat ReadStat(const std::string& path) {
   stat.fields.reserve(kExitCodeField);
   for (std::string field; stat.fields.size() < kExitCodeField && fields >> field;) {
     if (stat.fields.empty()) stat.state = field[0];
-    std::uint64_t value = 0;
-    const auto parsed = std::from_chars(field.data(), field.data() + field.size(), value);
-    stat.fields.push_back(parsed.ec == std::errc() ? value : 0);
+    stat.fields.push_back(ParseNumber<std::uint64_t>(field).value_or(0));
   }
   return stat;
 }

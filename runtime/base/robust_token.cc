@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <climits>
 #include <cstring>
 #include <utility>
@@ -17,6 +16,7 @@
 #include "runtime/base/fork_guard.h"
 #include "runtime/base/futex.h"
 #include "runtime/base/log.h"
+#include "runtime/base/numbers.h"
 #include "runtime/base/random.h"
 
 namespace resilient {
@@ -65,18 +65,9 @@ std::string RobustToken::EncodeOffer(const Offer& offer) {
 
 std::optional<RobustToken::Offer> RobustToken::DecodeOffer(std::string_view text) {
   Offer offer;
-  const char* at = text.data();
-  const char* const end = text.data() + text.size();
-  const auto number = [&](auto* value) {
-    if (at != end && *at == ' ') ++at;
-    const auto [next, error] = std::from_chars(at, end, *value);
-    at = next;
-    return error == std::errc();
-  };
-  if (!number(&offer.pid) || !number(&offer.start_time) || !number(&offer.fd) ||
-      !number(&offer.inode) || !number(&offer.nonce))
-    return std::nullopt;
-  if (at != end || offer.pid <= 0 || offer.fd < 0) return std::nullopt;
+  const bool read =
+      ReadNumbers(text, &offer.pid, &offer.start_time, &offer.fd, &offer.inode, &offer.nonce);
+  if (!read || offer.pid <= 0 || offer.fd < 0) return std::nullopt;
   return offer;
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstddef>
 #include <limits>
 #include <map>
@@ -12,6 +11,7 @@
 #include <string_view>
 
 #include "runtime/base/log.h"
+#include "runtime/base/numbers.h"
 
 namespace resilient {
 namespace {
@@ -100,14 +100,6 @@ Status Bad(std::string_view name, std::string_view value, std::string_view accep
   return {StatusCode::kSetting,
           StrCat(name, "=\"", value, "\" is not valid: accepted is ", accepted,
                  ". Correct it in the environment that starts the job")};
-}
-
-template <typename Number>
-std::optional<Number> ParseNumber(std::string_view text) {
-  Number number{};
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size()) return std::nullopt;
-  return number;
 }
 
 bool IsAddress(std::string_view text) {

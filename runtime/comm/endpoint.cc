@@ -1,10 +1,9 @@
 #include "runtime/comm/endpoint.h"
 
-#include <charconv>
-
 #include <resilient/settings.h>
 
 #include "runtime/base/log.h"
+#include "runtime/base/numbers.h"
 
 namespace resilient {
 namespace {
@@ -30,10 +29,8 @@ Endpoint DecodeEndpoint(std::string_view text) {
   Endpoint endpoint;
   endpoint.address = NextWord(&text);
   endpoint.hierarchical = NextWord(&text) == OrderName(true);
-  const std::string_view streams = NextWord(&text);
-  int number = 0;
-  std::from_chars(streams.data(), streams.data() + streams.size(), number);
-  if (number >= 1 && number <= kMaxSocketStreams) endpoint.streams = number;
+  const int streams = ParseNumber<int>(NextWord(&text)).value_or(0);
+  if (streams >= 1 && streams <= kMaxSocketStreams) endpoint.streams = streams;
   endpoint.host_id = text;
   return endpoint;
 }

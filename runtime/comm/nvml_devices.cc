@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <optional>
 #include <string_view>
 
 #include <resilient/device.h>
 
+#include "runtime/base/numbers.h"
 #include "runtime/comm/nvml_api.h"
 
 namespace resilient {
@@ -91,13 +91,6 @@ std::optional<std::string> Value(const Environment& environment, std::string_vie
   return {};
 }
 
-std::optional<int> Number(std::string_view text) {
-  int number = 0;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size()) return {};
-  return number;
-}
-
 // What an entry of CUDA_VISIBLE_DEVICES that begins a UUID stands for; nullopt: for nothing, or for
 // several.
 std::optional<std::string> ByUuid(const std::vector<Gpu>& gpus, std::string_view entry) {
@@ -163,7 +156,7 @@ std::vector<std::string> VisibleGpus(const std::vector<Gpu>& gpus, const Environ
     rest.remove_prefix(std::min(entry.size() + 1, rest.size()));
     while (entry.starts_with(' ')) entry.remove_prefix(1);
     while (entry.ends_with(' ')) entry.remove_suffix(1);
-    if (const std::optional<int> number = Number(entry)) {
+    if (const std::optional<int> number = ParseNumber<int>(entry)) {
       if (*number < 0 || static_cast<std::size_t>(*number) >= gpus.size()) break;
       visible.push_back(ByNumber(gpus, static_cast<std::size_t>(*number), bus_order));
     } else if (entry.starts_with("GPU-") || entry.starts_with("MIG-")) {
@@ -183,7 +176,7 @@ DeviceClaim ClaimOf(int ordinal, const std::vector<Gpu>& gpus, const Environment
   claim.ordinal = ordinal;
   claim.visible = static_cast<int>(visible.size());
   claim.visible_devices = Value(environment, "CUDA_VISIBLE_DEVICES").value_or("");
-  claim.local_rank = Number(Value(environment, "LOCAL_RANK").value_or("")).value_or(-1);
+  claim.local_rank = ParseNumber<int>(Value(environment, "LOCAL_RANK").value_or("")).value_or(-1);
   if (ordinal >= 0 && static_cast<std::size_t>(ordinal) < visible.size()) {
     claim.uuid = visible[static_cast<std::size_t>(ordinal)];
   }

@@ -8,12 +8,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <utility>
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
+#include "runtime/base/numbers.h"
 #include "runtime/base/process.h"
 
 namespace resilient {
@@ -60,17 +60,8 @@ std::string ShmSegment::EncodeOffer(const Offer& offer) {
 
 std::optional<ShmSegment::Offer> ShmSegment::DecodeOffer(std::string_view text) {
   Offer offer;
-  const char* at = text.data();
-  const char* const end = text.data() + text.size();
-  const auto number = [&](auto* value) {
-    if (at != end && *at == ' ') ++at;
-    const auto [next, error] = std::from_chars(at, end, *value);
-    at = next;
-    return error == std::errc();
-  };
-  if (!number(&offer.pid) || !number(&offer.fd) || !number(&offer.bytes) || !number(&offer.inode))
-    return std::nullopt;
-  if (at != end || offer.pid <= 0 || offer.fd < 0) return std::nullopt;
+  const bool read = ReadNumbers(text, &offer.pid, &offer.fd, &offer.bytes, &offer.inode);
+  if (!read || offer.pid <= 0 || offer.fd < 0) return std::nullopt;
   return offer;
 }
 

@@ -8,12 +8,12 @@
 #include <atomic>
 #include <bit>
 #include <cerrno>
-#include <charconv>
 #include <new>
 #include <utility>
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
+#include "runtime/base/numbers.h"
 
 namespace resilient {
 namespace {
@@ -68,10 +68,7 @@ std::optional<std::size_t> TakeLastNumber(std::string_view& text) {
   if (space == std::string_view::npos) return std::nullopt;
   const std::string_view digits = text.substr(space + 1);
   text = text.substr(0, space);
-  std::size_t value = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
-  return value;
+  return ParseNumber<std::size_t>(digits);
 }
 
 }  // namespace

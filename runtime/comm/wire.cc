@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <charconv>
 #include <optional>
 #include <vector>
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
+#include "runtime/base/numbers.h"
 #include "runtime/comm/striped_stream.h"
 
 namespace resilient {
@@ -67,12 +67,6 @@ bool KnownEnums(const MessageHeader& h) {
          h.kind >= OpKind::kAllReduce && h.kind <= OpKind::kAllToAll &&
          h.dtype >= DataType::kFloat32 && h.dtype <= DataType::kFloat8E5M2 &&
          h.reduce <= ReduceOp::kPremulSum;
-}
-
-template <typename T>
-bool ParseNumber(std::string_view text, T* value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
-  return error == std::errc() && end == text.data() + text.size();
 }
 
 }  // namespace
@@ -230,9 +224,9 @@ std::optional<Status> DecodeFault(std::string_view text) {
   }
   FailureDetail detail;
   const std::optional<StatusCode> code = CodeFromName(lines[0]);
-  if (!code || *code == StatusCode::kOk || !ParseNumber(lines[1], &detail.rank) ||
-      !ParseNumber(lines[2], &detail.pid) || !ParseNumber(lines[3], &detail.generation) ||
-      !ParseNumber(lines[4], &detail.seq)) {
+  if (!code || *code == StatusCode::kOk || !ReadNumbers(lines[1], &detail.rank) ||
+      !ReadNumbers(lines[2], &detail.pid) || !ReadNumbers(lines[3], &detail.generation) ||
+      !ReadNumbers(lines[4], &detail.seq)) {
     return std::nullopt;
   }
   detail.host = lines[5];

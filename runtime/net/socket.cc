@@ -19,6 +19,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
+#include "runtime/base/numbers.h"
 
 namespace resilient {
 namespace {
@@ -236,8 +237,7 @@ Result<HostPort> ParseHostPort(std::string_view text) {
   }
   if (host.empty() || host.find_first_of("[] \t\n") != std::string_view::npos) return malformed();
   HostPort address{.host = std::string(host), .port = 0};
-  const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), address.port);
-  if (parsed.ec != std::errc() || parsed.ptr != digits.data() + digits.size()) return malformed();
+  if (!ReadNumbers(digits, &address.port)) return malformed();
   return address;
 }
 

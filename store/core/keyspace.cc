@@ -1,10 +1,10 @@
 #include "store/core/keyspace.h"
 
-#include <charconv>
 #include <string_view>
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "runtime/base/numbers.h"
 #include "store/core/sizes.h"
 #include "store/core/storage.h"
 
@@ -18,12 +18,6 @@ constexpr std::size_t kItemOverhead = sizeof(std::string);
 Status CheckSizes(const std::string& key, std::size_t value_bytes) {
   RESILIENT_RETURN_IF_ERROR(CheckKeySize(key));
   return CheckValueSize(value_bytes);
-}
-
-bool ParseDecimal(const std::string& text, std::int64_t* number) {
-  const char* end = text.data() + text.size();
-  const auto [parsed, error] = std::from_chars(text.data(), end, *number);
-  return error == std::errc() && parsed == end;
 }
 
 }  // namespace
@@ -109,7 +103,7 @@ Result<std::int64_t> Keyspace::Add(std::uint64_t scope, const std::string& key, 
                                    std::vector<EndedWait>& ended) {
   RESILIENT_RETURN_IF_ERROR(CheckSizes(key, 0));
   std::int64_t number = 0;
-  if (const std::string* present = Find(scope, key); present && !ParseDecimal(*present, &number)) {
+  if (const std::string* present = Find(scope, key); present && !ReadNumbers(*present, &number)) {
     return Status(StatusCode::kWrongType, "add() needs a decimal number at key '" + key +
                                               "', which holds " + std::to_string(present->size()) +
                                               " other bytes");

@@ -1,11 +1,11 @@
 #include "store/server/limits.h"
 
 #include <array>
-#include <charconv>
 #include <cstdint>
 #include <optional>
 
 #include "runtime/base/log.h"
+#include "runtime/base/numbers.h"
 #include "runtime/net/frame.h"
 #include "store/tls/stream.h"
 
@@ -81,11 +81,9 @@ std::optional<std::size_t> ParseAmount(std::string_view text, bool bytes) {
       unit = size;
     }
   }
-  std::size_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  if (number > SIZE_MAX / unit) return std::nullopt;
-  return number * unit;
+  const auto number = ParseNumber<std::size_t>(text);
+  if (!number || *number > SIZE_MAX / unit) return std::nullopt;
+  return *number * unit;
 }
 
 std::string Amount(std::size_t value, bool bytes) {

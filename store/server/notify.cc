@@ -1,9 +1,9 @@
 #include "store/server/notify.h"
 
-#include <charconv>
 #include <cstdint>
 
 #include "runtime/base/log.h"
+#include "runtime/base/numbers.h"
 
 namespace resilient::store {
 namespace {
@@ -19,11 +19,7 @@ std::string Find(const std::vector<std::pair<std::string, std::string>>& environ
   return {};
 }
 
-std::int64_t Number(const std::string& text) {
-  std::int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return error == std::errc() && end == text.data() + text.size() ? number : 0;
-}
+std::int64_t Number(const std::string& text) { return ParseNumber<std::int64_t>(text).value_or(0); }
 
 std::optional<UnixAddress> AddressOf(std::string_view name) {
   if (name.size() < 2) return std::nullopt;
