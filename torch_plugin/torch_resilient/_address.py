@@ -62,6 +62,50 @@ class Search:
         return address, server_id
 
 
+def of_launcher(url, environment, required=False):
+    """The "host:port" that torch would make its store at: of tcp://, or MASTER_ADDR:MASTER_PORT."""
+    if url.startswith("tcp:"):
+        return _server.join_host_port(*from_url(url))
+    host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+    if host and port.isdigit() and int(port) < 65536:
+        return _server.join_host_port(host, int(port))
+    if not required:
+        return ""
+    name = "MASTER_PORT" if host else "MASTER_ADDR"
+    what = f"{name}={port!r} is not a port" if host and port else f"{name} is not set"
+    raise _errors.ConfigError(
+        f"{what}: start the script with a launcher (resilient-run, torchrun), or set MASTER_ADDR"
+        " and MASTER_PORT, or RESILIENT_STORE=host:port"
+    )
+
+
+def job_name(settings, environment, launcher_address):
+    """Name of the job on its store, the same on all ranks and at every attempt."""
+    if settings["job"]:
+        return settings["job"]
+    run_id = environment.get("TORCHELASTIC_RUN_ID", "")
+    if run_id and run_id != "none":  # torchrun's default id, shared by all of its jobs.
+        return run_id
+    if environment.get("SLURM_JOB_ID"):
+        return f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_STEP_ID', '0')}"
+    return launcher_address or settings["store"] or "default"
+
+
+def before_init(native, environment):
+    """(addresses, job, access) of the store at which a process is present from its import on; None:
+    it is not known before init. With torchrun's own store at MASTER_PORT it is published there."""
+    ours = {name: value for name, value in environment.items() if name.startswith("RESILIENT_")}
+    settings = native.parse_settings(ours)
+    address = of_launcher("", environment)
+    job = job_name(settings, environment, address)
+    access = {"token_file": settings["token_file"], "tls": settings["tls"]}
+    if settings["store"]:
+        return given(settings["store"]).addresses, job, access
+    if address and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return [address], job, access
+    return None
+
+
 def given(text):
     """Addresses from RESILIENT_STORE or resilient://: nothing is spawned."""
     addresses = [part.strip() for part in text.split(",") if part.strip()]

@@ -162,33 +162,6 @@ def _number(name, argument, query, variable, environment):
         raise _errors.ConfigError(f"{variable}={text!r} is not a number") from None
 
 
-def job_name(settings, environment, launcher_address):
-    """Name of the job on its store, the same on all ranks and at every attempt."""
-    if settings["job"]:
-        return settings["job"]
-    run_id = environment.get("TORCHELASTIC_RUN_ID", "")
-    if run_id and run_id != "none":  # torchrun's default id, shared by all of its jobs.
-        return run_id
-    if environment.get("SLURM_JOB_ID"):
-        return f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_STEP_ID', '0')}"
-    return launcher_address or settings["store"] or "default"
-
-
-def announced(native, environment):
-    """(addresses, job, access) of the store at which a process is present from its import on; None:
-    it is not known before init. With torchrun's own store at MASTER_PORT it is published there."""
-    ours = {name: value for name, value in environment.items() if name.startswith("RESILIENT_")}
-    settings = native.parse_settings(ours)
-    address = _launcher_address("", environment)
-    job = job_name(settings, environment, address)
-    access = {"token_file": settings["token_file"], "tls": settings["tls"]}
-    if settings["store"]:
-        return _address.given(settings["store"]).addresses, job, access
-    if address and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return [address], job, access
-    return None
-
-
 def launcher_attempt(settings, environment):
     """How often the launcher has started all workers anew.
 
@@ -214,8 +187,8 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
     helper = _worlds.is_helper(environment)
     if not helper:
         _presence.announce(environment)  # Torch may have been imported before RANK was set.
-    launcher_address = _launcher_address(arguments["init_method"] or "", environment)
-    job = job_name(settings, environment, launcher_address)
+    launcher_address = _address.of_launcher(arguments["init_method"] or "", environment)
+    job = _address.job_name(settings, environment, launcher_address)
     if helper:
         # Not a rank of the job: a world of its own, found by its members under its own address.
         whose = str(os.getpid()) if world_size == 1 else launcher_address or "any"
@@ -289,7 +262,7 @@ def _find_store(arguments, settings, environment, search, timeout):
 
 def _find_by_address(arguments, environment, search, timeout):
     url = arguments["init_method"] or ""
-    host, port = _server.split_host_port(_launcher_address(url, environment, required=True))
+    host, port = _server.split_host_port(_address.of_launcher(url, environment, required=True))
     agent = (
         environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         and environment.get("MASTER_ADDR") == host
@@ -300,23 +273,6 @@ def _find_by_address(arguments, environment, search, timeout):
     # The port belongs to the store of torchrun's agent, which outlives the workers.
     store = dist.TCPStore(host, port, is_master=False, timeout=timeout)
     return _address.through(search, store, host)
-
-
-def _launcher_address(url, environment, required=False):
-    """The "host:port" that torch would make its store at: of tcp://, or MASTER_ADDR:MASTER_PORT."""
-    if url.startswith("tcp:"):
-        return _server.join_host_port(*_address.from_url(url))
-    host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
-    if host and port.isdigit() and int(port) < 65536:
-        return _server.join_host_port(host, int(port))
-    if not required:
-        return ""
-    name = "MASTER_PORT" if host else "MASTER_ADDR"
-    what = f"{name}={port!r} is not a port" if host and port else f"{name} is not set"
-    raise _errors.ConfigError(
-        f"{what}: start the script with a launcher (resilient-run, torchrun), or set MASTER_ADDR"
-        " and MASTER_PORT, or RESILIENT_STORE=host:port"
-    )
 
 
 def _launcher_host(environment):

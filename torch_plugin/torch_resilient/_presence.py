@@ -68,10 +68,10 @@ def at_import(environment=os.environ):
     if not (environment.get("RESILIENT_STORE") or environment.get("RESILIENT_TAKE_OVER")):
         return
     with contextlib.suppress(Exception):  # Init says what is wrong.
-        from torch_resilient import _init, _native
+        from torch_resilient import _address, _native
 
         native = _native.load()
-        found = _init.announced(native, environment)
+        found = _address.before_init(native, environment)
         if found is None:
             return
         addresses, job, access = found
