@@ -153,7 +153,8 @@ def test_a_killed_rank_is_replaced_and_nothing_is_lost(program, undisturbed, vic
     assert digest("".join(head) + tail) == undisturbed
     assert len(pids(events, victim)) == 2
     entries = [int(step) for step in re.findall(r"goes on at step (\d+)", tail)]
-    assert len(entries) == SIZE and len(set(entries)) == 1 and 200 <= entries[0] < STEPS, tail
+    # What rank 0 has told of step 200 came before all had committed it.
+    assert len(entries) == SIZE and len(set(entries)) == 1 and 199 <= entries[0] < STEPS, tail
 
 
 @pytest.mark.slow

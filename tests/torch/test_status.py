@@ -55,12 +55,14 @@ def test_the_table(world):
 
 def look_at_a_loss(victim):
     dist.init_process_group("resilient")
-    dist.barrier()
     if dist.get_rank() == victim:
+        dist.barrier()
         tell("dies")
         os.kill(os.getpid(), signal.SIGKILL)
+    # Perhaps in the first one already, where the victim leaves it earlier.
     with pytest.raises(torch_resilient.RankLostError):
-        dist.barrier()
+        for _ in range(2):
+            dist.barrier()
     status = torch_resilient.status()
     assert status["accused"] == victim
     return str(status)

@@ -114,9 +114,12 @@ PROGRAM = """
 import os, signal, time
 import torch.distributed as dist
 dist.init_process_group("resilient")
+store = dist.distributed_c10d._get_default_store()
 dist.barrier()
 if dist.get_rank() == 1:
+    store.wait(["past the barrier/0", "past the barrier/2"])
     os.kill(os.getpid(), signal.SIGKILL)
+store.set(f"past the barrier/{dist.get_rank()}", "")
 until = time.monotonic() + 40
 while time.monotonic() < until:
     sum(range(10_000))
