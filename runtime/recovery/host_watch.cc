@@ -86,10 +86,18 @@ void HostWatch::Run() {
 }
 
 void HostWatch::Adopt(std::vector<Neighbour> neighbours) {
+  // A view that was on its way may still have whose death was told.
+  const auto told = [this](const Neighbour& neighbour) {
+    return std::find(told_.begin(), told_.end(), neighbour) != told_.end();
+  };
+  std::erase_if(told_, [&neighbours](const Neighbour& dead) {
+    return std::find(neighbours.begin(), neighbours.end(), dead) == neighbours.end();
+  });
   std::vector<Watched> before = std::move(watched_);
   watched_.clear();
   watched_.reserve(neighbours.size());
   for (Neighbour& neighbour : neighbours) {
+    if (told(neighbour)) continue;
     const auto known = std::find_if(before.begin(), before.end(), [&](const Watched& watched) {
       return watched.neighbour == neighbour;
     });
@@ -103,7 +111,7 @@ void HostWatch::Adopt(std::vector<Neighbour> neighbours) {
       // Perhaps because it was killed since it joined. Should it have left since, the server knows.
       const ProcessEnd end = EndOf(neighbour.token.pid, neighbour.token.start_time);
       if (end.ending) {
-        on_death_(neighbour, end);
+        TellDeath(std::move(neighbour), end);
         continue;
       }
       RESILIENT_LOG(kDebug, "the end of rank ", neighbour.rank,
@@ -112,6 +120,11 @@ void HostWatch::Adopt(std::vector<Neighbour> neighbours) {
     }
     watched_.push_back({std::move(neighbour), std::move(token).value()});
   }
+}
+
+void HostWatch::TellDeath(Neighbour neighbour, const ProcessEnd& end) {
+  on_death_(neighbour, end);
+  told_.push_back(std::move(neighbour));
 }
 
 void HostWatch::Look(Instant now) {
@@ -129,7 +142,7 @@ void HostWatch::Look(Instant now) {
         ++watched;
         continue;
       case TokenVerdict::kDied:
-        on_death_(watched->neighbour, end);
+        TellDeath(std::move(watched->neighbour), end);
         break;
       case TokenVerdict::kForget:
         RESILIENT_LOG(kDebug, "rank ", watched->neighbour.rank, " (pid ",

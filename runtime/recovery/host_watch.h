@@ -54,6 +54,7 @@ class HostWatch {
   // On the watch thread.
   void Run();
   void Adopt(std::vector<Neighbour> neighbours);
+  void TellDeath(Neighbour neighbour, const ProcessEnd& end);
   void Look(Instant now);
   void Sleep(std::uint32_t changes_seen);
 
@@ -75,6 +76,7 @@ class HostWatch {
   Thread thread_;  // Started by Follow, joined by Close, which does that without the lock.
   // Confined to the watch thread.
   std::vector<Watched> watched_;
+  std::vector<Neighbour> told_;  // Whose death was told, as long as they are followed.
 };
 
 }  // namespace resilient::recovery

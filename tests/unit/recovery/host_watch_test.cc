@@ -124,6 +124,15 @@ TEST_P(HostWatchTest, ANeighbourThatIsGoneAlready_IsToldOnce) {
   EXPECT_EQ(AwaitDeaths(2), (std::vector<int>{3, 1}));
 }
 
+TEST_P(HostWatchTest, AKilledNeighbourThatIsStillInTheNextView_IsToldOnce) {
+  Begin({Then::kWaits, Then::kWaits});
+  Child(1).Signal(SIGKILL);
+  EXPECT_EQ(AwaitDeaths(1), std::vector<int>{1});
+  watch_->Follow(view_, 0);
+  Child(2).Signal(SIGKILL);
+  EXPECT_EQ(AwaitDeaths(2), (std::vector<int>{1, 2}));
+}
+
 TEST_P(HostWatchTest, AStoppedNeighbour_IsToldWhenItIsKilled) {
   Begin({Then::kWaits, Then::kWaits});
   Child(1).Signal(SIGSTOP);
