@@ -161,17 +161,20 @@ TEST_P(HostWatchTest, OneThatLostOnlyItsThread_IsNotDead) {
 }
 
 TEST_P(HostWatchTest, OneThatIsNotInTheNextView_IsNotWatchedAnyMore) {
-  Begin({Then::kWaits, Then::kWaits, Then::kWaits});
+  Begin({Then::kWaits, Then::kWaits, Then::kWaits, Then::kWaits});
+  Child(4).Signal(SIGKILL);
+  EXPECT_EQ(AwaitDeaths(1), std::vector<int>{4});
+  // The others are watched by now.
   View next = view_;
   next.members[1] = {1, "new", "elsewhere", 1, "e"};
   watch_->Follow(next, 0);
   Child(2).Signal(SIGKILL);
-  EXPECT_EQ(AwaitDeaths(1), std::vector<int>{2});
-  // What the thread looks at from here on is the next view.
+  EXPECT_EQ(AwaitDeaths(2), (std::vector<int>{4, 2}));
+  // Rank 1 was looked at before rank 2, and what the thread looks at next is the next view.
   Child(1).Signal(SIGKILL);
   Child(1).Wait();
   Child(3).Signal(SIGKILL);
-  EXPECT_EQ(AwaitDeaths(2), (std::vector<int>{2, 3}));
+  EXPECT_EQ(AwaitDeaths(3), (std::vector<int>{4, 2, 3}));
 }
 
 TEST_P(HostWatchTest, Close_WhileItWatches_Ends) {
