@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import mmap
 import os
 import random
 import selectors
@@ -41,22 +40,12 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "torch"))
 
 from harness import free_port
+from memory import touch
 
 KNOWN_P50_LIMIT_S = 0.1
 KNOWN_MAX_LIMIT_S = 0.5
 SITUATIONS = ("all_reduce", "barrier", "store")
 MEMORY_TRIES = 5
-
-
-def touch(gib: float) -> mmap.mmap | None:
-    """Memory in pages of 4 KiB, as a program has that grew bit by bit."""
-    size = int(gib * (1 << 30)) // mmap.PAGESIZE * mmap.PAGESIZE
-    if not size:
-        return None
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_NOHUGEPAGE)
-    torch.frombuffer(memory, dtype=torch.uint8).fill_(1)
-    return memory
 
 
 def wait_in(situation: str, rank: int, victim: int, report) -> None:
@@ -93,7 +82,8 @@ def rank_main(
     torch.set_num_threads(1)
     timeout = timedelta(seconds=60)
     dist.init_process_group(backend, timeout=timeout)
-    memory = touch(args.gib) if rank == victim else None  # noqa: F841
+    size = int(args.gib * (1 << 30))
+    kept = [touch(size)] if rank == victim and size else []
     try:
         wait_in(situation, rank, victim, report)
     except Exception as error:
@@ -107,6 +97,7 @@ def rank_main(
         text = str(error).splitlines()[0]
         report({"event": "raised", "known": known, "raised": raised, "text": text})
     finally:
+        kept.clear()
         os._exit(0)
 
 

@@ -1,14 +1,14 @@
 """A death is known at once on the host where it happens, however much memory the process had."""
 
-import mmap
 import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
+from losses import outlive
+from memory import touch
 from rank_server import hear, tell
 
 import torch_resilient
@@ -18,14 +18,6 @@ GRACE_SECONDS = 0.3  # For the exception to leave the call, on a busy machine.
 GIB = 1 << 30
 
 
-def touch(size):
-    """Memory in pages of 4 KiB, as a program has that grew bit by bit."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_NOHUGEPAGE)
-    torch.frombuffer(memory, dtype=torch.uint8).fill_(1)
-    return memory
-
-
 def watch_threads():
     names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
     return names.count("res-watch")
@@ -33,15 +25,11 @@ def watch_threads():
 
 def lose(victim, size):
     dist.init_process_group("resilient")
-    memory = touch(size) if dist.get_rank() == victim else None
-    dist.barrier()
-    tell("ready")
-    if dist.get_rank() == victim:
-        signal.pause()
-        memory.close()
-    with pytest.raises(torch_resilient.RankLostError) as caught:
-        dist.barrier()
-    return torch_resilient.last_incident()["known"], time.time(), str(caught.value)
+    kept = [touch(size)] if dist.get_rank() == victim else []
+    error = outlive(victim)
+    raised = time.time()
+    kept.clear()
+    return torch_resilient.last_incident()["known"], raised, str(error)
 
 
 def kill_with(world, size, env=None):
