@@ -67,7 +67,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_LEASE_TTL", Form::kDuration, Effect::kYes, 1},
     Known{"RESILIENT_BUDGET", Form::kDuration, Effect::kYes, 1},
     Known{"RESILIENT_SEAT_WAIT", Form::kDuration},
-    Known{"RESILIENT_HEAL", Form::kHeal, Effect::kNone},
+    Known{"RESILIENT_HEAL", Form::kHeal},
     Known{"RESILIENT_TIMEOUT_POLICY", Form::kPolicy},
     Known{"RESILIENT_OP_DEADLINE", Form::kDuration, Effect::kYes, 1},
     Known{"RESILIENT_STALL", Form::kDuration, Effect::kYes, 1},
@@ -319,6 +319,8 @@ void Assign(const Values& values, Settings* settings) {
     settings->checksums = found->second == "1";
   if (const auto found = values.find("RESILIENT_REDUCTION_ORDER"); found != values.end())
     settings->hierarchical_order = found->second == "hierarchical";
+  if (const auto found = values.find("RESILIENT_HEAL"); found != values.end())
+    settings->auto_heal = found->second == "auto";
   text("RESILIENT_SOCKET_IFNAME", &settings->socket_ifname);
   if (const auto found = values.find("RESILIENT_SOCKET_STREAMS"); found != values.end())
     settings->socket_streams = ParseStreams(found->second).value_or(settings->socket_streams);

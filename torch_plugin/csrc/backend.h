@@ -136,6 +136,7 @@ class ResilientBackend final : public c10d::Backend {
   void BoundInTime(Operation& operation) const;
   // `waits`: the caller waits for the end at once.
   WorkPtr Launch(Plan plan, bool waits);
+  [[noreturn]] void Raise(const Status& status) const;
   WorkPtr RunHere(Plan plan);
   // As a part of `whole` if there is one.
   c10::intrusive_ptr<WorkImpl> Start(Plan plan, const std::shared_ptr<Progress>& whole);

@@ -27,8 +27,18 @@ void ResilientBackend::BoundInTime(Operation& operation) const {
   context_->time().Bound(operation, options_->timeout);
 }
 
+void ResilientBackend::Raise(const Status& status) const {
+  context_->heal().NoteRaised(status);
+  host_->Throw(status);
+}
+
 WorkPtr ResilientBackend::Launch(Plan plan, bool waits) {
   context_->ledger()->Drain();
+  if (context_->heal().due()) {
+    Status healed;
+    host_->WithoutLock([&] { healed = context_->heal().Rebuild(); });
+    if (!healed.ok()) Raise(healed);
+  }
   for (Operation& operation : plan.operations_) BoundInTime(operation);
   if (has_batch_.load(std::memory_order_relaxed)) {
     std::unique_lock lock(mutex_);
@@ -74,7 +84,7 @@ WorkPtr ResilientBackend::RunHere(Plan plan) {
   host_->WithoutLock([&] { ran = group_->Run(std::move(operation), done, keep_waiting); });
   if (!ran.ok()) {
     log_->End(log_id, ran.status());
-    host_->Throw(ran.status());
+    Raise(ran.status());
   }
   NoteSequence(outline.kind, log_id, ran->seq);
   if (ran->outcome) {
@@ -83,7 +93,7 @@ WorkPtr ResilientBackend::RunHere(Plan plan) {
     if (!status.ok() && status.detail().group.empty()) {
       status = status.WithOperation(group_->name(), ran->seq, Describe(outline));
     }
-    Check(*host_, status);
+    if (!status.ok()) Raise(status);
     Check(*host_, interrupted);
     return nullptr;
   }
@@ -132,7 +142,7 @@ c10::intrusive_ptr<WorkImpl> ResilientBackend::Start(Plan plan,
     if (!any_started) {
       progress->Discard(sequence.status());
       context_->ledger()->Drain();
-      host_->Throw(sequence.status());
+      Raise(sequence.status());
     }
     progress->Complete(sequence.status());  // Told when the Work is waited for.
   }

@@ -35,6 +35,8 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
                              make_fabric, clock);
   if (!session.ok()) return session.status();
   context->session_ = std::move(session).value();
+  context->heal_.emplace(context->options_.auto_heal, context->budget() + context->seat_wait(),
+                         *context->session_, clock);
   return context;
 }
 

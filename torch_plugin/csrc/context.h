@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include <resilient/clock.h>
@@ -12,6 +13,7 @@
 #include <resilient/store/client.h>
 #include <resilient/termination.h>
 
+#include "torch_plugin/csrc/auto_heal.h"
 #include "torch_plugin/csrc/finisher.h"
 #include "torch_plugin/csrc/host.h"
 #include "torch_plugin/csrc/ledger.h"
@@ -29,6 +31,7 @@ struct ContextOptions {
   std::size_t shm_limit = CpuFabricOptions().shm_limit;
   bool checksums = false;
   bool hierarchical_order = false;
+  bool auto_heal = false;
   TimePolicy time;
 };
 
@@ -50,6 +53,7 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   Result<std::shared_ptr<store::Client>> client() const;
 
   Session& session() { return *session_; }
+  AutoHeal& heal() { return *heal_; }
   const std::shared_ptr<Host>& host() const { return host_; }
   const Clock& clock() const { return clock_; }
   Duration budget() const { return options_.session.budget; }
@@ -72,6 +76,7 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
   const std::shared_ptr<Finisher> finisher_ = std::make_shared<Finisher>();
   std::shared_ptr<Session> session_;  // Constant after Open.
+  std::optional<AutoHeal> heal_;      // Likewise.
   mutable std::mutex mutex_;
   // Guarded by mutex_:
   std::shared_ptr<store::Client> client_;

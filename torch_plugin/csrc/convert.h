@@ -1,10 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
+#include <resilient/clock.h>
 #include <resilient/communicator.h>
 #include <resilient/status.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -22,6 +24,9 @@ ErrorKind KindOf(StatusCode code);
 // Whether `elastic` tries again after this first cause; the others are bugs of the program or its
 // start.
 bool RetriedByElastic(StatusCode code);
+
+// An exception such as "connection reset" may reach the program before the fence that explains it.
+inline constexpr Duration kFenceGrace = std::chrono::seconds(1);
 
 // Raises BackendError, StoreError, QueueEmptyError or NetworkError of <resilient/torch_errors.h>.
 [[noreturn]] void ThrowNative(const Status& status);

@@ -8,9 +8,6 @@
 namespace resilient {
 namespace {
 
-// An exception such as "connection reset" may reach the program before the fence that explains it.
-constexpr Duration kFenceGrace = std::chrono::seconds(1);
-
 // The loop around an elastic function. Owner: a call of elastic. Thread: the caller's.
 class ElasticRun {
  public:
@@ -48,7 +45,7 @@ class ElasticRun {
   // The session's failure, whatever exception it reached the program as; OK when there is none or
   // it is a bug.
   Status Failure() const {
-    const Deadline grace = Deadline::After(context_->clock().Now(), kFenceGrace);
+    const Deadline grace = Deadline::After(context_->clock().Now(), plugin::kFenceGrace);
     Status cause = context_->session().AwaitFailure(grace);
     return plugin::RetriedByElastic(cause.code()) ? cause : Status::Ok();
   }

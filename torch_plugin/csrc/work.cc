@@ -230,7 +230,10 @@ bool WorkImpl::wait(std::chrono::milliseconds timeout) {
     status = Status(status.code(),
                     c10::str("wait timeout after ", timeout.count(), " ms: ", status.message()));
   }
-  Check(*host_, status);
+  if (!status.ok()) {
+    if (const auto context = context_.lock()) context->heal().NoteRaised(status);
+    host_->Throw(status);
+  }
   return true;
 }
 

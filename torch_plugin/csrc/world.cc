@@ -73,6 +73,7 @@ ContextOptions MakeOptions(const InitOptions& init, const Settings& settings,
   options.shm_limit = settings.shm_limit;
   options.checksums = settings.checksums;
   options.hierarchical_order = settings.hierarchical_order;
+  options.auto_heal = settings.auto_heal;
   options.time.strict = settings.strict_timeouts;
   options.time.op_deadline = settings.op_deadline;
   options.time.world_timeout = init.timeout;

@@ -90,6 +90,7 @@ class Session:
         shm_limit: int = ...,  # Bytes a group; 0: none.
         checksums: bool = False,
         hierarchical_order: bool = False,
+        auto_heal: bool = False,
         strict_timeouts: bool = False,
         op_deadline: float = 120.0,
         wait_log: float = 30.0,

@@ -225,6 +225,7 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         shm_limit=settings["shm_limit"],
         checksums=settings["checksums"],
         hierarchical_order=settings["hierarchical_order"],
+        auto_heal=settings["auto_heal"],
         strict_timeouts=settings["strict_timeouts"],
         op_deadline=settings["op_deadline"],
         wait_log=settings["wait_log"],

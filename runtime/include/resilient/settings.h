@@ -35,6 +35,7 @@ struct Settings {
   std::size_t shm_limit = std::size_t{256} << 20;    // RESILIENT_SHM_LIMIT, bytes; 0: none
   bool checksums = false;                            // RESILIENT_CHECKSUM
   bool hierarchical_order = false;                   // RESILIENT_REDUCTION_ORDER=hierarchical
+  bool auto_heal = false;                            // RESILIENT_HEAL=auto
   std::string socket_ifname;  // RESILIENT_SOCKET_IFNAME: "eth0,eth1"; empty: the way to the store
   int socket_streams = 1;     // RESILIENT_SOCKET_STREAMS: connections of a link to another host
   std::string log = "warn";   // RESILIENT_LOG: level, "json:" prefix for structured lines

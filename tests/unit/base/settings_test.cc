@@ -124,8 +124,10 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_OWNER", "12:345"},
                                                    {"RESILIENT_SUPERVISED", "1"},
                                                    {"RESILIENT_ATTEMPT", "7"},
+                                                   {"RESILIENT_HEAL", "auto"},
                                                    {"RESILIENT_HOST_WATCH", "0"}});
   ASSERT_TRUE(settings.ok()) << settings.status().message();
+  EXPECT_TRUE(settings->auto_heal);
   EXPECT_EQ(settings->store, "a:1,[::1]:2");
   EXPECT_EQ(settings->job, "j");
   EXPECT_EQ(settings->bind, "10.0.0.1");
@@ -171,9 +173,10 @@ const Environment kWithEffect = {{"RESILIENT_STORE", "host:1"},
                                  {"RESILIENT_CHECKSUM", "1"},
                                  {"RESILIENT_TAKE_OVER", "nccl,gloo"},
                                  {"RESILIENT_REDUCTION_ORDER", "rank"},
+                                 {"RESILIENT_HEAL", "auto"},
                                  {"RESILIENT_ALLOW_SHARED_GPU", "1"},
                                  {"RESILIENT_FAKE_DEVICES", "h|GPU-1|0|1"}};
-const Environment kWithoutEffect = {{"RESILIENT_HEAL", "auto"}, {"RESILIENT_REPLAY", "1"}};
+const Environment kWithoutEffect = {{"RESILIENT_REPLAY", "1"}};
 
 TEST(ParseSettings, NamesWithEffect_AreAccepted) {
   const Result<Settings> settings = ParseSettings(kWithEffect);
