@@ -44,9 +44,4 @@ class OpTimeouts {
   Instant still_since_ = kNever;       // kNever: not all have entered it.
 };
 
-// For messages.
-constexpr double ToSeconds(Duration duration) {
-  return std::chrono::duration<double>(duration).count();
-}
-
 }  // namespace resilient

@@ -12,8 +12,6 @@ constexpr Duration kWatchFor = std::chrono::minutes(2);
 // of housekeeping is a large share of a short time.
 constexpr Duration kShareOfAtLeast = std::chrono::seconds(5);
 
-double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
-
 template <typename Number>
 Number Growth(Number before, Number after) {
   return after > before ? after - before : Number{};
@@ -68,7 +66,7 @@ bool ProgressMeter::HasNewWork(const ProgressSample& sample) {
 bool ProgressMeter::HasEnoughUse() const {
   return std::any_of(window_.begin(), window_.end(), [this](const Mark& mark) {
     const Duration span = std::max(sum_.when - mark.when, kShareOfAtLeast);
-    return sum_.cpu_seconds - mark.cpu_seconds >= kProgressShareOfCore * Seconds(span) ||
+    return sum_.cpu_seconds - mark.cpu_seconds >= kProgressShareOfCore * ToSeconds(span) ||
            sum_.call_bytes - mark.call_bytes >= kProgressBytes ||
            sum_.disk_bytes - mark.disk_bytes >= kProgressBytes;
   });

@@ -17,8 +17,6 @@ namespace {
 // The session in whose callback this thread is; null on the user's threads.
 thread_local const SessionImpl* inside_session = nullptr;
 
-double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
-
 Status SessionClosed() {
   return Status(StatusCode::kFailedPrecondition,
                 "the session is closed on this rank; open a new one to go on");
@@ -226,9 +224,9 @@ Status SessionImpl::OverdueLocked() const {
   if (!cause.ok()) return cause;
   return Status(
       StatusCode::kJoinTimeout,
-      StrCat("the world did not start within the init timeout of ", Seconds(options_.init_timeout),
-             " s and the budget of ", Seconds(options_.budget), " s (", where,
-             "), and the store gave no verdict; see its log for who is missing"));
+      StrCat("the world did not start within the init timeout of ",
+             ToSeconds(options_.init_timeout), " s and the budget of ", ToSeconds(options_.budget),
+             " s (", where, "), and the store gave no verdict; see its log for who is missing"));
 }
 
 Membership SessionImpl::membership() const {

@@ -156,6 +156,9 @@ Result<SessionImpl::Entry> SessionImpl::Enter(GroupSlot& slot, const Operation& 
   callers_.Note();
   if (options_.observer != nullptr) options_.observer->NoteOperation();
   for (;;) {
+    if (!pause_watch_.MayAct(clock_.Now())) {
+      RESILIENT_RETURN_IF_ERROR(AwaitConfirmation(slot, operation));
+    }
     Lock lock(mutex_);
     if (machine_.state() != SessionState::kRunning) {
       // Nobody may be waiting in Rebuild to notice that the budget is spent.
@@ -174,6 +177,29 @@ Result<SessionImpl::Entry> SessionImpl::Enter(GroupSlot& slot, const Operation& 
     // Then look again: a fence may have come meanwhile.
     RESILIENT_RETURN_IF_ERROR(CreateCommunicator(slot, *flight));
   }
+}
+
+// Behind a pause of this process. OK also when the session has come to know of a fence: the caller
+// looks at its state.
+Status SessionImpl::AwaitConfirmation(const GroupSlot& slot, const Operation& operation) {
+  const Deadline deadline = Deadline::After(clock_.Now(), options_.budget);
+  for (;;) {
+    {
+      Lock lock(mutex_);
+      if (machine_.state() != SessionState::kRunning) return Status::Ok();
+      const Instant now = clock_.Now();
+      if (pause_watch_.MayAct(now)) return Status::Ok();
+      if (deadline.ExpiredAt(now)) break;
+      changed_.wait_for(lock, std::min<Duration>(Millis(kInterruptPollMs), deadline.LeftAt(now)));
+    }
+    if (options_.interrupt) RESILIENT_RETURN_IF_ERROR(options_.interrupt());
+  }
+  return Status(StatusCode::kStoreLost,
+                StrCat("this process was paused (stopped, suspended or starved of processor time), "
+                       "and the store has not said within the budget of ",
+                       ToSeconds(options_.budget), " s whether the job goes on without it: ",
+                       Describe(operation), " of group '", slot.name,
+                       "' was not started; see whether the store can be reached, and try again"));
 }
 
 std::shared_ptr<Communicator>& SessionImpl::CommunicatorLocked(GroupSlot& slot) {

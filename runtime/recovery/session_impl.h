@@ -23,6 +23,7 @@
 #include "runtime/recovery/flight.h"
 #include "runtime/recovery/host_watch.h"
 #include "runtime/recovery/incident.h"
+#include "runtime/recovery/pause_watch.h"
 #include "runtime/recovery/state_machine.h"
 #include "runtime/recovery/wait_desk.h"
 
@@ -91,7 +92,10 @@ class SessionImpl final : public Session,
 
   void OnWhere(std::uint64_t ask) override;
   void OnLate(const LateNotice& notice) override;
-  void OnBeat(Instant now, Instant contact) override;
+  void OnBeat(Instant now, Instant contact, Duration lease) override;
+  void OnAway() override { pause_watch_.OnAway(); }
+  void OnPaused() override { pause_watch_.OnPaused(); }
+  void OnConfirmed() override;
 
   // CommunicatorEvents, on a communicator thread.
   void OnConnected(const std::string& group, std::uint64_t generation) override;
@@ -161,6 +165,7 @@ class SessionImpl final : public Session,
   Status NotRunningLocked(const std::string& group, const std::string& what) const;
   Status CheckNewGroupLocked(const std::string& name, const std::vector<int>& ranks) const;
   Result<Entry> Enter(GroupSlot& slot, const Operation& operation);
+  Status AwaitConfirmation(const GroupSlot& slot, const Operation& operation);
   std::shared_ptr<Communicator>& CommunicatorLocked(GroupSlot& slot);
   Status CreateCommunicator(GroupSlot& slot, const Flight& flight);
   Result<GroupSpec> SpecOf(const std::string& name, const std::vector<int>& ranks, int rank,
@@ -201,6 +206,7 @@ class SessionImpl final : public Session,
   // Self-synchronised.
   Callers callers_;
   WaitDesk waits_;
+  PauseWatch pause_watch_;
   std::atomic<bool> waiting_posted_{false};
 
   // Confined to the control thread.

@@ -30,12 +30,14 @@ void SessionImpl::TellWaiting(Instant now) {
   }
 }
 
-void SessionImpl::OnBeat(Instant now, Instant contact) {
+void SessionImpl::OnBeat(Instant now, Instant contact, Duration lease) {
+  pause_watch_.OnBeat(now, lease);
   bool joining = false;
   bool first = false;
   {
     Lock lock(mutex_);
     contact_ = contact;
+    changed_.notify_all();  // Whoever doubted that this thread runs.
     joining = machine_.state() == SessionState::kJoining;
     first = !machine_.ever_ran();
   }
@@ -47,6 +49,12 @@ void SessionImpl::OnBeat(Instant now, Instant contact) {
   if (const std::string line = waits_.OverdueLine(now); !line.empty()) {
     RESILIENT_LOG(kWarn, line);
   }
+}
+
+void SessionImpl::OnConfirmed() {
+  Lock lock(mutex_);
+  pause_watch_.OnConfirmed();
+  changed_.notify_all();
 }
 
 void SessionImpl::TellJoining(bool first, Instant now) {

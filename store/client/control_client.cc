@@ -139,6 +139,7 @@ void ControlClient::Run() {
 
 bool ControlClient::Step() {
   const LinkStep step = link_.NextStep();
+  if (step.resolve) events_->OnAway();
   const LinkInput input = Perform(step, wake_, clock_, NextWake(clock_.Now()));
   const Instant now = clock_.Now();
   if (step.resolve) last_tick_ = now;  // A slow resolver is not a pause of this process.
@@ -155,7 +156,7 @@ bool ControlClient::Step() {
   RunTasks();
   if (!lost_ && now >= last_beat_event_ + BeatInterval()) {
     last_beat_event_ = now;
-    events_->OnBeat(now, last_contact_);
+    events_->OnBeat(now, last_contact_, LeaseTtl());
   }
   NoteContact(now);
   if (link_.open() && now >= last_beat_ + BeatInterval()) Beat(now);
@@ -181,6 +182,8 @@ void ControlClient::NotePause(Instant now) {
                 SecondsOf(LeaseTtl()), " s",
                 gap > LeaseTtl() ? ": the store may have given its seat away" : "");
   last_contact_ = now;
+  events_->OnPaused();
+  confirming_beat_ = beat_ + 1;
   if (link_.open()) Beat(now);
 }
 
@@ -208,7 +211,11 @@ void ControlClient::Handle(const Event& event) {
                  [this](const Fence& fence) { events_->OnFence(fence); },
                  [this](const JoinRefusedEvent& refused) { events_->OnJoinRefused(refused.why); },
                  [this](const SessionLostEvent& lost) { LoseSession(lost.why); },
-                 [](const HeartbeatAckEvent&) {},
+                 [this](const HeartbeatAckEvent& acknowledged) {
+                   if (confirming_beat_ == 0 || acknowledged.beat < confirming_beat_) return;
+                   confirming_beat_ = 0;
+                   events_->OnConfirmed();
+                 },
                  [this](const PingEvent&) { Beat(last_tick_); },
                  [this](const HeldEvent& event) {
                    TellHeld(event);

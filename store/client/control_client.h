@@ -97,7 +97,8 @@ class ControlClient {
   std::set<std::uint64_t> joins_;  // Unanswered.
   std::string server_id_;          // Empty until the first Welcome.
   std::uint64_t beat_ = 0;
-  std::uint64_t received_ = 0;  // Of the link, when contact was last noted.
+  std::uint64_t confirming_beat_ = 0;  // Not 0: its acknowledgement ends the doubt of a pause.
+  std::uint64_t received_ = 0;         // Of the link, when contact was last noted.
   Instant last_tick_;
   Instant last_beat_{};
   Instant last_beat_event_{};

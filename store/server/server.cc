@@ -67,8 +67,6 @@ std::uint64_t ToMillis(Duration duration) {
   return static_cast<std::uint64_t>(std::chrono::duration_cast<Millis>(duration).count());
 }
 
-double ToSeconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
-
 }  // namespace
 
 bool IsWildcardHost(const std::string& host) {

@@ -17,9 +17,19 @@ def rank_server(subreaper):
 @pytest.fixture(scope="session")
 def store(subreaper):
     """Address of one store for the whole session; each world is a job of its own there."""
+    yield from serve()
+
+
+@pytest.fixture(scope="session")
+def quick_store(subreaper):
+    """One whose leases are as short as they may be."""
+    yield from serve("--lease-ttl", "1")
+
+
+def serve(*options):
     from torch_resilient import _server
 
-    command = [_server.binary(), "serve", "--listen", "127.0.0.1:0"]
+    command = [_server.binary(), "serve", "--listen", "127.0.0.1:0", *options]
     process = subprocess.Popen(
         [*command, "--print-address", "--parent-death"], stdout=subprocess.PIPE, text=True
     )
@@ -38,6 +48,16 @@ def namespaces():
 @pytest.fixture
 def world(rank_server, store):
     """Runs ranks; see harness.World."""
+    yield from world_at(rank_server, store)
+
+
+@pytest.fixture
+def quick_world(rank_server, quick_store):
+    """The same with leases of one second."""
+    yield from world_at(rank_server, quick_store)
+
+
+def world_at(rank_server, store):
     world = harness.World(rank_server, store)
     yield world
     left = world.close()

@@ -22,6 +22,11 @@ using Instant = BootClock::time_point;
 
 constexpr Instant kNever = Instant::max();
 
+// For messages.
+constexpr double ToSeconds(Duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
 // Source of time for the shells (threads, loops). Pure code takes an Instant instead.
 // Thread: thread-safe. Lifetime: outlives everything that holds a reference to it.
 class Clock {

@@ -125,7 +125,16 @@ class RendezvousEvents {
   virtual void OnWhere(std::uint64_t ask) { static_cast<void>(ask); }
   virtual void OnLate(const LateNotice& notice) { static_cast<void>(notice); }
   // About once a heartbeat, also while the store is out of reach; it was last heard at `contact`.
-  virtual void OnBeat(Instant now, Instant contact) { static_cast<void>(now - contact); }
+  // When this stays out for half of `lease` the process was not run for so long, unless OnAway has
+  // said that the control thread waits for something else.
+  virtual void OnBeat(Instant now, Instant contact, Duration lease) {
+    static_cast<void>(now - contact - lease);
+  }
+  virtual void OnAway() {}
+  // This process was not run for half a lease: whether it still has its seat is not known, until
+  // OnConfirmed (or OnFence, OnSessionLost) says so.
+  virtual void OnPaused() {}
+  virtual void OnConfirmed() {}
 };
 
 // A session's line to the membership service: lease, join, ready, reports. runtime/ owns this

@@ -214,8 +214,18 @@ class FakeRendezvous final : public Rendezvous {
   void SayView(View view) {
     control_.Post([this, view = std::move(view)] { events_->OnView(view); });
   }
-  void SayBeat(Instant now, Instant contact) {
-    control_.Post([this, now, contact] { events_->OnBeat(now, contact); });
+  // A lease without end: manual time that goes on is no pause.
+  void SayBeat(Instant now, Instant contact, Duration lease = Duration::max()) {
+    control_.Post([this, now, contact, lease] { events_->OnBeat(now, contact, lease); });
+  }
+  void SayAway() {
+    control_.Post([this] { events_->OnAway(); });
+  }
+  void SayPaused() {
+    control_.Post([this] { events_->OnPaused(); });
+  }
+  void SayConfirmed() {
+    control_.Post([this] { events_->OnConfirmed(); });
   }
   void SayRunning(std::uint64_t generation) {
     control_.Post([this, generation] { events_->OnRunning(generation); });

@@ -45,6 +45,8 @@ class EventLog final : public RendezvousEvents {
   void OnHeld(Instant until) override {
     Note(until > SystemClock().Now() + std::chrono::seconds(30) ? "held" : "not held");
   }
+  void OnPaused() override { Note("paused"); }
+  void OnConfirmed() override { Note("confirmed"); }
 
   void Note(std::string text) {
     std::lock_guard lock(mutex_);
@@ -253,7 +255,8 @@ TEST_F(ControlClientTest, SilentServer_IsLeftForANewConnection) {
 
 TEST_F(ControlClientTest, PausedProcess_BeatsFirstAndKeepsItsConnection) {
   auto rendezvous = Started(TestWelcome());
-  ASSERT_TRUE(line_->ReadOp<HeartbeatOp>());
+  const std::optional<Request> before = line_->ReadOp<HeartbeatOp>();
+  ASSERT_TRUE(before);
   // Long enough to take the server for silent, had this process been running meanwhile.
   clock_.Jump(std::chrono::seconds(1000));
   // The turn that the jump fell into may have read the clock before it; the next one has not.
@@ -265,8 +268,11 @@ TEST_F(ControlClientTest, PausedProcess_BeatsFirstAndKeepsItsConnection) {
   ASSERT_TRUE(first);
   EXPECT_TRUE(std::holds_alternative<HeartbeatOp>(first->op));
   EXPECT_TRUE(line_->ReadOp<ReadyOp>());
+  // An answer from before the pause tells nothing of the time after.
+  line_->SendEvent(HeartbeatAckEvent{std::get<HeartbeatOp>(before->op).beat});
   line_->SendEvent(RunningEvent{3});
-  EXPECT_THAT(events_.Await(1), ElementsAre("running 3"));
+  line_->SendEvent(HeartbeatAckEvent{std::get<HeartbeatOp>(first->op).beat});
+  EXPECT_THAT(events_.Await(3), ElementsAre("paused", "running 3", "confirmed"));
   CloseOrderly(*rendezvous);
 }
 

@@ -7,10 +7,6 @@
 
 namespace resilient::plugin {
 
-inline double ToSeconds(Duration duration) {
-  return std::chrono::duration<double>(duration).count();
-}
-
 // Seconds of a Python caller: negative and NaN become 0, more than a century becomes a century.
 inline Duration FromSeconds(double seconds) {
   constexpr double kLongest = 100.0 * 365 * 24 * 3600;
