@@ -1,5 +1,6 @@
 """RESILIENT_HEAL=auto: what was raised is acknowledged by the next operation of the program."""
 
+import itertools
 import signal
 from datetime import timedelta
 
@@ -56,10 +57,11 @@ def abort_and_go_on(form):
     dist.barrier()
     first = torch_resilient.membership()["generation"]
     tensor = torch.ones(4)
-    if dist.get_rank() == 0:
-        group._get_backend(torch.device("cpu")).abort()
     with pytest.raises(torch_resilient.CommError) as caught:
-        while True:  # The fence comes in some operation.
+        for number in itertools.count():  # The fence comes in some operation.
+            if number == 1 and dist.get_rank() == 0:
+                # All have entered the first one: they are past the barrier.
+                group._get_backend(torch.device("cpu")).abort()
             if form == "async":
                 dist.all_reduce(tensor, async_op=True).wait()
             else:
