@@ -125,12 +125,13 @@ Status RequestClient::Await(Lock& lock, Waiter& waiter, const Call& call) {
       if (!waiter.failure.ok()) return waiter.failure;
       StatusCode code = waiter.reply.status.code();
       bool cut = code == StatusCode::kCancelled || code == StatusCode::kTimeout;
-      return cut && waiter.cancelled ? TimeoutError(waiter, now - begun) : waiter.reply.status;
+      if (!cut || !waiter.cancelled) return waiter.reply.status;
+      return waiter.stopped.ok() ? TimeoutError(waiter, now - begun) : waiter.stopped;
     }
     if (now >= limit) {
-      Status end = OnDeadline(waiter, begun, now);
+      Status end = OnDeadline(waiter, call, begun, now);
       if (!end.ok()) return end;
-      limit = now + kCancelPatience;
+      limit = std::min(waiter.settled_by, now + kCancelPatience);
     }
     if (now >= next_check) {
       HandOver();
@@ -139,8 +140,8 @@ Status RequestClient::Await(Lock& lock, Waiter& waiter, const Call& call) {
       lock.lock();
       // An answer that came meanwhile counts, unless a signal's exception must not be swallowed.
       if (!stop.ok() && (!waiter.done || stop.code() == StatusCode::kInterrupted)) {
-        if (!waiter.done && link_.open()) SendCancel(waiter);
-        return stop;
+        if (OnStop(waiter, call, stop)) return stop;
+        limit = std::min(limit, clock_.Now() + kCancelPatience);
       }
       next_check = clock_.Now() + Millis(kInterruptPollMs);
       continue;
@@ -156,8 +157,29 @@ Status RequestClient::Await(Lock& lock, Waiter& waiter, const Call& call) {
   }
 }
 
+// False: there is no connection to send it on, and the call is not to wait for one.
+bool RequestClient::Cancel(Waiter& waiter, const Call& call, Instant now) {
+  if (!link_.open() && call.settle <= Duration::zero()) return false;
+  waiter.cancelled = true;
+  waiter.received_at_cancel = link_.received();
+  waiter.settled_by = now + std::max(kCancelPatience, call.settle);
+  if (link_.open()) SendCancel(waiter);
+  return true;
+}
+
+// True: the call ends with `stop` now.
+bool RequestClient::OnStop(Waiter& waiter, const Call& call, Status stop) {
+  if (stop.code() == StatusCode::kInterrupted || call.settle <= Duration::zero()) {
+    if (!waiter.done && link_.open()) SendCancel(waiter);
+    return true;
+  }
+  if (!waiter.cancelled) Cancel(waiter, call, clock_.Now());
+  if (waiter.stopped.ok()) waiter.stopped = std::move(stop);
+  return false;
+}
+
 // OK: a cancel is on its way and its answer is to be waited for.
-Status RequestClient::OnDeadline(Waiter& waiter, Instant begun, Instant now) {
+Status RequestClient::OnDeadline(Waiter& waiter, const Call& call, Instant begun, Instant now) {
   // Its time ended while the store was connected, whatever became of the connection since.
   if (waiter.cancelled) {
     // Something takes our bytes and lets none through: TCP would never find out.
@@ -165,16 +187,14 @@ Status RequestClient::OnDeadline(Waiter& waiter, Instant begun, Instant now) {
       silent_ = true;
       if (led_) wake_.Wake();
     }
+    if (now < waiter.settled_by) return Status();
+    if (!waiter.stopped.ok()) return waiter.stopped;
     return waiter.ask.mutation
                ? UnknownOutcome(waiter, StrCat("the store did not answer it, timeout after ",
                                                (now - begun) / Millis(1), " ms"))
                : TimeoutError(waiter, now - begun);
   }
-  if (!link_.open()) return LostError(waiter, now - begun, now);
-  waiter.cancelled = true;
-  waiter.received_at_cancel = link_.received();
-  SendCancel(waiter);
-  return Status();
+  return Cancel(waiter, call, now) ? Status() : LostError(waiter, now - begun, now);
 }
 
 void RequestClient::Lead(Lock& lock, Instant until, bool quickly) {

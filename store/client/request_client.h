@@ -86,6 +86,8 @@ class RequestClient final : public Client {
     bool sent = false;
     bool cancelled = false;
     std::uint64_t received_at_cancel = 0;  // Of the link.
+    Instant settled_by{};                  // When cancelled: the answer to it is waited for until.
+    Status stopped;                        // Call::stop said so.
     bool done = false;
     Status failure;  // Ours; OK when the server answered.
     Reply reply;
@@ -94,7 +96,9 @@ class RequestClient final : public Client {
 
   Result<Reply> Perform(const Ask& ask, Op&& op, const Call& call);
   Status Await(Lock& lock, Waiter& waiter, const Call& call);
-  Status OnDeadline(Waiter& waiter, Instant begun, Instant now);
+  bool Cancel(Waiter& waiter, const Call& call, Instant now);
+  Status OnDeadline(Waiter& waiter, const Call& call, Instant begun, Instant now);
+  bool OnStop(Waiter& waiter, const Call& call, Status stop);
   void Lead(Lock& lock, Instant until, bool quickly);
   void HandOver();
   void SendNow(const Request& request);

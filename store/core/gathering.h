@@ -29,6 +29,9 @@ class Gathering {
   // To an exchange. REQUIRES: nobody holds the rank.
   void Arrive(WaitId id, std::int64_t rank, std::string value);
   void Withdraw(WaitId id);
+  // All members of a generation are to come to it, so that one that has left is one too few.
+  void set_of_members() { of_members_ = true; }
+  bool of_members() const { return of_members_; }
   // Who has come as `rank`; null: nobody.
   const WaitId* Holder(std::int64_t rank) const;
 
@@ -51,6 +54,7 @@ class Gathering {
   };
 
   const std::int64_t size_;
+  bool of_members_ = false;
   std::map<WaitId, std::int64_t> arrived_;  // To the rank.
   std::map<std::int64_t, Seat> seats_;      // Of an exchange.
   std::size_t value_bytes_ = 0;

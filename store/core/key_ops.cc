@@ -26,6 +26,7 @@ struct Executor {
   Keyspace& keys;
   const WaitId id;
   const std::uint64_t scope;
+  const bool fenced;  // The request is of a generation.
   KeyOutcome& outcome;
 
   Status operator()(SetOp& op) const {
@@ -146,7 +147,9 @@ struct Executor {
   Status operator()(const ExchangeOp& op) const {
     RESILIENT_RETURN_IF_ERROR(CheckValueSize(op.value.size()));
     outcome.waits = true;
-    return keys.ArriveAtExchange(id, scope, op, outcome.ended, outcome.rival);
+    Status arrived = keys.ArriveAtExchange(id, scope, op, outcome.ended, outcome.rival);
+    if (arrived.ok() && fenced) keys.MarkAsOfMembers(scope, op.key);
+    return arrived;
   }
   template <typename Other>
   Status operator()(const Other&) const {
@@ -182,8 +185,9 @@ bool IsKeyMutation(const Op& op) {
 }
 
 Status ExecuteKeyOp(Keyspace& keys, SessionId session, Request& request, KeyOutcome& outcome) {
-  Status done =
-      std::visit(Executor{keys, {session, request.seq}, request.scope, outcome}, request.op);
+  Status done = std::visit(
+      Executor{keys, {session, request.seq}, request.scope, request.generation != 0, outcome},
+      request.op);
   keys.AnswerWatches(outcome.ended);
   if (outcome.reply.revision == 0) outcome.reply.revision = keys.revision();
   return done;

@@ -159,6 +159,10 @@ class Keyspace {
   // for the rank; kTooLarge: the values do not fit a reply.
   Status ArriveAtExchange(WaitId id, std::uint64_t scope, const ExchangeOp& op,
                           std::vector<EndedWait>& ended, SessionId& rival);
+  // The exchange at `key`, if it is not over, is one of all members of a generation.
+  void MarkAsOfMembers(std::uint64_t scope, const std::string& key);
+  // There is such a one.
+  bool AwaitsMembers(std::uint64_t scope) const;
 
   // ---- Watches: keyspace_watches.cc.
 

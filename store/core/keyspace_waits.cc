@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -271,6 +272,19 @@ Status Keyspace::ArriveAtExchange(WaitId id, std::uint64_t scope, const Exchange
     ended.back().shared_values = values;
   }
   return {};
+}
+
+void Keyspace::MarkAsOfMembers(std::uint64_t scope, const std::string& key) {
+  const auto found = scopes_.find(scope);
+  if (found == scopes_.end()) return;
+  const auto exchange = found->second.exchanges.find(key);
+  if (exchange != found->second.exchanges.end()) exchange->second.set_of_members();
+}
+
+bool Keyspace::AwaitsMembers(std::uint64_t scope) const {
+  const Scope* found = FindScope(scope);
+  return found && std::any_of(found->exchanges.begin(), found->exchanges.end(),
+                              [](const auto& entry) { return entry.second.of_members(); });
 }
 
 Status Keyspace::CheckExchange(std::uint64_t scope, const ExchangeOp& op, SessionId& rival) const {

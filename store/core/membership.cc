@@ -199,6 +199,27 @@ void Membership::Accuse(World& world, const Participant& reporter, const resilie
   Ping(*accused, moment, effects);
 }
 
+std::uint64_t Membership::RoundOf(SessionId session) const {
+  const Participant* who = Find(session);
+  const World* world = who && who->state == State::kSeated ? WorldOf(*who) : nullptr;
+  return world ? world->round : 0;
+}
+
+void Membership::NeedAll(std::uint64_t round, Moment moment, MembershipEffects& effects) {
+  const auto found = worlds_.find(round);
+  if (found == worlds_.end()) return;
+  World& world = found->second;
+  if (world.phase != Phase::kRunning || world.live == world.seats.size()) return;
+  for (const Seat& seat : world.seats) {
+    if (seat.state != SeatState::kLeft) continue;
+    const Participant* leaver = Find(seat.session);
+    RESILIENT_CHECK(leaver != nullptr);  // A seat that was left keeps its session known.
+    FenceWorld(world, Left(ClaimantOf(*leaver), world.generation, moment.wall_s), moment, effects);
+    break;
+  }
+  Settle(moment, effects);
+}
+
 void Membership::Ping(Participant& who, Moment moment, MembershipEffects& effects) {
   who.answers_due = kAnswersWanted;
   effects.Tell(who.session, PingEvent{++pings_});

@@ -105,6 +105,10 @@ class Membership {
   // already held anew; or again. How many there are. kNotFound: none. membership_holds.cc.
   Result<std::int64_t> Hold(const HoldOp& op, Moment moment, MembershipEffects& effects);
   Result<std::int64_t> Release(const ReleaseOp& op, Moment moment, MembershipEffects& effects);
+  // The round of the world in which the session has a seat; 0: it has none.
+  std::uint64_t RoundOf(SessionId session) const;
+  // All members of this world are waited for: it is fenced when one of them has left.
+  void NeedAll(std::uint64_t round, Moment moment, MembershipEffects& effects);
   // OK when the session may touch the keys of `scope` in `generation`; else kStaleGeneration.
   Status CheckAccess(SessionId session, std::uint64_t scope, std::uint64_t generation) const;
   // Not OK: the session is dead, and this is what it is to be told.

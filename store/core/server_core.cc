@@ -233,6 +233,9 @@ Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {
           job.membership.CheckAccess(session, request.scope, request.generation));
     }
     Status done = ExecuteKeyOp(job.keys, session, exchange.request, exchange.key);
+    if (request.generation != 0 && job.keys.AwaitsMembers(request.scope)) {
+      job.membership.NeedAll(request.scope, moment, exchange.members);
+    }
     const Session* rival = exchange.key.rival == 0 ? nullptr : sessions_.Find(exchange.key.rival);
     if (!rival) return done;
     return Status(done.code(), done.message() + " (" + Describe(*rival) + " waits, " +
@@ -305,7 +308,11 @@ Status ServerCore::Impl::Leave(Exchange& exchange, Job& job, Effects& effects) {
   const SessionId session = exchange.session.id;
   const bool had_lease = leases_.Has(session);
   EndLeasedKey(job, session, "has ended", exchange.moment, effects);
+  const std::uint64_t round = job.membership.RoundOf(session);
   Status left = job.membership.Leave(session, exchange.moment, exchange.members);
+  if (job.keys.AwaitsMembers(round)) {
+    job.membership.NeedAll(round, exchange.moment, exchange.members);
+  }
   const std::size_t others = leases_.size() - (leases_.Has(session) ? 1 : 0);
   if (!had_lease || others > 0) return left;
   effects.last_member_left = std::all_of(jobs_.begin(), jobs_.end(), [](const auto& entry) {

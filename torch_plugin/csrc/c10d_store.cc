@@ -31,7 +31,9 @@ constexpr Duration kFenceNewsGrace = std::chrono::seconds(1);
 // True for what a server answers when the generation of a wait is over.
 bool EndsGeneration(StatusCode code) {
   return code == StatusCode::kRankLost || code == StatusCode::kLeft ||
-         code == StatusCode::kCommFailed || code == StatusCode::kMismatch ||
+         code == StatusCode::kCommFailed || code == StatusCode::kCommStalled ||
+         code == StatusCode::kMismatch || code == StatusCode::kDeadlock ||
+         code == StatusCode::kStalled || code == StatusCode::kDeviceLost ||
          code == StatusCode::kStaleGeneration;
 }
 
@@ -236,6 +238,20 @@ std::vector<std::string> ResilientStore::Exchange(const std::string& key, std::i
                                                   std::int64_t size, std::string value,
                                                   const std::chrono::milliseconds& timeout) {
   return Await(timeout, [&](const auto& call) {
+    return client_->Exchange(key, rank, size, std::move(value), call);
+  });
+}
+
+std::vector<std::string> ResilientStore::Agree(const std::string& key, std::int64_t rank,
+                                               std::int64_t size, std::string value,
+                                               std::uint64_t generation,
+                                               const std::chrono::milliseconds& timeout) {
+  if (context_ == nullptr) {
+    Check(*host_, Status(StatusCode::kFailedPrecondition, "agree needs the store of a session"));
+  }
+  return Await(timeout, [&](store::Client::Call call) {
+    call.generation = generation;
+    call.settle = context_->budget();
     return client_->Exchange(key, rank, size, std::move(value), call);
   });
 }

@@ -82,6 +82,14 @@ class ResilientStore final : public c10d::Store {
   std::vector<std::string> Exchange(const std::string& key, std::int64_t rank, std::int64_t size,
                                     std::string value, const std::chrono::milliseconds& timeout);
 
+  // Ours too: an exchange of all members of `generation`, which ends with it. Every caller gets the
+  // values or none does, but for one that was lost or interrupted, or that has not reached the
+  // store for the session's budget. `timeout`: then this caller has not taken part, and may come
+  // again. REQUIRES: the store of a session.
+  std::vector<std::string> Agree(const std::string& key, std::int64_t rank, std::int64_t size,
+                                 std::string value, std::uint64_t generation,
+                                 const std::chrono::milliseconds& timeout);
+
   // Null for a standalone store.
   const std::shared_ptr<SessionContext>& context() const { return context_; }
   std::string server_id() const { return client_->server_id(); }

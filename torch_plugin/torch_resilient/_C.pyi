@@ -123,6 +123,9 @@ class Store(C10dStore):
     def exchange(
         self, key: str, rank: int, size: int, value: bytes, timeout: timedelta | None = None
     ) -> list[bytes]: ...  # The values of all ranks, in rank order, when all have come.
+    def agree(
+        self, key: str, rank: int, size: int, value: bytes, generation: int, timeout: timedelta
+    ) -> list[bytes]: ...  # exchange of all members of a generation: all get the values or nobody does. TIMEOUT: not taken part.
     def close(self) -> None: ...
 
 class Presence:

@@ -1,9 +1,9 @@
 """A process group and store for torch.distributed in which liveness decides, not the clock.
 
 `torch.distributed.init_process_group("resilient")` needs no import of this package. What is here
-is for programs that heal (`State`, `elastic`, `rebuild`, `ElasticSampler`), for those that look
-(`failure`, `membership`, `status`, `op_log`) or announce to be slow (`expect_slow`), `join` for
-uneven batches, and the exceptions.
+is for programs that heal (`State`, `elastic`, `rebuild`, `agree`, `ElasticSampler`), for those that
+look (`failure`, `membership`, `status`, `op_log`) or announce to be slow (`expect_slow`), `join`
+for uneven batches, and the exceptions.
 
 Everything is loaded when it is first used: `python -m torch_resilient.run` does not import torch.
 """
@@ -18,6 +18,7 @@ _HOMES = {
     "State": "_state",
     "elastic": "_elastic",
     "Store": "_api",
+    "agree": "_agree",
     "expect_slow": "_api",
     "failure": "_api",
     "join": "_join",

@@ -24,6 +24,7 @@ class World:
     process_group: Any = None
     store: Any = None
     asked: dict = field(default_factory=dict)  # Backends that we took over, by the group's name.
+    agreements: tuple = (0, 0)  # The generation, and how many `agree` have ended in it.
     pid: int = field(default_factory=os.getpid)
 
     def close(self):

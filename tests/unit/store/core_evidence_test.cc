@@ -402,6 +402,55 @@ TEST_F(CoreEvidence, AccusedThatHasLeft_FencesWithLeft) {
   EXPECT_EQ(fence->cause.detail().rank, 1);
 }
 
+// An exchange with a generation is one of all its members.
+TEST_F(CoreEvidence, MemberThatLeavesWhileAllAreWaitedFor_FencesWithLeft) {
+  const std::vector<ConnectionId> control = Run(3);
+  const ConnectionId waits = OpenRequest(0);
+  Send(waits, ExchangeOp{"agree", 0, 3, "v"}, 1, 1, 1);
+  Send(control[1], LeaveOp{});
+  const std::optional<Fence> fence = Take<Fence>(control[2]);
+  ASSERT_TRUE(fence);
+  EXPECT_EQ(fence->cause.code(), StatusCode::kLeft);
+  EXPECT_EQ(fence->cause.detail().rank, 1);
+  EXPECT_EQ(TakeReply(waits, 1)->status.code(), StatusCode::kLeft);
+}
+
+TEST_F(CoreEvidence, AllAreWaitedForAfterOneHasLeft_FencesWithLeft) {
+  const std::vector<ConnectionId> control = Run(3);
+  const ConnectionId waits = OpenRequest(0);
+  Send(control[1], LeaveOp{});
+  EXPECT_FALSE(Take<Fence>(control[2]));
+  EXPECT_EQ(Ask(waits, ExchangeOp{"agree", 0, 3, "v"}, 1, 1, 1).status.code(), StatusCode::kLeft);
+  EXPECT_EQ(Take<Fence>(control[2])->cause.detail().rank, 1);
+}
+
+TEST_F(CoreEvidence, MemberThatLeavesWhileOthersMeet_FencesNobody) {
+  const std::vector<ConnectionId> control = Run(3);
+  std::vector<ConnectionId> requests;
+  for (int i = 0; i < 3; ++i) {
+    requests.push_back(OpenRequest(i));
+    Send(requests.back(), ExchangeOp{"agree", i, 3, "v"}, 1, 1, 1);
+    Send(requests.back(), ExchangeOp{"mine", i, 4, "v"}, 2, 1);
+  }
+  Send(control[1], LeaveOp{});
+  EXPECT_FALSE(Take<Fence>(control[2]));
+  EXPECT_TRUE(TakeReply(requests[0], 1)->status.ok());
+}
+
+TEST_F(CoreEvidence, ExchangeOfAGeneration_EndsWithItAndNeverAfterIt) {
+  const std::vector<ConnectionId> control = Run(3);
+  const ConnectionId early = OpenRequest(0);
+  const ConnectionId late = OpenRequest(2);
+  Send(early, ExchangeOp{"agree", 0, 2, "v"}, 1, 1, 1);
+  ReportExit(1, 9, 0);
+  EXPECT_EQ(TakeReply(early, 1)->status.code(), StatusCode::kRankLost);
+  EXPECT_EQ(Ask(late, ExchangeOp{"agree", 1, 2, "v"}, 1, 1, 1).status.code(),
+            StatusCode::kStaleGeneration);
+  // Sent again, as after a lost connection.
+  EXPECT_EQ(Ask(early, ExchangeOp{"agree", 0, 2, "v"}, 1, 1, 1).status.code(),
+            StatusCode::kRankLost);
+}
+
 TEST_F(CoreEvidence, ReportOfThePast_IsIgnored) {
   const std::vector<ConnectionId> control = Run(2);
   EXPECT_TRUE(Ask(control[0], ReportOp{Broken(1, 9)}).status.ok());

@@ -286,6 +286,126 @@ TEST_F(RequestClientTest, Stop_OfOneCall_EndsThatCallOnly) {
   EXPECT_EQ(*other.get(), "v");
 }
 
+// What a test of Call::settle begins with: an exchange that is on its way, and a fence.
+class SettledCall : public RequestClientTest {
+ protected:
+  std::future<Result<std::vector<std::string>>> Start(Client& client, Duration settle) {
+    Client::Call call;
+    call.deadline = deadline_;
+    call.settle = settle;
+    call.stop = [this] {
+      if (deadline_.ExpiredAt(clock_.Now()) || fenced_) asked_ = true;
+      asked_.notify_all();
+      return fenced_ ? Status(StatusCode::kRankLost, "rank 2") : Status();
+    };
+    return std::async(std::launch::async,
+                      [&client, call] { return client.Exchange("agree/1", 0, 2, "a", call); });
+  }
+  // The client has another connection, on which the store does not answer yet.
+  void LoseConnection() {
+    line_.reset();
+    line_ = std::make_unique<ScriptedConnection>(server_.Accept());
+  }
+  Reply Values(const std::optional<Request>& to) {
+    Reply reply = ReplyTo(to);
+    reply.values = {"a", "b"};
+    return reply;
+  }
+
+  std::atomic<bool> fenced_{false};
+  std::atomic<bool> asked_{false};  // `stop` was, while the call was to end.
+  Deadline deadline_ = Deadline::Never();
+};
+
+TEST_F(SettledCall, Stopped_ResultWasThere_IsReturned) {
+  auto client = Connected();
+  auto meeting = Start(*client, kPatience);
+  std::optional<Request> exchange = line_->Read();
+  fenced_ = true;
+  EXPECT_EQ(std::get<CancelOp>(line_->ReadOp<CancelOp>()->op).seq, exchange->seq);
+  line_->SendReply(Values(exchange));
+  const Result<std::vector<std::string>> values = meeting.get();
+  ASSERT_TRUE(values.ok()) << values.status().ToString();
+  EXPECT_EQ(values->size(), 2u);
+}
+
+TEST_F(SettledCall, Stopped_NoResult_EndsWithTheReasonToStop) {
+  auto client = Connected();
+  auto meeting = Start(*client, kPatience);
+  std::optional<Request> exchange = line_->Read();
+  fenced_ = true;
+  line_->ReadOp<CancelOp>();
+  line_->SendReply(ReplyTo(exchange, Status(StatusCode::kCancelled, "1 of 2 arrived")));
+  EXPECT_EQ(meeting.get().status().code(), StatusCode::kRankLost);
+}
+
+TEST_F(SettledCall, Stopped_ConnectionIsLost_TheAnswerIsAskedForAgain) {
+  auto client = Connected();
+  auto meeting = Start(*client, kPatience);
+  std::optional<Request> exchange = line_->Read();
+  fenced_ = true;
+  line_->ReadOp<CancelOp>();
+  Break(KnownWelcome());
+  EXPECT_EQ(line_->Read()->seq, exchange->seq);
+  line_->ReadOp<CancelOp>();
+  line_->SendReply(Values(exchange));
+  EXPECT_TRUE(meeting.get().ok());
+}
+
+TEST_F(SettledCall, Stopped_WhileDisconnected_TheAnswerIsAskedForAgain) {
+  auto client = Connected();
+  auto meeting = Start(*client, kPatience);
+  std::optional<Request> exchange = line_->Read();
+  LoseConnection();
+  fenced_ = true;
+  asked_.wait(false);
+  line_->Greet(KnownWelcome());
+  EXPECT_EQ(line_->Read()->seq, exchange->seq);
+  line_->ReadOp<CancelOp>();
+  line_->SendReply(Values(exchange));
+  EXPECT_TRUE(meeting.get().ok());
+}
+
+TEST_F(SettledCall, Stopped_ConnectionIsSilent_IsReplacedAndAskedAgain) {
+  auto client = Connected();
+  auto meeting = Start(*client, kPatience);
+  std::optional<Request> exchange = line_->Read();
+  fenced_ = true;
+  line_->ReadOp<CancelOp>();
+  ScriptedConnection again = server_.Accept();
+  again.Greet(KnownWelcome());
+  EXPECT_EQ(again.Read()->seq, exchange->seq);
+  again.ReadOp<CancelOp>();
+  again.SendReply(Values(exchange));
+  EXPECT_TRUE(meeting.get().ok());
+}
+
+TEST_F(SettledCall, Stopped_NoStoreAnyMore_EndsWithTheReasonAtTheEndOfItsTime) {
+  auto client = Connected();
+  const Instant begun = clock_.Now();
+  auto meeting = Start(*client, Millis(1500));
+  line_->Read();
+  server_.StopListening();
+  line_.reset();
+  fenced_ = true;
+  EXPECT_EQ(meeting.get().status().code(), StatusCode::kRankLost);
+  EXPECT_GE(clock_.Now() - begun, Millis(1500));
+}
+
+TEST_F(SettledCall, Deadline_WhileDisconnected_WaitsForTheAnswerAllTheSame) {
+  auto client = Connected();
+  deadline_ = In(Millis(50));
+  auto meeting = Start(*client, kPatience);
+  std::optional<Request> exchange = line_->Read();
+  LoseConnection();
+  asked_.wait(false);
+  line_->Greet(KnownWelcome());
+  EXPECT_EQ(line_->Read()->seq, exchange->seq);
+  line_->ReadOp<CancelOp>();
+  line_->SendReply(Values(exchange));
+  EXPECT_TRUE(meeting.get().ok());
+}
+
 TEST_F(RequestClientTest, SessionForgotten_WaitsGoOnAndMutationsAreUnknown) {
   auto client = Connected();
   auto adding = StartAdd(*client, "n", Patient());

@@ -71,6 +71,20 @@ void RegisterStore(py::module_& m, const std::shared_ptr<PythonHost>& host) {
           },
           py::arg("key"), py::arg("rank"), py::arg("size"), py::arg("value"),
           py::arg("timeout") = py::none())
+      .def(
+          "agree",
+          [](ResilientStore& self, const std::string& key, std::int64_t rank, std::int64_t size,
+             const py::bytes& value, std::uint64_t generation, std::chrono::milliseconds timeout) {
+            std::string text = value;
+            std::vector<std::string> values;
+            {
+              const py::gil_scoped_release unlocked;
+              values = self.Agree(key, rank, size, std::move(text), generation, timeout);
+            }
+            return std::vector<py::bytes>(values.begin(), values.end());
+          },
+          py::arg("key"), py::arg("rank"), py::arg("size"), py::arg("value"), py::arg("generation"),
+          py::arg("timeout"))
       .def("close", &ResilientStore::Close, py::call_guard<py::gil_scoped_release>());
 }
 

@@ -82,6 +82,10 @@ class Client {
     // Further reasons to stop waiting (a fence of the session); empty = none. Polled with
     // interrupt.
     InterruptCheck stop;
+    // Longer than zero: when the call is to end by `deadline` or `stop`, it is cancelled, and what
+    // the store then says of it is waited for as long as this, over lost connections too. So that
+    // all who take part in an Exchange hear the same of it.
+    Duration settle = Duration::zero();
   };
 
   virtual Status Set(const std::string& key, std::string value, const Call& call) = 0;
