@@ -270,6 +270,20 @@ std::optional<Incident> SessionImpl::last_incident() const {
   return incidents_.latest();
 }
 
+Result<SessionEvent> SessionImpl::AwaitEvent(std::uint64_t after, Deadline deadline) const {
+  if (mark_.InChild()) return ForkedStatus();
+  Lock lock(mutex_);
+  while (true) {
+    if (std::optional<SessionEvent> event = events_.Next(after)) return std::move(*event);
+    if (machine_.state() == SessionState::kClosed) {
+      return Status(StatusCode::kFailedPrecondition, "this session is closed: no event will come");
+    }
+    const Instant now = clock_.Now();
+    if (deadline.ExpiredAt(now)) return Status(StatusCode::kTimeout, "no event came in time");
+    changed_.wait_for(lock, std::min<Duration>(Millis(kInterruptPollMs), deadline.LeftAt(now)));
+  }
+}
+
 void SessionImpl::Close() {
   if (mark_.InChild()) {
     AbandonInChild();

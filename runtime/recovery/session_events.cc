@@ -7,6 +7,7 @@ namespace resilient::recovery {
 void SessionImpl::StepLocked(const Event& event) {
   const SessionState from = machine_.state();
   const std::uint64_t ended_before = machine_.ended_generation();
+  const std::uint64_t events_before = events_.last();
   for (Action& action : machine_.Step(event, clock_.Now())) {
     // The two that operations must see at once, before the control thread gets to the rest.
     if (action.kind == ActionKind::kBuildWorld) {
@@ -18,13 +19,14 @@ void SessionImpl::StepLocked(const Event& event) {
     actions_.push_back(std::move(action));
   }
   NoteProgressLocked(event, from, ended_before);
-  if (machine_.state() != from) changed_.notify_all();
+  if (machine_.state() != from || events_.last() != events_before) changed_.notify_all();
 }
 
 void SessionImpl::NoteProgressLocked(const Event& event, SessionState from,
                                      std::uint64_t ended_before) {
   const double wall_s = clock_.WallSeconds();
   NoteEndLocked(event, from, ended_before, wall_s);
+  NoteStateLocked(from, wall_s);
   std::string line = incidents_.Mark(from, machine_.state(), machine_.view().generation, wall_s);
   if (!line.empty()) {
     log_lines_.emplace_back(LogLevel::kInfo,
@@ -33,6 +35,42 @@ void SessionImpl::NoteProgressLocked(const Event& event, SessionState from,
   for (LogRecord& incident : incidents_.TakeEnded()) {
     log_lines_.emplace_back(LogLevel::kWarn, std::move(incident));
   }
+}
+
+void SessionImpl::NoteStateLocked(SessionState from, double wall_s) {
+  const SessionState to = machine_.state();
+  if (to == from) return;
+  const auto add = [&](SessionEvent::Kind kind, const Status& cause) {
+    AddEventLocked(kind, machine_.view().generation, cause, wall_s);
+  };
+  switch (to) {
+    case SessionState::kReady:
+      if (incidents_.open()) add(SessionEvent::Kind::kRebuilt, {});
+      return;
+    case SessionState::kRunning:
+      return add(SessionEvent::Kind::kRunning, {});
+    case SessionState::kFenced:
+      return add(SessionEvent::Kind::kRefused, machine_.first_cause());
+    case SessionState::kFailed:
+      return add(SessionEvent::Kind::kFailed, machine_.first_cause());
+    case SessionState::kClosed:
+      return add(SessionEvent::Kind::kClosed, {});
+    case SessionState::kInit:
+    case SessionState::kJoining:
+    case SessionState::kBuilding:
+    case SessionState::kAborting:
+      return;
+  }
+}
+
+void SessionImpl::AddEventLocked(SessionEvent::Kind kind, std::uint64_t generation,
+                                 const Status& cause, double wall_s) {
+  SessionEvent event;
+  event.kind = kind;
+  event.generation = generation;
+  event.cause = cause;
+  event.unix_s = wall_s;
+  events_.Add(std::move(event));
 }
 
 void SessionImpl::NoteEndLocked(const Event& event, SessionState from, std::uint64_t ended_before,
@@ -54,6 +92,7 @@ void SessionImpl::NoteEndLocked(const Event& event, SessionState from, std::uint
     source = IncidentSource::kSession;
   }
   incidents_.Begin(view, generation, source, cause, wall_s);
+  AddEventLocked(SessionEvent::Kind::kFenced, generation, cause, wall_s);
   log_lines_.emplace_back(LogLevel::kInfo, LogRecord{.event = {},
                                                      .fields = {},
                                                      .text = StrCat("generation ", generation,

@@ -20,6 +20,7 @@
 #include "runtime/base/fork_guard.h"
 #include "runtime/base/log.h"
 #include "runtime/recovery/callers.h"
+#include "runtime/recovery/event_ring.h"
 #include "runtime/recovery/flight.h"
 #include "runtime/recovery/host_watch.h"
 #include "runtime/recovery/incident.h"
@@ -73,6 +74,7 @@ class SessionImpl final : public Session,
   Status failure() const override;
   Status AwaitFailure(Deadline deadline) const override;
   std::optional<Incident> last_incident() const override;
+  Result<SessionEvent> AwaitEvent(std::uint64_t after, Deadline deadline) const override;
   Status Rebuild(Deadline deadline) override;
   const InterruptCheck& interrupt() const override { return options_.interrupt; }
   void BeginBlocked(const std::string& group, bool point_to_point, std::uint64_t seq) override {
@@ -142,6 +144,9 @@ class SessionImpl final : public Session,
   // mutex_; the latter gives it up for a moment. The rest runs on the control thread.
   void StepLocked(const Event& event);
   void NoteProgressLocked(const Event& event, SessionState from, std::uint64_t ended_before);
+  void NoteStateLocked(SessionState from, double wall_s);
+  void AddEventLocked(SessionEvent::Kind kind, std::uint64_t generation, const Status& cause,
+                      double wall_s);
   void NoteEndLocked(const Event& event, SessionState from, std::uint64_t ended_before,
                      double wall_s);
   void StepFromCaller(const Event& event, Lock* lock);
@@ -186,12 +191,13 @@ class SessionImpl final : public Session,
   std::mutex create_mutex_;
 
   mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;  // With mutex_: the state, or closed_.
+  mutable std::condition_variable changed_;  // With mutex_: the state, closed_, events_.
   // Guarded by mutex_:
   StateMachine machine_;
   std::deque<Action> actions_;  // At most a few: the control thread never blocks.
   std::deque<std::pair<LogLevel, LogRecord>> log_lines_;  // Written outside the lock.
   IncidentLog incidents_;
+  EventRing events_;
   bool init_called_ = false;
   int rebuild_waiters_ = 0;
   Instant contact_ = Instant::min();  // The service was heard last.

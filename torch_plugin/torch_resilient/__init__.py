@@ -2,8 +2,8 @@
 
 `torch.distributed.init_process_group("resilient")` needs no import of this package. What is here
 is for programs that heal (`State`, `elastic`, `rebuild`, `agree`, `ElasticSampler`), for those that
-look (`failure`, `membership`, `status`, `op_log`) or announce to be slow (`expect_slow`), `join`
-for uneven batches, and the exceptions.
+look (`failure`, `membership`, `status`, `op_log`, `on_event`) or announce to be slow
+(`expect_slow`), `join` for uneven batches, and the exceptions.
 
 Everything is loaded when it is first used: `python -m torch_resilient.run` does not import torch.
 """
@@ -24,6 +24,7 @@ _HOMES = {
     "join": "_join",
     "last_incident": "_api",
     "membership": "_api",
+    "on_event": "_events",
     "op_log": "_api",
     "rebuild": "_api",
     "status": "_status",

@@ -39,9 +39,27 @@ class Registry:
     def __init__(self):
         self._worlds = []
         self._at_exit = False
+        self._on_begin = None
+        self._on_end = None
 
     def add(self, world):
         self._worlds.append(world)
+        self._close_at_exit()
+        if self._on_begin is not None:
+            self._on_begin(world)
+
+    def worlds(self):
+        """Those that this process began, not its parent."""
+        return [world for world in self._worlds if world.pid == os.getpid()]
+
+    def tell(self, on_begin, on_end):
+        """on_begin(world) is called for each world from now on, and on_end() at the end of the
+        process, when all worlds are closed."""
+        self._on_begin, self._on_end = on_begin, on_end
+        if on_end is not None:
+            self._close_at_exit()
+
+    def _close_at_exit(self):
         if not self._at_exit:
             self._at_exit = True
             atexit.register(self.close_all)
@@ -71,6 +89,8 @@ class Registry:
         for world in list(self._worlds):
             self.remove(world)
             world.close()
+        if self._on_end is not None:
+            self._on_end()
 
 
 registry = Registry()

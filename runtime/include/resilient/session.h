@@ -73,6 +73,24 @@ struct Incident {
   double running_unix_s = 0;  // Acknowledged.
 };
 
+// What happens to a session, for those who look on. Thread: value type.
+struct SessionEvent {
+  enum class Kind : std::uint8_t {
+    kFenced = 0,  // `generation` is over, by `cause`.
+    kRebuilt,     // After that: `generation` is built here (READY).
+    kRunning,     // `generation` is open to operations.
+    kRefused,     // Recovery stopped, by `cause`: FENCED.
+    kFailed,      // Recovery is exhausted; `cause` is the first one.
+    kClosed,      // The last event.
+  };
+  Kind kind = Kind::kFenced;
+  std::uint64_t number = 0;  // From 1.
+  std::uint64_t missed = 0;  // How many between `after` and this one are kept no more.
+  std::uint64_t generation = 0;
+  Status cause;
+  double unix_s = 0;
+};
+
 class Session;
 
 // One process group of a session, over all its generations: the object that a c10d Backend holds.
@@ -137,6 +155,10 @@ class Session {
 
   // The latest incident, if any.
   virtual std::optional<Incident> last_incident() const = 0;
+
+  // The first event behind number `after` (0: the first of all). kTimeout when none has come by
+  // `deadline`; kFailedPrecondition behind the last.
+  virtual Result<SessionEvent> AwaitEvent(std::uint64_t after, Deadline deadline) const = 0;
 
   // Acknowledges the fence. Blocks until the next generation is built (at once when it is); returns
   // OK in RUNNING. Otherwise waits for lost seats up to options.seat_wait, then returns the first

@@ -55,6 +55,50 @@ py::object ToObject(const std::optional<Incident>& incident) {
   return fields;
 }
 
+const char* EventName(SessionEvent::Kind kind) {
+  switch (kind) {
+    case SessionEvent::Kind::kFenced:
+      return "fenced";
+    case SessionEvent::Kind::kRebuilt:
+      return "rebuilt";
+    case SessionEvent::Kind::kRunning:
+      return "running";
+    case SessionEvent::Kind::kRefused:
+      return "refused";
+    case SessionEvent::Kind::kFailed:
+      return "failed";
+    case SessionEvent::Kind::kClosed:
+      return "closed";
+  }
+  return "";
+}
+
+// The next event as a dictionary; None when there is none within `seconds`.
+py::object EventObject(PythonHost& host, SessionContext& context, std::uint64_t after,
+                       double seconds) {
+  std::optional<Result<SessionEvent>> awaited;
+  {
+    const py::gil_scoped_release unlocked;
+    const Deadline deadline = Deadline::After(context.clock().Now(), FromSeconds(seconds));
+    awaited.emplace(context.session().AwaitEvent(after, deadline));
+  }
+  if (!awaited->ok() && awaited->status().code() == StatusCode::kTimeout) return py::none();
+  const SessionEvent event = ValueOrThrow(host, std::move(*awaited));
+  const FailureDetail& detail = event.cause.detail();
+  py::dict fields;
+  fields["event"] = EventName(event.kind);
+  fields["number"] = event.number;
+  fields["missed"] = event.missed;
+  fields["generation"] = event.generation;
+  fields["time"] = event.unix_s;
+  fields["code"] = event.cause.ok() ? "" : std::string(CodeName(event.cause.code()));
+  fields["text"] = event.cause.ok() ? "" : event.cause.ToString();
+  fields["rank"] = detail.rank;
+  fields["host"] = detail.host;
+  fields["pid"] = detail.pid;
+  return fields;
+}
+
 // The first cause as an exception object, or None when there is none within `seconds`.
 py::object FailureObject(const PythonHost& host, SessionContext& context, double seconds) {
   Status failure;
@@ -175,6 +219,12 @@ void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
              }
              return ToObject(incident);
            })
+      .def(
+          "await_event",
+          [host](SessionContext& self, std::uint64_t after, double timeout) {
+            return EventObject(*host, self, after, timeout);
+          },
+          py::arg("after"), py::arg("timeout"))
       .def(
           "rebuild",
           [host](SessionContext& self, double timeout) { Rebuild(*host, self, timeout); },
