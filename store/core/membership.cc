@@ -105,7 +105,13 @@ void Membership::LeaveSeat(World& world, Participant& who, Moment moment,
   Changed(world, seat);
   const std::uint64_t round = world.round;
   // Before all are ready nobody has got beyond building links to the leaver: that cannot end well.
-  if (world.live > 0 && world.phase == Phase::kBuilding) FenceWorld(world, cause, moment, effects);
+  const bool building = world.phase == Phase::kBuilding;
+  // Whoever has lost its links has told so once, and waits for what comes of it.
+  const bool accused = world.phase == Phase::kRunning && who.accusation &&
+                       who.accusation->generation == world.generation;
+  who.accusation.reset();
+  world.diagnosis.OnWaiting(who.request.rank, {}, moment.now);  // It waits no more.
+  if (world.live > 0 && (building || accused)) FenceWorld(world, cause, moment, effects);
   EndIfDeserted(round, cause, effects);
   if (const auto found = worlds_.find(round); found != worlds_.end()) {
     RefuseIfDue(found->second, moment, effects);

@@ -451,6 +451,32 @@ TEST_F(CoreEvidence, ExchangeOfAGeneration_EndsWithItAndNeverAfterIt) {
             StatusCode::kRankLost);
 }
 
+// The report of the broken link and the goodbye come on two connections, in any order.
+TEST_F(CoreEvidence, AccusedThatLeavesBeforeItHasAnswered_FencesWithLeft) {
+  const std::vector<ConnectionId> control = Run(3);
+  Send(control[0], ReportOp{Broken(1)});
+  EXPECT_EQ(CauseAt(control[2]), "no fence");
+  Send(control[1], LeaveOp{});
+  const std::optional<Fence> fence = Take<Fence>(control[2]);
+  ASSERT_TRUE(fence);
+  EXPECT_EQ(fence->cause.code(), StatusCode::kLeft);
+  EXPECT_EQ(fence->cause.detail().rank, 1);
+}
+
+TEST_F(CoreEvidence, LeaverThatWasAccusedInThePast_FencesNobody) {
+  const std::vector<ConnectionId> control = Run(3);
+  Send(control[0], ReportOp{Broken(1)});
+  Report failed = Broken(-1);
+  failed.kind = ReportKind::kCommFailed;
+  Send(control[2], ReportOp{failed});
+  EXPECT_NE(CauseAt(control[0]), "no fence");
+  for (const ConnectionId connection : control) Take<Fence>(connection);
+  for (const int i : {0, 1, 2}) Send(control[At(i)], JoinOp{JoinOf(i, 3)});
+  EXPECT_EQ(BecomeReady(control), 2u);
+  Send(control[1], LeaveOp{});
+  EXPECT_EQ(CauseAt(control[2]), "no fence");
+}
+
 TEST_F(CoreEvidence, ReportOfThePast_IsIgnored) {
   const std::vector<ConnectionId> control = Run(2);
   EXPECT_TRUE(Ask(control[0], ReportOp{Broken(1, 9)}).status.ok());

@@ -103,6 +103,19 @@ TEST_F(Waits, ACircleThatIsToldOnce_IsNone) {
   EXPECT_FALSE(Take<Fence>(control[0]));
 }
 
+// Whoever waits for it is told by its goodbye.
+TEST_F(Waits, ARankThatHasLeft_IsInNoCircle) {
+  const auto control = RunWorld(3);
+  const WaitingReport first = Blocked(In("a", 3, {1}));
+  const WaitingReport second = Blocked(In("b", 5, {0}));
+  Wait(seconds(1), control, {{0, first}, {1, second}});
+  Send(control[0], WaitingOp{first}, 0);
+  Send(control[1], WaitingOp{second}, 0);
+  Send(control[1], LeaveOp{});
+  Advance(seconds(1), {control[0], control[2]});
+  EXPECT_FALSE(Take<Fence>(control[0]));
+}
+
 // The same groups, but each time other operations: they go on.
 TEST_F(Waits, ACircleThatChanges_IsNone) {
   const auto control = RunWorld(2);
