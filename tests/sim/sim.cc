@@ -10,7 +10,9 @@ namespace resilient::store::sim {
 namespace {
 
 constexpr Duration kBeat = kTtl / 5;
-constexpr Duration kLong = std::chrono::minutes(10);
+constexpr Duration kBudget = std::chrono::seconds(20);
+constexpr Duration kLittleBudget = Millis(1500);
+constexpr int kSigkill = 9;
 constexpr int kOpenOpsMax = 4;
 
 }  // namespace
@@ -18,6 +20,7 @@ constexpr int kOpenOpsMax = 4;
 Sim::Sim(SimOptions options)
     : options_(options),
       random_(options.seed * 0x9E3779B97F4A7C15u + 1),
+      budget_(options.seed % 5 == 0 ? kLittleBudget : kBudget),
       durable_(options.seed % 4 != 0) {}
 
 Sim::~Sim() = default;
@@ -73,18 +76,13 @@ std::string Sim::Run() {
   const int fences = count_.fences;
   RunUntil(now_ + 2 * kTtl, never);
   if (count_.fences != fences || !AllRun()) Violated("a fence without any fault");
-  for (const Process* process : at_) {
-    for (const auto& [seq, generation] : process->waits) {
-      if (generation != process->generation) {
-        Violated(StrCat("a wait of generation ", generation, " goes on in ", process->generation));
-      }
-    }
-  }
+  CheckWaits();
   CheckDeadlockIsFound();
   quiet_ = true;
   RunUntil(now_ + kTtl, never);
   CheckWatches();
   CheckPresence();
+  last_member_left_ = false;
   for (Process* process : at_) Submit(*process, *process->control, LeaveOp{});
   RunUntil(now_ + kTtl, [this] { return last_member_left_; });
   CheckRows();
@@ -95,8 +93,8 @@ std::string Sim::Run() {
 bool Sim::AllRun() const {
   if (server_paused_ || input_held_back_ || server_down_) return false;
   return std::all_of(at_.begin(), at_.end(), [this](const Process* process) {
-    return process && process->alive && !process->stopped && !process->doomed && process->running &&
-           process->generation == at_.front()->generation &&
+    return process && process->alive && !process->stopped && !process->doomed &&
+           process->running() && process->generation() == at_.front()->generation() &&
            process->control->core.InFlight() == 0 && !StandsInTheWay(*process);
   });
 }
@@ -133,7 +131,7 @@ void Sim::SendUp(Line& line, const Request& request) {
       if (std::holds_alternative<Hello>(request.op)) core_->OnConnect(connection->id, now_);
       if (const auto* ready = std::get_if<ReadyOp>(&request.op)) {
         // Ahead of its view it does not count.
-        if (connection->process->generation >= ready->generation) {
+        if (connection->process->generation() >= ready->generation) {
           ready_.insert({connection->process, ready->generation});
         }
       }
@@ -212,7 +210,7 @@ void Sim::Spawn(int rank) {
   at_[static_cast<std::size_t>(rank)] = &process;
   Connect(process, *process.control);
   Connect(process, *process.request);
-  JoinWorld(process);
+  StartSession(process);
   AskWatch(process);
   Beat(process);
   Work(process);
@@ -231,11 +229,19 @@ void Sim::DoAfter(Process& process, Duration delay, std::function<void()> what) 
   After(delay, [this, &process, what = std::move(what)] { Do(process, what); });
 }
 
-// The kernel closes its sockets, the server's watch, neighbours and the launcher see its end, in
-// any order.
 void Sim::Crash(Process& process) {
   if (!process.alive) return;
+  ++count_.crashes;
+  ++count_.Of(Blow::kCrash, process.session->state());
+  End(process, kSigkill);
+}
+
+// The kernel closes its sockets, the server's watch, neighbours and the launcher see its end, in
+// any order.
+void Sim::End(Process& process, int wait_status) {
+  if (!process.alive) return;
   process.alive = false;
+  process.ended_at = now_;
   for (Line* line : {process.control.get(), process.request.get()}) {
     if (line->connection) Break(line->connection);
   }
@@ -246,31 +252,35 @@ void Sim::Crash(Process& process) {
       ToServer([this, watch](Effects& effects) { core_->OnProcessExit(watch, now_, effects); });
     });
   }
-  TellNeighbours(process);
+  if (!process.left) {
+    TellNeighbours(process, wait_status);
+    LoseLinks(process);
+  }
   if (supervised_) {
     ExitReportOp report;
     report.process = process.control->core.hello().process;
     report.rank = process.rank;
-    report.signal = 9;
+    report.signal = wait_status & 0x7f;
+    report.exit_code = wait_status >> 8;
     After(Between(0, 150), [this, report] { AskAsAdmin(report); });
   }
   After(Between(100, 1500), [this, rank = process.rank] { Spawn(rank); });
 }
 
 // Those that had it in a view, as far as they see it.
-void Sim::TellNeighbours(const Process& dead) {
-  if (dead.generation == 0 || Chance(30)) return;
+void Sim::TellNeighbours(const Process& dead, int wait_status) {
+  if (dead.generation() == 0 || Chance(30)) return;
   Report report;
   report.kind = ReportKind::kProcessDied;
   report.accused_rank = dead.rank;
   report.accused_incarnation = dead.control->core.hello().incarnation;
-  report.wait_status = Chance(50) ? 9 : -1;
+  report.wait_status = Chance(50) ? wait_status : -1;
   for (Process* neighbour : at_) {
-    if (neighbour == &dead || neighbour->generation == 0 || Chance(30)) continue;
+    if (neighbour == &dead || neighbour->generation() == 0 || Chance(30)) continue;
     DoAfter(*neighbour, Between(0, 50), [this, neighbour, report] {
       ++count_.deaths_seen;
       Report told = report;
-      told.generation = neighbour->generation;
+      told.generation = neighbour->generation();
       Submit(*neighbour, *neighbour->control, ReportOp{told});
     });
   }
@@ -286,7 +296,10 @@ void Sim::OnReply(Process& process, Line& line, const Reply& reply) {
   if (!line.core.OnReply(reply)) return;
   if (&line == process.control.get()) {
     const StatusCode code = reply.status.code();
-    if (code != StatusCode::kOk && code != StatusCode::kStaleGeneration) {
+    if (process.left == reply.seq) return OnLeft(process);
+    if (code == StatusCode::kStaleGeneration) {
+      OnLost(process, reply.status);
+    } else if (code != StatusCode::kOk) {
       Violated("a membership request failed: " + reply.status.ToString());
     }
     return;
@@ -329,6 +342,9 @@ void Sim::OnResult(Process& process, const Op& op, const Reply& reply) {
   const bool done = reply.status.ok();
   if (std::holds_alternative<WatchOp>(op) || std::holds_alternative<ListKeysOp>(op)) {
     return OnWatched(process, reply);
+  }
+  if (const auto* set = std::get_if<SetOp>(&op); set && set->key.starts_with(kCommits)) {
+    return OnCommit(*set, reply);
   }
   if (std::holds_alternative<SetOp>(op) || std::holds_alternative<DeleteOp>(op)) {
     process.writing = false;
@@ -385,82 +401,22 @@ void Sim::OnResult(Process& process, const Op& op, const Reply& reply) {
   }
 }
 
-void Sim::OnEvent(Process& process, const Event& event) {
-  if (process.doomed) return;
-  if (const View* view = ViewOf(event)) {
-    OnView(process, *view);
-  } else if (const auto* running = std::get_if<RunningEvent>(&event)) {
-    if (running->generation != process.generation) Violated("running without a view");
-    if (process.fenced) return;
-    process.running = true;
-    StartCalls(process);
-  } else if (const auto* fence = std::get_if<Fence>(&event)) {
-    // Told twice; or else of a generation whose view may not have come: its join is spent.
-    if (fence->generation < process.generation || fence->generation <= process.ended) return;
-    process.ended = fence->generation;
-    process.fenced = true;
-    process.running = false;
-    DoAfter(process, Between(0, 200), [this, &process] { JoinWorld(process); });
-  } else if (std::holds_alternative<SessionLostEvent>(event)) {
-    if (!process.lost) Violated(StrCat("rank ", process.rank, " is told that it is lost"));
-    process.doomed = true;
-    process.running = false;
-    DoAfter(process, Between(0, 200), [this, &process] { Crash(process); });
-  } else if (const auto* refused = std::get_if<JoinRefusedEvent>(&event)) {
-    Violated("a join was refused: " + refused->why.ToString());
-  } else if (std::holds_alternative<PingEvent>(event)) {
-    SendUp(*process.control, Request{.op = HeartbeatOp{++process.beat}});
-  } else if (const auto* where = std::get_if<WhereEvent>(&event)) {
-    OnWhere(process, where->ask);
-  } else if (const auto* late = std::get_if<LateEvent>(&event)) {
-    OnLate(process, late->notice);
-  }
-}
-
-void Sim::OnView(Process& process, const View& view) {
-  if (view.generation == process.generation || view.generation <= process.ended) return;
-  if (view.generation < process.generation) return Violated("a view of the past");
-  if (process.generation != 0 && !process.fenced) Violated("a view without a fence");
-  if (view.members[static_cast<std::size_t>(process.rank)].pid != process.pid) {
-    Violated("a view with somebody else in this seat");
-  }
-  process.generation = view.generation;
-  process.round = view.round;
-  process.fenced = false;
-  process.running = false;
-  DoAfter(process, Between(0, 150), [this, &process, generation = view.generation] {
-    Submit(process, *process.control, ReadyOp{generation});
-  });
-}
-
-void Sim::JoinWorld(Process& process) {
-  JoinOp join;
-  join.request.rank = process.rank;
-  join.request.world_size = ranks_;
-  join.request.endpoint = StrCat("endpoint", process.pid);
-  join.request.join_timeout = kLong;
-  join.request.seat_wait = kLong;
-  join.request.generation = process.generation;
-  Submit(process, *process.control, join);
-  if (options_.planted == Planted::kReadyForAll) {
-    for (std::uint64_t ahead = 1; ahead <= 3; ++ahead) {
-      Submit(process, *process.control, ReadyOp{process.generation + ahead});
-    }
-  }
-}
-
-void Sim::Submit(Process& process, Line& line, Op op, std::uint64_t scope,
-                 std::uint64_t generation) {
-  if (process.doomed) return;
+std::uint64_t Sim::Submit(Process& process, Line& line, Op op, std::uint64_t scope,
+                          std::uint64_t generation) {
+  if (process.doomed) return 0;
   const bool wait = std::holds_alternative<GetOp>(op) || std::holds_alternative<BarrierOp>(op) ||
                     std::holds_alternative<QueuePopOp>(op);
   const Result<const Request*> open = line.core.Submit(op, scope, generation);
-  if (!open) return Violated("too much in flight: " + open.status().ToString());
+  if (!open) {
+    Violated("too much in flight: " + open.status().ToString());
+    return 0;
+  }
   Request request = **open;
   if (&line == process.request.get()) process.sent.emplace(request.seq, std::move(op));
-  if (wait) process.waits[request.seq] = process.generation;
+  if (wait) process.waits[request.seq] = process.generation();
   if (options_.planted == Planted::kAckTooEarly) request.first_unacked = request.seq;
   if (line.welcomed) SendUp(line, request);
+  return request.seq;
 }
 
 void Sim::Beat(Process& process) {
@@ -473,9 +429,9 @@ void Sim::Beat(Process& process) {
 void Sim::Work(Process& process) {
   WriteKey(process);
   const auto ask = [this, &process](Op op) {
-    Submit(process, *process.request, std::move(op), process.round, process.generation);
+    Submit(process, *process.request, std::move(op), process.round(), process.generation());
   };
-  if (process.running && process.open_ops < kOpenOpsMax && !process.doomed) {
+  if (process.running() && process.open_ops < kOpenOpsMax && !process.doomed) {
     ++process.open_ops;
     const std::uint64_t kind = random_.Below(10);
     if (kind < 5) {
@@ -490,13 +446,13 @@ void Sim::Work(Process& process) {
       return std::any_of(process.waits.begin(), process.waits.end(), [&](const auto& wait) {
         const bool of_barrier = std::holds_alternative<BarrierOp>(process.sent.at(wait.first));
         const bool of_get = std::holds_alternative<GetOp>(process.sent.at(wait.first));
-        return wait.second == process.generation && (barrier ? of_barrier : of_get);
+        return wait.second == process.generation() && (barrier ? of_barrier : of_get);
       });
     };
     if (!waits(false)) ask(GetOp{"never", true});
     if (!waits(true) && Chance(30)) {
-      ++process.arrivals[process.generation];
-      ask(BarrierOp{StrCat(process.generation), ranks_});
+      ++process.arrivals[process.generation()];
+      ask(BarrierOp{StrCat(process.generation()), ranks_});
     }
   }
   DoAfter(process, Between(10, 150), [this, &process] { Work(process); });
@@ -513,14 +469,13 @@ void Sim::PlanFaults() {
 
 void Sim::Fault() {
   Process* victim = at_[random_.Below(at_.size())];
-  const std::uint64_t kind = random_.Below(105);
+  const std::uint64_t kind = random_.Below(130);
   if (!victim || !victim->alive) return;
   if (kind < 42) {
     Line& line = Chance(40) ? *victim->control : *victim->request;
     ++count_.cuts;
     if (line.connection && !line.connection->broken) Break(line.connection);
   } else if (kind < 55) {
-    ++count_.crashes;
     Crash(*victim);
   } else if (kind < 69) {
     StopProcess(*victim);
@@ -528,19 +483,20 @@ void Sim::Fault() {
     StopServer();
   } else if (kind < 90) {
     if (durable_) CrashServer();
-  } else if (kind < 93) {
+  } else if (kind < 96) {
     HoldSomebody(*victim);
-  } else if (kind < 95) {
-    victim->will_receive = true;
   } else if (kind < 98) {
+    victim->will_receive = true;
+  } else if (kind < 101) {
     victim->will_stand_still = true;
-  } else if (victim->running) {
-    Report report;
-    report.kind = ReportKind::kLinkLost;
-    report.generation = victim->generation;
-    report.accused_rank = (victim->rank + 1) % ranks_;
-    report.status = Status(StatusCode::kCommFailed, "reset by peer");
-    Submit(*victim, *victim->control, ReportOp{report});
+  } else if (kind < 106) {
+    Accuse(*victim);
+  } else if (kind < 109) {
+    AbortGroup(*victim);
+  } else if (kind < 111) {
+    Destroy(*victim);
+  } else {
+    ArmBlow(*victim);
   }
 }
 

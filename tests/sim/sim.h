@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -10,6 +11,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <resilient/session.h>
 
 #include "runtime/base/random.h"
 #include "store/client/client_core.h"
@@ -44,7 +47,27 @@ enum class Planted : std::uint8_t {
   kWaitsOutliveTheirCalls,  // A rank goes on telling of a call that is over.
   kWaitsNotTold,            // A rank tells nothing of what it waits for.
   kProgressNotSeen,         // A rank says that it stands still, and does not.
+  // Of the shell around the state machine of recovery, and of the program.
+  kQuietUnchecked,          // The end of any operation of a generation counts as that of the last.
+  kBuildsBeforeQuiet,       // An abort counts as done when it was asked for.
+  kOpensUnasked,            // The shell acknowledges for its callers.
+  kNotWithdrawn,            // The last caller gives up without a word.
+  kGateNotAsked,            // Operations ask for the communicators, not for the gate.
+  kFenceIgnoredInBuilding,  // A fence is overlooked while the links are made.
+  kOldOperationCompletes,   // An abort leaves operations, which the next generation completes.
+  kCommitsWithoutGeneration,  // The store is not told of which generation a commit is.
 };
+
+// What may happen to a process in each state of its recovery.
+enum class Blow : std::uint8_t {
+  kFence,    // Of a generation that was not known to be over.
+  kLoss,     // Of another rank.
+  kRestart,  // Of the server.
+  kClose,
+  kCrash,
+};
+inline constexpr std::size_t kBlows = 5;
+inline constexpr std::size_t kStates = static_cast<std::size_t>(SessionState::kClosed) + 1;
 
 struct SimOptions {
   std::uint64_t seed = 1;
@@ -56,10 +79,11 @@ struct SimOptions {
 
 // One job on a real ServerCore, with processes around real ClientCores, on one thread and virtual
 // time. The network delays and cuts connections, the server pauses or reads late, processes stop,
-// crash and are replaced. With most seeds the store is durable: what a step says waits until its
-// writes are kept, and the server crashes, also before and after a commit, and starts again from
-// what was kept. What must never happen is looked at in each step; what must happen, after the
-// faults. The same seed gives the same run. Owner: the test.
+// crash, close and are replaced; each goes through recovery with a real state machine. With most
+// seeds the store is durable: what a step says waits until its writes are kept, and the server
+// crashes, also before and after a commit, and starts again from what was kept. What must never
+// happen is looked at in each step; what must happen, after the faults. The same seed gives the
+// same run. Owner: the test.
 class Sim {
  public:
   explicit Sim(SimOptions options);
@@ -91,6 +115,20 @@ class Sim {
     int late_told = 0;
     int deadlocks = 0;
     int stalls = 0;
+    int openings = 0;  // Of gates.
+    int rebuilds = 0;  // That returned OK.
+    int given_up = 0;  // Callers that did not wait to the end of a recovery.
+    int refused = 0;   // Operations at a shut gate.
+    int operations = 0;
+    int aborted = 0;  // Operations that ended with the cause of a fence.
+    int closes = 0;
+    int exhausted = 0;
+    int kept_commits = 0;
+    int stale_commits = 0;
+    std::array<std::array<int, kStates>, kBlows> blows{};  // By what came, and when.
+    int& Of(Blow blow, SessionState state) {
+      return blows[static_cast<std::size_t>(blow)][static_cast<std::size_t>(state)];
+    }
   };
   const Count& count() const { return count_; }
 
@@ -98,6 +136,7 @@ class Sim {
   struct Line;
   struct Process;
   struct Connection;
+  struct Contribution;
 
   // Time and chance.
   void At(Instant when, std::function<void()> what);
@@ -146,18 +185,22 @@ class Sim {
   void Do(Process& process, std::function<void()> what);
   void DoAfter(Process& process, Duration delay, std::function<void()> what);
   void Crash(Process& process);
-  void TellNeighbours(const Process& dead);
+  void End(Process& process, int wait_status);
+  void TellNeighbours(const Process& dead, int wait_status);
   void Receive(Process& process, Line& line, const ServerMessage& message);
   void OnReply(Process& process, Line& line, const Reply& reply);
   void OnWelcome(Process& process, Line& line, const Reply& reply);
   void OnResult(Process& process, const Op& op, const Reply& reply);
   void OnEvent(Process& process, const Event& event);
   void OnView(Process& process, const View& view);
+  void CheckRefusal(const Process& process, const Status& why);
+  void OnLost(Process& process, const Status& why);
   void Beat(Process& process);
   void Work(Process& process);
-  void Submit(Process& process, Line& line, Op op, std::uint64_t scope = 0,
-              std::uint64_t generation = 0);
-  void JoinWorld(Process& process);
+  // The number of the request.
+  std::uint64_t Submit(Process& process, Line& line, Op op, std::uint64_t scope = 0,
+                       std::uint64_t generation = 0);
+  void JoinWorld(Process& process, std::uint64_t generation);
 
   // Watches and holds: sim_watch.cc.
   void WriteKey(Process& process);
@@ -171,25 +214,50 @@ class Sim {
   void CheckPresence();
   // A connection of its own, as an operator's command makes it.
   void AskAsAdmin(Op op);
-  void HoldSomebody(const Process& process);
+  void HoldSomebody(Process& process);
   void NoteHolds(const LogRecord& record, bool kept);
 
   // Operations and who waits for whom: sim_waits.cc.
-  void StartCalls(Process& process);
-  void Compute(Process& process, std::uint64_t generation);
-  void Enter(Process& process, std::uint64_t generation);
+  void Compute(Process& process);
+  void Enter(Process& process);
   void Announce(Process& process, std::uint64_t generation);
+  void Hear(Process& process, std::uint64_t generation, int rank, Contribution heard);
   void Finish(Process& process, std::uint64_t generation);
+  void EndCall(Process& process, std::uint64_t generation, const Status& status);
+  void CheckResult(Process& process, std::uint64_t generation);
+  void AbortCalls(Process& process, std::uint64_t generation);
   std::vector<int> Missing(Process& process, std::uint64_t generation) const;
+  void ReportGone(Process& process, std::uint64_t generation);
+  void MissLeavers(Process& process, std::uint64_t generation);
   void TellWaiting(Process& process, std::uint64_t generation, int number);
   void SendWaiting(Process& process, WaitingReport report);
   void OnWhere(Process& process, std::uint64_t generation);
   void OnLate(Process& process, const LateNotice& notice);
   static bool InGeneration(const Process& process, std::uint64_t generation);
-  static bool StandsInTheWay(const Process& process);
+  bool StandsInTheWay(const Process& process) const;
+  void CheckWaits();
   bool IsDeadlocked(std::uint64_t generation);
   void CheckVerdict(std::uint64_t generation, const Status& cause);
   void CheckDeadlockIsFound();
+
+  // The session of a process, and the program above it: sim_program.cc.
+  void StartSession(Process& process);
+  void OnState(Process& process, SessionState state);
+  void MeetFailure(Process& process);
+  void MeetLeaver(Process& process);
+  void Rebuild(Process& process);
+  void OnRebuilt(Process& process, const Status& status);
+  void Poke(Process& process);
+  void Commit(Process& process);
+  void OnCommit(const SetOp& commit, const Reply& reply);
+  void Destroy(Process& process);
+  void OnLeft(Process& process);
+  void Accuse(Process& process);
+  void LoseLinks(const Process& gone);
+  void ArmBlow(Process& process);
+  void CountBlow(Blow blow, const Process* but);
+  void Strike(Process& process);
+  void AbortGroup(Process& process);
 
   void PlanFaults();
   void Fault();
@@ -200,6 +268,7 @@ class Sim {
 
   const SimOptions options_;
   Random random_;
+  const Duration budget_;  // Of one recovery.
   Instant now_{std::chrono::hours(1)};
   std::multimap<Instant, std::function<void()>> queue_;
   std::string violation_;
@@ -239,6 +308,8 @@ class Sim {
   std::set<std::pair<Process*, std::uint64_t>> ready_;    // Handed to the server.
   std::set<std::uint64_t> fenced_;                        // Generations.
   std::map<std::uint64_t, Process*> watches_;
+  // Of the commits of each generation the lowest and the highest revision.
+  std::map<std::uint64_t, std::pair<std::uint64_t, std::uint64_t>> commits_;
   // Of the changes that somebody was told of, by key and number.
   std::map<std::pair<std::string, std::int64_t>, std::uint64_t> revisions_;
 };

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "tests/sim/sim.h"
+#include "tests/sim/sim_session.h"
 
 // The parts of a Sim, for its files.
 namespace resilient::store::sim {
@@ -21,6 +22,8 @@ inline constexpr Duration kLateTick = 4 * kTickInterval;
 
 // Each process holds a key of this name and its pid by its lease.
 inline constexpr char kPresent[] = "present/";
+// And commits to keys of this name and its rank.
+inline constexpr char kCommits[] = "commit/";
 
 inline double SecondsOf(Instant when) {
   return std::chrono::duration<double>(when.time_since_epoch()).count() - 3600;
@@ -45,7 +48,14 @@ struct Sim::Line {
   bool welcomed = false;
 };
 
-// A rank of the job: joins, builds, runs, adds to a counter of its own, is fenced, joins again.
+// What one rank put into a collective.
+struct Sim::Contribution {
+  std::uint64_t generation = 0;
+  int number = 0;
+};
+
+// A rank of the job: a session, and a program that runs operations, adds to a counter of its own,
+// commits, meets failures and rebuilds.
 struct Sim::Process {
   int rank = 0;
   std::int64_t pid = 0;
@@ -56,11 +66,21 @@ struct Sim::Process {
   std::unique_ptr<Line> control;
   std::unique_ptr<Line> request;
 
-  std::uint64_t round = 0;
-  std::uint64_t generation = 0;  // Of the last view.
-  std::uint64_t ended = 0;       // Newest generation whose fence has come.
-  bool running = false;
-  bool fenced = false;       // Until the next view.
+  std::unique_ptr<SimSession> session;
+  std::uint64_t generation() const { return session->generation(); }
+  std::uint64_t round() const { return session->view().round; }
+  bool running() const { return session->running(); }
+  int refusals = 0;                   // Of joins since it last ran.
+  std::uint64_t synced = 0;           // Generation of its last sync: of its commits.
+  std::int64_t commit = 0;            // Number of the last one.
+  std::optional<std::uint64_t> left;  // Seq of its goodbye.
+  // What is to happen to it in a state of its recovery.
+  struct Doom {
+    SessionState state;
+    Blow blow;
+  };
+  std::optional<Doom> doom;
+
   std::int64_t applied = 0;  // Adds that were answered.
   int open_ops = 0;
   std::map<std::uint64_t, Op> sent;  // By seq: what an answer is checked against.
@@ -87,18 +107,21 @@ struct Sim::Process {
 
   // The calls of one generation.
   struct Calls {
-    bool started = false;
+    std::shared_ptr<recovery::Flight> flight;
     int number = 0;   // Of calls.
     int entered = 0;  // Collectives.
     bool waiting = false;
     int receives_from = -1;  // It waits for this rank instead of in a collective, and in vain.
     Instant since{};
-    std::map<int, int> known;  // How many each of the others has entered.
-    std::set<int> told;        // Whom it has said to wait for.
-    std::optional<Instant> stands_since;
-    Duration stood_still{};  // At the longest.
+    std::map<int, Contribution> known;  // The last one of each of the others.
+    std::set<int> gone;                 // Their links are lost, and nobody was told so yet.
+    std::set<int> left;                 // They have said goodbye.
+    std::set<int> told;                 // Whom it has said to wait for.
+    Duration stood_still{};             // At the longest.
   };
   std::map<std::uint64_t, Calls> calls;  // By generation.
+  std::optional<Instant> stands_since;
+  std::optional<Instant> stood_until;
   bool will_receive = false;
   bool will_stand_still = false;
 
@@ -108,6 +131,8 @@ struct Sim::Process {
   ConnectionId greeted = 0;  // The control connection whose Hello came last.
   Instant last_close{};
   bool lost = false;
+  bool has_left = false;
+  Instant ended_at{};
   bool held = false;
   Instant held_until{};  // Of the last hold that has ended.
 };

@@ -85,6 +85,7 @@ void Sim::CrashServer() {
   CheckRows();
   if (options_.trace) std::printf("%9.4f -- the server crashes\n", SecondsOf(now_));
   ++count_.restarts;
+  CountBlow(Blow::kRestart, nullptr);
   ++start_;
   server_down_ = true;
   started_at_ = now_;
@@ -158,6 +159,7 @@ void Sim::Finish(Effects effects) {
     if (options_.trace) std::printf("%9.4f %s\n", SecondsOf(now_), ToText(record).c_str());
     if (Process* lost = CheckLoss(record)) step.lost.push_back(lost);
     NoteHolds(record, false);
+    if (record.event == "leave") ProcessOf(record).has_left = true;
   }
   if (options_.planted == Planted::kChangeNotNoted) {
     std::erase_if(effects.write, [](const Write& write) {
@@ -261,8 +263,8 @@ void Sim::CheckRestored() {
   if (rows != kept) Violated("a store that was restored is not the one that was kept");
   for (const Process* process : at_) {
     if (!process || !process->alive || process->lost || process->applied == 0) continue;
-    if (!disk_.contains(WorldRow("sim", process->round))) continue;
-    const auto count = disk_.find(KeyRow("sim", process->round, StrCat("count", process->pid)));
+    if (!disk_.contains(WorldRow("sim", process->round()))) continue;
+    const auto count = disk_.find(KeyRow("sim", process->round(), StrCat("count", process->pid)));
     if (count == disk_.end() || std::atoll(count->second.c_str()) < process->applied) {
       Violated(StrCat("rank ", process->rank, " was told of ", process->applied,
                       " adds, and they are not kept"));
@@ -277,6 +279,7 @@ void Sim::Release(const Step& step) {
   for (Process* process : step.lost) {
     process->lost = true;
     ++count_.losses;
+    CountBlow(Blow::kLoss, process);
   }
   for (const auto& watch : step.effects.watch) {
     Process* watched = processes_.at(static_cast<std::size_t>(watch.process.pid - 1)).get();
@@ -344,8 +347,8 @@ void Sim::OnServerSent(const Connection& connection, const ServerMessage& messag
   }
 }
 
-// A fence goes at once to every member that is not lost and has a connection; to the others when
-// they have one again.
+// A fence goes at once to every member that is neither lost nor has left, and has a connection; to
+// the others when they have one again.
 void Sim::CheckFencesReachAll(const std::map<std::uint64_t, std::set<Process*>>& fenced) {
   for (const auto& [generation, reached] : fenced) {
     if (!fenced_.insert(generation).second) continue;
@@ -353,7 +356,7 @@ void Sim::CheckFencesReachAll(const std::map<std::uint64_t, std::set<Process*>>&
     for (Process* member : views_[generation]) {
       const std::shared_ptr<Connection>& connection = member->control->connection;
       const bool connected = connection && connection->server_open && member->control->welcomed;
-      if (connected && !member->lost && !reached.contains(member)) {
+      if (connected && !member->lost && !member->has_left && !reached.contains(member)) {
         Violated(
             StrCat("the fence of generation ", generation, " does not reach rank ", member->rank));
       }
@@ -398,7 +401,7 @@ Sim::Process* Sim::CheckLoss(const LogRecord& record) {
     if (process.last_hello >= process.last_close || process.last_close < started_at_) {
       Violated("lost while connected: " + line);
     }
-  } else if (says("is gone") || says("was killed")) {
+  } else if (says("is gone") || says("was killed") || says("exited with")) {
     if (process.alive) Violated("lost while alive: " + line);
   } else {
     return nullptr;

@@ -2,8 +2,8 @@
 // membership and of exactly-once hold in each step, and all ranks run again once the faults are
 // over. Method: many seeds of Sim; and the same with bugs planted, which must be found.
 //
-// --seeds=N (or RESILIENT_SIM_SEEDS) says how many, --seed=S runs one and prints what the server
-// logs.
+// --seeds=N (or RESILIENT_SIM_SEEDS) says how many, --first=S from which on; --seed=S runs one and
+// prints what the server logs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -61,8 +61,48 @@ struct Sum {
     count.late_told += more.late_told;
     count.deadlocks += more.deadlocks;
     count.stalls += more.stalls;
+    count.openings += more.openings;
+    count.rebuilds += more.rebuilds;
+    count.given_up += more.given_up;
+    count.refused += more.refused;
+    count.operations += more.operations;
+    count.aborted += more.aborted;
+    count.closes += more.closes;
+    count.exhausted += more.exhausted;
+    count.kept_commits += more.kept_commits;
+    count.stale_commits += more.stale_commits;
+    for (std::size_t blow = 0; blow < kBlows; ++blow) {
+      for (std::size_t state = 0; state < kStates; ++state) {
+        count.blows[blow][state] += more.blows[blow][state];
+      }
+    }
   }
 };
+
+// What came to processes in each state of their recovery did come.
+void CheckBlows(Sim::Count sum) {
+  constexpr const char* kNames[kBlows] = {"fences", "losses of others", "restarts of the server",
+                                          "closes", "crashes"};
+  for (std::size_t blow = 0; blow < kBlows; ++blow) {
+    std::string line;
+    for (std::size_t i = 0; i < kStates; ++i) {
+      const auto state = static_cast<SessionState>(i);
+      line += " " + std::string(SessionStateName(state)) + " " + std::to_string(sum.blows[blow][i]);
+    }
+    std::printf("%s:%s\n", kNames[blow], line.c_str());
+  }
+  if (TheSeeds().count < 2000) return;
+  EXPECT_GT(sum.exhausted, 20);
+  for (const Blow blow : {Blow::kFence, Blow::kLoss, Blow::kRestart, Blow::kClose, Blow::kCrash}) {
+    for (const SessionState state : {SessionState::kAborting, SessionState::kJoining,
+                                     SessionState::kBuilding, SessionState::kReady}) {
+      // Who has not joined again is in no generation that could end.
+      if (blow == Blow::kFence && state == SessionState::kAborting) continue;
+      EXPECT_GT(sum.Of(blow, state), 20)
+          << kNames[static_cast<std::size_t>(blow)] << " in " << SessionStateName(state);
+    }
+  }
+}
 
 // Every `step`-th seed from `first` on.
 Sum RunSeeds(std::uint64_t first, std::uint64_t end, std::uint64_t step) {
@@ -107,12 +147,20 @@ TEST(StoreSim, RandomFaults_BreakNoRule) {
       sum.fences, sum.views, sum.adds, sum.pops, sum.barriers, sum.repeats, sum.restarts,
       sum.commits, sum.changes, sum.snapshots, sum.holds, sum.deaths_seen, sum.waits_told,
       sum.late_told, sum.deadlocks, sum.stalls);
+  std::printf(
+      "%d openings of gates, %d rebuilds, %d given up, %d operations, %d aborted, %d refused, %d "
+      "commits of the program, %d refused, %d closes, %d exhausted\n",
+      sum.openings, sum.rebuilds, sum.given_up, sum.operations, sum.aborted, sum.refused,
+      sum.kept_commits, sum.stale_commits, sum.closes, sum.exhausted);
+  CheckBlows(sum);
   if (TheSeeds().count < 200) return;
   // The faults did happen.
   for (const int count :
-       {sum.crashes, sum.cuts, sum.losses, sum.fences, sum.views, sum.pops, sum.barriers,
-        sum.repeats, sum.restarts, sum.changes, sum.snapshots, sum.holds, sum.deaths_seen,
-        sum.waits_told, sum.late_told, sum.deadlocks, sum.stalls}) {
+       {sum.crashes,      sum.cuts,          sum.losses,      sum.fences,     sum.views,
+        sum.pops,         sum.barriers,      sum.repeats,     sum.restarts,   sum.changes,
+        sum.snapshots,    sum.holds,         sum.deaths_seen, sum.waits_told, sum.late_told,
+        sum.deadlocks,    sum.stalls,        sum.given_up,    sum.aborted,    sum.refused,
+        sum.kept_commits, sum.stale_commits, sum.closes}) {
     EXPECT_GT(count, 20);
   }
 }
@@ -123,6 +171,8 @@ TEST(StoreSim, SameSeed_IsTheSameRun) {
   EXPECT_EQ(first.Run(), second.Run());
   EXPECT_EQ(first.count().adds, second.count().adds);
   EXPECT_EQ(first.count().views, second.count().views);
+  EXPECT_EQ(first.count().operations, second.count().operations);
+  EXPECT_EQ(first.count().blows, second.count().blows);
 }
 
 // A bug that is planted, and a part of the text of what finds it.
@@ -168,7 +218,15 @@ INSTANTIATE_TEST_SUITE_P(
         Bug{Planted::kHoldsForgotten, "HeldRankExpired", "while it is held"},
         Bug{Planted::kWaitsOutliveTheirCalls, "ToldOfACallThatIsOver", "no circle is there"},
         Bug{Planted::kWaitsNotTold, "WaitsNotTold", "a circle was not found"},
-        Bug{Planted::kProgressNotSeen, "ProgressNotSeen", "did not stand still"}),
+        Bug{Planted::kProgressNotSeen, "ProgressNotSeen", "did not stand still"},
+        Bug{Planted::kQuietUnchecked, "QuietOfOneCountsForAll", "are in flight"},
+        Bug{Planted::kBuildsBeforeQuiet, "BuildsBeforeQuiet", "are in flight"},
+        Bug{Planted::kOpensUnasked, "OpensUnasked", "no caller has acknowledged"},
+        Bug{Planted::kNotWithdrawn, "NotWithdrawn", "no caller has acknowledged"},
+        Bug{Planted::kGateNotAsked, "GateNotAsked", "before its fence was acknowledged"},
+        Bug{Planted::kFenceIgnoredInBuilding, "FenceIgnoredWhileBuilding", "behind its fence"},
+        Bug{Planted::kOldOperationCompletes, "OldOperationCompletes", "completed on rank"},
+        Bug{Planted::kCommitsWithoutGeneration, "CommitsWithoutGeneration", "two generations"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
@@ -183,10 +241,12 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::strncmp(argv[i], "--seeds=", 8) == 0) {
       TheSeeds().count = std::strtoull(argv[i] + 8, nullptr, 10);
+    } else if (std::strncmp(argv[i], "--first=", 8) == 0) {
+      TheSeeds().first = std::strtoull(argv[i] + 8, nullptr, 10);
     } else if (std::strncmp(argv[i], "--seed=", 7) == 0) {
       TheSeeds() = {std::strtoull(argv[i] + 7, nullptr, 10), 1, true};
     } else {
-      std::fprintf(stderr, "unknown argument %s; known: --seeds=N, --seed=S\n", argv[i]);
+      std::fprintf(stderr, "unknown argument %s; known: --seeds=N, --first=S, --seed=S\n", argv[i]);
       return 2;
     }
   }

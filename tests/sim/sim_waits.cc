@@ -14,34 +14,38 @@ namespace {
 
 constexpr Duration kStall = std::chrono::seconds(4);
 constexpr Duration kStandsStill = std::chrono::seconds(9);
+constexpr Duration kSaidCounts = std::chrono::seconds(4);
 // Compute, enter, tell twice, and the way.
 constexpr Duration kDeadlockFound = std::chrono::seconds(8);
 
 }  // namespace
 
-void Sim::StartCalls(Process& process) {
-  const std::uint64_t generation = process.generation;
-  if (std::exchange(process.calls[generation].started, true)) return;
-  Compute(process, generation);
-}
-
-void Sim::Compute(Process& process, std::uint64_t generation) {
+// A rank that stands still does so whatever becomes of its generation meanwhile.
+void Sim::Compute(Process& process) {
   Duration length = Between(5, Chance(20) ? 3000 : 800);
-  Process::Calls& calls = process.calls[generation];
   if (std::exchange(process.will_stand_still, false)) {
     length = kStandsStill;
-    calls.stands_since = now_;
+    process.stands_since = now_;
   }
-  DoAfter(process, length, [this, &process, generation] { Enter(process, generation); });
+  DoAfter(process, length, [this, &process] { Enter(process); });
 }
 
-void Sim::Enter(Process& process, std::uint64_t generation) {
-  if (!InGeneration(process, generation)) return;
-  Process::Calls& calls = process.calls[generation];
-  if (calls.stands_since) {
-    calls.stood_still = std::max(calls.stood_still, now_ - *calls.stands_since);
-    calls.stands_since.reset();
+void Sim::Enter(Process& process) {
+  if (process.doomed) return;
+  if (process.stands_since) {
+    Duration& stood_still = process.calls[process.generation()].stood_still;
+    stood_still = std::max(stood_still, now_ - *process.stands_since);
+    process.stands_since.reset();
+    process.stood_until = now_;
   }
+  Result<std::shared_ptr<recovery::Flight>> flight = process.session->Enter();
+  if (!flight.ok()) {
+    ++count_.refused;
+    return MeetFailure(process);
+  }
+  const std::uint64_t generation = (*flight)->generation();
+  Process::Calls& calls = process.calls[generation];
+  calls.flight = std::move(*flight);
   calls.waiting = true;
   calls.since = now_;
   if (std::exchange(process.will_receive, false)) {
@@ -54,31 +58,116 @@ void Sim::Enter(Process& process, std::uint64_t generation) {
   DoAfter(process, kWaitTellAfter, [this, &process, generation, number = calls.number] {
     TellWaiting(process, generation, number);
   });
+  ReportGone(process, generation);
   Finish(process, generation);
+  MissLeavers(process, generation);
 }
 
 // The others hear of it from this rank itself, each in its own time.
 void Sim::Announce(Process& process, std::uint64_t generation) {
-  const int entered = process.calls[generation].entered;
+  const Contribution put_in{generation, process.calls[generation].entered};
   for (Process* member : views_[generation]) {
     if (member == &process) continue;
     DoAfter(*member, Between(0, kind_ ? 5 : 50),
-            [this, member, generation, rank = process.rank, entered] {
-              int& known = member->calls[generation].known[rank];
-              known = std::max(known, entered);
-              if (InGeneration(*member, generation)) Finish(*member, generation);
+            [this, member, generation, rank = process.rank, put_in] {
+              Hear(*member, generation, rank, put_in);
             });
   }
 }
 
+void Sim::Hear(Process& process, std::uint64_t generation, int rank, Contribution heard) {
+  Contribution& known = process.calls[generation].known[rank];
+  if (heard.number > known.number) known = heard;
+  Finish(process, generation);
+  if (options_.planted != Planted::kOldOperationCompletes) return;
+  for (auto& [older, calls] : process.calls) {
+    if (older >= generation || !calls.waiting) continue;
+    calls.known[rank] = {generation, calls.entered};
+    return Finish(process, older);
+  }
+}
+
 void Sim::Finish(Process& process, std::uint64_t generation) {
+  const Process::Calls& calls = process.calls[generation];
+  if (calls.waiting && Missing(process, generation).empty()) {
+    EndCall(process, generation, Status::Ok());
+  }
+}
+
+// The communicator is done with it, and says `status`.
+void Sim::EndCall(Process& process, std::uint64_t generation, const Status& status) {
   Process::Calls& calls = process.calls[generation];
-  if (!calls.waiting || !Missing(process, generation).empty()) return;
   calls.waiting = false;
+  const std::shared_ptr<recovery::Flight> flight = std::move(calls.flight);
+  const Status outcome = process.session->Outcome(*flight, status);
+  if (outcome.ok()) CheckResult(process, generation);
+  const bool left = options_.planted == Planted::kOldOperationCompletes && flight->Ended();
+  if (!left) process.session->Leave(*flight);
+  if (process.doomed) return;
+  if (!outcome.ok()) {
+    ++count_.aborted;
+    return outcome.code() == StatusCode::kLeft && !flight->Ended() ? MeetLeaver(process)
+                                                                   : MeetFailure(process);
+  }
+  ++count_.operations;
   if (now_ - calls.since >= kWaitTellAfter && Chance(50)) {
     SendWaiting(process, WaitingReport{.generation = generation});
   }
-  Compute(process, generation);
+  if (Chance(30)) Commit(process);
+  Compute(process);
+}
+
+// A collective that was right has something of every member, all of one generation, which still is
+// the present one.
+void Sim::CheckResult(Process& process, std::uint64_t generation) {
+  Process::Calls& calls = process.calls[generation];
+  if (process.generation() != generation) {
+    Violated(StrCat("an operation of generation ", generation, " completed on rank ", process.rank,
+                    " in generation ", process.generation()));
+  }
+  for (const auto& [rank, heard] : calls.known) {
+    if (heard.generation == generation) continue;
+    Violated(StrCat("an operation of generation ", generation, " has a part of generation ",
+                    heard.generation));
+  }
+  for (Process* member : views_[generation]) {
+    if (member->calls[generation].entered >= calls.entered) continue;
+    Violated(StrCat("an operation completed on rank ", process.rank, " before rank ", member->rank,
+                    " entered it"));
+  }
+}
+
+void Sim::AbortCalls(Process& process, std::uint64_t generation) {
+  Process::Calls& calls = process.calls[generation];
+  if (!calls.waiting) return;
+  if (options_.planted == Planted::kOldOperationCompletes) {
+    return process.session->Leave(*calls.flight);
+  }
+  DoAfter(process, Between(0, Chance(20) ? 400 : 100),
+          [this, &process, generation, number = calls.number] {
+            const Process::Calls& open = process.calls[generation];
+            if (!open.waiting || open.number != number) return;
+            EndCall(process, generation, open.flight->cause());
+          });
+}
+
+// The session is told of each link once, as soon as there is one of that generation.
+void Sim::ReportGone(Process& process, std::uint64_t generation) {
+  if (!process.session->IsPresent(generation)) return;
+  for (const int rank : std::exchange(process.calls[generation].gone, {})) {
+    const Status why(StatusCode::kCommFailed, StrCat("the link to rank ", rank, " broke"));
+    process.session->OnLinkLost(generation, rank, why);
+  }
+}
+
+// An operation that needs somebody who has left fails, and no other.
+void Sim::MissLeavers(Process& process, std::uint64_t generation) {
+  const Process::Calls& calls = process.calls[generation];
+  if (!calls.waiting || calls.left.empty()) return;
+  const std::vector<int> missing = Missing(process, generation);
+  const bool misses = std::any_of(missing.begin(), missing.end(),
+                                  [&calls](int rank) { return calls.left.contains(rank); });
+  if (misses) EndCall(process, generation, Status(StatusCode::kLeft, "it needs one that has left"));
 }
 
 std::vector<int> Sim::Missing(Process& process, std::uint64_t generation) const {
@@ -86,7 +175,7 @@ std::vector<int> Sim::Missing(Process& process, std::uint64_t generation) const 
   if (calls.receives_from >= 0) return {calls.receives_from};
   std::vector<int> missing;
   for (int rank = 0; rank < ranks_; ++rank) {
-    if (rank != process.rank && calls.known[rank] < calls.entered) missing.push_back(rank);
+    if (rank != process.rank && calls.known[rank].number < calls.entered) missing.push_back(rank);
   }
   return missing;
 }
@@ -127,10 +216,9 @@ void Sim::SendWaiting(Process& process, WaitingReport report) {
 }
 
 void Sim::OnWhere(Process& process, std::uint64_t generation) {
-  const Process::Calls& calls = process.calls[generation];
   Whereabouts where;
   where.main_thread = "in the simulator";
-  if (calls.stands_since) where.no_progress = now_ - *calls.stands_since;
+  if (process.stands_since) where.no_progress = now_ - *process.stands_since;
   if (options_.planted == Planted::kProgressNotSeen) where.no_progress = kStandsStill;
   if (process.control->welcomed) {
     SendUp(*process.control, Request{.op = WhereaboutsOp{generation, std::move(where)}});
@@ -148,14 +236,26 @@ void Sim::OnLate(Process& process, const LateNotice& notice) {
 }
 
 bool Sim::InGeneration(const Process& process, std::uint64_t generation) {
-  return process.generation == generation && !process.fenced && !process.doomed;
+  return process.session->IsPresent(generation) && !process.doomed;
 }
 
 // Whether a fault in what this rank does will end its generation, or may.
-bool Sim::StandsInTheWay(const Process& process) {
-  const auto calls = process.calls.find(process.generation);
-  return calls != process.calls.end() &&
-         (calls->second.receives_from >= 0 || calls->second.stands_since);
+bool Sim::StandsInTheWay(const Process& process) const {
+  const auto calls = process.calls.find(process.generation());
+  const bool receives = calls != process.calls.end() && calls->second.receives_from >= 0;
+  // What it said of itself counts on for a while.
+  const bool stood = process.stood_until && now_ - *process.stood_until < kSaidCounts;
+  return receives || process.stands_since || stood;
+}
+
+// Those of a past generation have ended.
+void Sim::CheckWaits() {
+  for (const Process* process : at_) {
+    for (const auto& [seq, generation] : process->waits) {
+      if (generation == process->generation()) continue;
+      Violated(StrCat("a wait of generation ", generation, " goes on in ", process->generation()));
+    }
+  }
 }
 
 // Whether some rank of the generation can never go on, whatever the others do: what is left over
@@ -193,10 +293,9 @@ void Sim::CheckVerdict(std::uint64_t generation, const Status& cause) {
   }
   if (cause.code() == StatusCode::kStalled) {
     ++count_.stalls;
-    Process::Calls& calls =
-        views_[generation].at(static_cast<std::size_t>(cause.detail().rank))->calls[generation];
-    const Duration stands = calls.stands_since ? now_ - *calls.stands_since : Duration::zero();
-    if (std::max(calls.stood_still, stands) < kStall) {
+    Process& process = *views_[generation].at(static_cast<std::size_t>(cause.detail().rank));
+    const Duration stands = process.stands_since ? now_ - *process.stands_since : Duration::zero();
+    if (std::max(process.calls[generation].stood_still, stands) < kStall) {
       Violated("it did not stand still: " + cause.message());
     }
   }

@@ -149,9 +149,11 @@ void Sim::AskAsAdmin(Op op) {
   });
 }
 
-void Sim::HoldSomebody(const Process& process) {
+void Sim::HoldSomebody(Process& process) {
   const auto for_ms = static_cast<std::uint64_t>(Between(500, 5000) / Millis(1));
   AskAsAdmin(HoldOp{process.rank, "", for_ms, "a test"});
+  // What it was announced for.
+  if (Chance(40)) After(Between(100, 1000), [this, &process] { StopProcess(process); });
   if (!Chance(50)) return;
   After(Between(100, 3000), [this, rank = process.rank] { AskAsAdmin(ReleaseOp{rank, ""}); });
 }
