@@ -22,8 +22,8 @@ def store(subreaper):
 
 @pytest.fixture(scope="session")
 def quick_store(subreaper):
-    """One whose leases are as short as they may be."""
-    yield from serve("--lease-ttl", "1")
+    """One with leases of two seconds."""
+    yield from serve("--lease-ttl", "2")
 
 
 def serve(*options):
@@ -53,7 +53,7 @@ def world(rank_server, store):
 
 @pytest.fixture
 def quick_world(rank_server, quick_store):
-    """The same with leases of one second."""
+    """The same with leases of two seconds."""
     yield from world_at(rank_server, quick_store)
 
 

@@ -244,7 +244,7 @@ def test_a_stopped_rank_is_lost_by_its_lease_and_fenced_when_it_wakes(world):
 
 @pytest.mark.parametrize("_", range(3))
 def test_a_rank_that_wakes_enters_no_operation(quick_world, _):
-    stop_and_wake(quick_world, 1)
+    stop_and_wake(quick_world, 2)
 
 
 def incident_survivor(victim):
