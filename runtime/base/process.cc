@@ -8,22 +8,25 @@
 #include <csignal>
 #include <deque>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <sstream>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
+#include "runtime/base/file.h"
 #include "runtime/base/log.h"
 #include "runtime/base/numbers.h"
 
 namespace resilient {
 namespace {
 
+constexpr std::size_t kProcFileMax = std::size_t{1} << 20;
+
+// Empty when it cannot be read: also one that could be opened is gone with its process.
 std::string ReadFile(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  Result<FileText> file = ReadSmallFile(path, kProcFileMax);
+  return file.ok() ? std::move(file->text) : std::string();
 }
 
 std::string HostName() {

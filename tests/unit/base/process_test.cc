@@ -7,9 +7,11 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <fstream>
 #include <future>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -46,6 +48,27 @@ TEST(StartTimeOf, CommandWithBrackets_IsReadPast) {
   ASSERT_EQ(waitpid(pid, &status, 0), pid);
   EXPECT_EQ(status, 0);
   EXPECT_EQ(StartTimeOf(pid), 0U) << "reaped";
+}
+
+// Between the opening of its file and the reading.
+TEST(StartTimeOf, ProcessThatEndsMeanwhile_IsZero) {
+  for (int i = 0; i < 100; ++i) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      for (;;) pause();
+    }
+    std::promise<void> seen;
+    auto reading = std::async(std::launch::async, [pid, &seen] {
+      bool told = false;
+      while (StartTimeOf(pid) != 0) {
+        if (!std::exchange(told, true)) seen.set_value();
+      }
+    });
+    seen.get_future().wait();
+    ASSERT_EQ(kill(pid, SIGKILL), 0);
+    ASSERT_EQ(waitpid(pid, nullptr, 0), pid);
+    reading.get();
+  }
 }
 
 TEST(StartTimeOf, Child_IsNotOlderThanItsParent) {
