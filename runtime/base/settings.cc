@@ -297,6 +297,11 @@ void Assign(const Values& values, Settings* settings) {
       *field = ParseDuration(found->second).value_or(*field);
     }
   };
+  const auto is = [&](std::string_view name, std::string_view value, bool* field) {
+    if (const auto found = values.find(name); found != values.end()) {
+      *field = found->second == value;
+    }
+  };
   text("RESILIENT_STORE", &settings->store);
   text("RESILIENT_JOB", &settings->job);
   text("RESILIENT_BIND", &settings->bind);
@@ -308,35 +313,27 @@ void Assign(const Values& values, Settings* settings) {
   duration("RESILIENT_LEASE_TTL", &settings->lease_ttl);
   duration("RESILIENT_BUDGET", &settings->budget);
   duration("RESILIENT_SEAT_WAIT", &settings->seat_wait);
-  if (const auto found = values.find("RESILIENT_TIMEOUT_POLICY"); found != values.end())
-    settings->strict_timeouts = found->second == "strict";
+  is("RESILIENT_TIMEOUT_POLICY", "strict", &settings->strict_timeouts);
   duration("RESILIENT_OP_DEADLINE", &settings->op_deadline);
   duration("RESILIENT_STALL", &settings->stall);
   duration("RESILIENT_WAIT_LOG", &settings->wait_log);
   if (const auto found = values.find("RESILIENT_SHM_LIMIT"); found != values.end())
     settings->shm_limit = ParseBytes(found->second).value_or(settings->shm_limit);
-  if (const auto found = values.find("RESILIENT_CHECKSUM"); found != values.end())
-    settings->checksums = found->second == "1";
-  if (const auto found = values.find("RESILIENT_REDUCTION_ORDER"); found != values.end())
-    settings->hierarchical_order = found->second == "hierarchical";
-  if (const auto found = values.find("RESILIENT_HEAL"); found != values.end())
-    settings->auto_heal = found->second == "auto";
+  is("RESILIENT_CHECKSUM", "1", &settings->checksums);
+  is("RESILIENT_REDUCTION_ORDER", "hierarchical", &settings->hierarchical_order);
+  is("RESILIENT_HEAL", "auto", &settings->auto_heal);
   text("RESILIENT_SOCKET_IFNAME", &settings->socket_ifname);
   if (const auto found = values.find("RESILIENT_SOCKET_STREAMS"); found != values.end())
     settings->socket_streams = ParseStreams(found->second).value_or(settings->socket_streams);
   text("RESILIENT_LOG", &settings->log);
   text("RESILIENT_OWNER", &settings->owner);
-  if (const auto found = values.find("RESILIENT_ALLOW_SHARED_GPU"); found != values.end())
-    settings->allow_shared_gpu = found->second == "1";
+  is("RESILIENT_ALLOW_SHARED_GPU", "1", &settings->allow_shared_gpu);
   if (const auto found = values.find("RESILIENT_FAKE_DEVICES"); found != values.end())
     settings->fake_devices = ParseDevices(found->second).value_or(settings->fake_devices);
-  std::string supervised;
-  text("RESILIENT_SUPERVISED", &supervised);
-  settings->supervised = supervised == "1";
+  is("RESILIENT_SUPERVISED", "1", &settings->supervised);
   if (const auto found = values.find("RESILIENT_ATTEMPT"); found != values.end())
     settings->attempt = ParseNumber<std::uint64_t>(found->second).value_or(0);
-  if (const auto found = values.find("RESILIENT_HOST_WATCH"); found != values.end())
-    settings->host_watch = found->second == "1";
+  is("RESILIENT_HOST_WATCH", "1", &settings->host_watch);
 }
 
 }  // namespace

@@ -65,12 +65,7 @@ void SessionImpl::NoteStateLocked(SessionState from, double wall_s) {
 
 void SessionImpl::AddEventLocked(SessionEvent::Kind kind, std::uint64_t generation,
                                  const Status& cause, double wall_s) {
-  SessionEvent event;
-  event.kind = kind;
-  event.generation = generation;
-  event.cause = cause;
-  event.unix_s = wall_s;
-  events_.Add(std::move(event));
+  events_.Add({.kind = kind, .generation = generation, .cause = cause, .unix_s = wall_s});
 }
 
 void SessionImpl::NoteEndLocked(const Event& event, SessionState from, std::uint64_t ended_before,

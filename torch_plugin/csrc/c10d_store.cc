@@ -25,9 +25,6 @@ T Taken(Host& host, Result<T> result) {
   return ValueOrThrow(host, std::move(result));
 }
 
-// How long the control connection may lag behind the request connection with news of a fence.
-constexpr Duration kFenceNewsGrace = std::chrono::seconds(1);
-
 // True for what a server answers when the generation of a wait is over.
 bool EndsGeneration(StatusCode code) {
   return code == StatusCode::kRankLost || code == StatusCode::kLeft ||
@@ -122,7 +119,7 @@ auto ResilientStore::Run(Body body) const {
 Status ResilientStore::Settled(Status status) const {
   if (context_ == nullptr || !EndsGeneration(status.code())) return status;
   const Instant now = context_->clock().Now();
-  const Status known = context_->session().AwaitFailure(Deadline::After(now, kFenceNewsGrace));
+  const Status known = context_->session().AwaitFailure(Deadline::After(now, kFenceGrace));
   return known.ok() ? status : known;
 }
 

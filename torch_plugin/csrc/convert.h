@@ -25,7 +25,8 @@ ErrorKind KindOf(StatusCode code);
 // start.
 bool RetriedByElastic(StatusCode code);
 
-// An exception such as "connection reset" may reach the program before the fence that explains it.
+// An exception such as "connection reset", or the answer of the store, may reach the program before
+// the fence that explains it: they come on other connections.
 inline constexpr Duration kFenceGrace = std::chrono::seconds(1);
 
 // Raises BackendError, StoreError, QueueEmptyError or NetworkError of <resilient/torch_errors.h>.

@@ -312,6 +312,13 @@ class SettledCall : public RequestClientTest {
     return reply;
   }
 
+  // The same request comes over another connection, with its cancel.
+  void AnswerWhenAskedAgain(ScriptedConnection& line, const std::optional<Request>& exchange) {
+    EXPECT_EQ(line.Read()->seq, exchange->seq);
+    line.ReadOp<CancelOp>();
+    line.SendReply(Values(exchange));
+  }
+
   std::atomic<bool> fenced_{false};
   std::atomic<bool> asked_{false};  // `stop` was, while the call was to end.
   Deadline deadline_ = Deadline::Never();
@@ -346,9 +353,7 @@ TEST_F(SettledCall, Stopped_ConnectionIsLost_TheAnswerIsAskedForAgain) {
   fenced_ = true;
   line_->ReadOp<CancelOp>();
   Break(KnownWelcome());
-  EXPECT_EQ(line_->Read()->seq, exchange->seq);
-  line_->ReadOp<CancelOp>();
-  line_->SendReply(Values(exchange));
+  AnswerWhenAskedAgain(*line_, exchange);
   EXPECT_TRUE(meeting.get().ok());
 }
 
@@ -360,9 +365,7 @@ TEST_F(SettledCall, Stopped_WhileDisconnected_TheAnswerIsAskedForAgain) {
   fenced_ = true;
   asked_.wait(false);
   line_->Greet(KnownWelcome());
-  EXPECT_EQ(line_->Read()->seq, exchange->seq);
-  line_->ReadOp<CancelOp>();
-  line_->SendReply(Values(exchange));
+  AnswerWhenAskedAgain(*line_, exchange);
   EXPECT_TRUE(meeting.get().ok());
 }
 
@@ -374,9 +377,7 @@ TEST_F(SettledCall, Stopped_ConnectionIsSilent_IsReplacedAndAskedAgain) {
   line_->ReadOp<CancelOp>();
   ScriptedConnection again = server_.Accept();
   again.Greet(KnownWelcome());
-  EXPECT_EQ(again.Read()->seq, exchange->seq);
-  again.ReadOp<CancelOp>();
-  again.SendReply(Values(exchange));
+  AnswerWhenAskedAgain(again, exchange);
   EXPECT_TRUE(meeting.get().ok());
 }
 
@@ -400,9 +401,7 @@ TEST_F(SettledCall, Deadline_WhileDisconnected_WaitsForTheAnswerAllTheSame) {
   LoseConnection();
   asked_.wait(false);
   line_->Greet(KnownWelcome());
-  EXPECT_EQ(line_->Read()->seq, exchange->seq);
-  line_->ReadOp<CancelOp>();
-  line_->SendReply(Values(exchange));
+  AnswerWhenAskedAgain(*line_, exchange);
   EXPECT_TRUE(meeting.get().ok());
 }
 
