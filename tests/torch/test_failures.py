@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -248,6 +249,8 @@ def test_a_rank_that_wakes_enters_no_operation(quick_world, _):
 
 
 def incident_survivor(victim):
+    refused = threading.Event()
+    torch_resilient.on_event(lambda event: event["event"] == "refused" and refused.set())
     dist.init_process_group("resilient")
     dist.all_reduce(torch.ones(10))
     tell(os.getpid())
@@ -257,6 +260,8 @@ def incident_survivor(victim):
         dist.barrier()
     except torch_resilient.RankLostError:
         pass
+    # Behind the abort, so that the line has its time: destroy_process_group() waits for nothing.
+    assert refused.wait(10)
     incident = torch_resilient.last_incident()
     dist.destroy_process_group()
     return incident
