@@ -44,7 +44,7 @@ def train(accelerator):
             optimizer.step()
             accelerator.gather(loss.detach().reshape(1))
             count += 1
-        print("epoch", epoch, count, time.time(), flush=True)
+        program.tell("epoch", epoch, count, time.time())
         steps.append(count)
         if not args.leave:
             accelerator.wait_for_everyone()
@@ -55,7 +55,7 @@ def main():
     accelerator = program.accelerator(args.backend, args.timeout)
     with program.telling_failure():
         steps = train(accelerator)
-    print("result", json.dumps({"steps": steps}), flush=True)
+    program.tell("result", json.dumps({"steps": steps}))
     accelerator.end_training()
 
 

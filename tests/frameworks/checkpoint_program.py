@@ -2,6 +2,7 @@
 
 import argparse
 
+import program
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -29,7 +30,7 @@ def main():
         loaded = {name: torch.zeros_like(value) for name, value in state.items()}
         dcp.load(loaded, checkpoint_id=f"{args.folder}/{number}")
         assert all(torch.equal(state[name], loaded[name]) for name in state)
-    print("backend", dist.get_backend(), flush=True)
+    program.tell("backend", dist.get_backend())
     dist.destroy_process_group()
 
 

@@ -45,17 +45,17 @@ def train(engine):
     weights = engine.module.weight.tolist()
     backend = torch.distributed.get_backend()
     result = {"backend": backend, "losses": losses, "weights": weights}
-    print("result", json.dumps(result), flush=True)
+    program.tell("result", json.dumps(result))
 
 
 def main():
     if args.compile_only:  # What the first init of a machine would do.
         build_shm_op()
         return
-    print("imported", flush=True)
+    program.tell("imported")
     if int(os.environ["RANK"]) == args.late_rank:
         late.work(args.late)
-    print("init", time.time(), flush=True)
+    program.tell("init", time.time())
     with program.telling_failure():
         train(build())
     torch.distributed.destroy_process_group()

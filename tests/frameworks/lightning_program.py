@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from datetime import timedelta
@@ -44,7 +43,7 @@ class Model(lightning.LightningModule):
 
 
 def skip_batches(rank):
-    print("training", time.time(), flush=True)
+    program.tell("training", time.time())
     if rank == 0:
         late.work(args.late)
 
@@ -87,7 +86,6 @@ def run_fabric():
 try:
     with program.telling_failure():
         weights = run_trainer() if args.kind == "trainer" else run_fabric()
-        print("result", json.dumps({"weights": weights}), flush=True)
+        program.tell("result", json.dumps({"weights": weights}))
 finally:
-    print("finally", flush=True)
-    sys.stdout.flush()
+    program.tell("finally")

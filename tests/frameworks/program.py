@@ -1,8 +1,15 @@
 """What programs of more than one framework, or of more than one test, have in common."""
 
 import contextlib
+import sys
 import time
 from datetime import timedelta
+
+
+def tell(*values):
+    """A line for the test. In one write, for the ranks of a launcher share their output."""
+    sys.stdout.write(" ".join(map(str, values)) + "\n")
+    sys.stdout.flush()
 
 
 @contextlib.contextmanager
@@ -11,7 +18,7 @@ def telling_failure():
     try:
         yield
     except Exception:
-        print("failed", time.time(), flush=True)
+        tell("failed", time.time())
         raise
 
 

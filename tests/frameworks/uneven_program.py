@@ -37,7 +37,7 @@ net = torch.nn.Sequential(
 )
 model, optimizer = accelerator.prepare(net, torch.optim.Adam(net.parameters(), lr=1e-3))
 mine = list(batches_of(accelerator.process_index, accelerator.num_processes))
-print("batches", len(mine), flush=True)
+program.tell("batches", len(mine))
 
 
 def uneven():
@@ -57,5 +57,5 @@ for _ in range(2):
             optimizer.step()
     accelerator.wait_for_everyone()
 weights = [float(parameter.sum()) for parameter in model.parameters()]
-print("result", json.dumps({"batches": len(mine), "weights": weights}), flush=True)
+program.tell("result", json.dumps({"batches": len(mine), "weights": weights}))
 accelerator.end_training()
