@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -54,6 +55,30 @@ def test_lines_are_prefixed_and_kept_whole(tmp_path):
 def test_the_last_line_needs_no_newline(tmp_path):
     code, stdout, _ = run("--nproc", 1, *shell(tmp_path, "printf 'no end'"))
     assert (code, stdout) == (0, "[0] no end\n")
+
+
+def test_a_child_that_speaks_as_its_rank_ends(tmp_path):
+    """The launcher learns of both in one turn, of the end first, and closes what it then reads."""
+    for name in ("go", "said"):
+        os.mkfifo(tmp_path / name)
+    child = f"""
+until grep -q ^State:.Z /proc/$$/status; do sleep 0.01; done
+echo late; echo >{tmp_path}/said
+"""
+    process = launch(
+        "--nproc", 1, *shell(tmp_path, f"({child}) & echo ready; read x <{tmp_path}/go")
+    )
+    said = os.open(tmp_path / "said", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert "ready" in process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        (tmp_path / "go").write_text("\n")
+        assert select.select([said], [], [], 20)[0]
+    finally:
+        process.send_signal(signal.SIGCONT)
+        os.close(said)
+    stdout, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stdout) == (0, "[0] late\n"), stderr
 
 
 def test_the_environment_of_a_rank(tmp_path):

@@ -167,7 +167,8 @@ class Worker:
         self._selector.register(self.pidfd, selectors.EVENT_READ, (on_exit, self))
 
     def _read(self, output):
-        if not output.read():
+        # Not one that an end told of in the same turn has closed: by then all of it has been read.
+        if output in self._outputs and not output.read():
             self._drop(output)
 
     def _drop(self, output):
