@@ -154,10 +154,7 @@ bool ControlClient::Step() {
   if (!lost_) outage_.Note(link_, now);
   TellBeginning();
   RunTasks();
-  if (!lost_ && now >= last_beat_event_ + BeatInterval()) {
-    last_beat_event_ = now;
-    events_->OnBeat(now, last_contact_, LeaseTtl());
-  }
+  if (!lost_ && (step.resolve || now >= last_beat_event_ + BeatInterval())) TellBeat(now);
   NoteContact(now);
   if (link_.open() && now >= last_beat_ + BeatInterval()) Beat(now);
   return !GoodbyeDone(now);
@@ -280,6 +277,7 @@ void ControlClient::OnOpened(Instant now) {
   if (std::exchange(held_, false)) events_->OnHeld(now);
   server_id_ = welcome.server;
   last_contact_ = now;
+  TellBeat(now);  // Nobody may go by the lease that was assumed before.
   Beat(now);
   for (const Request& request : core_.Unanswered()) link_.Send(request);
 }
@@ -301,6 +299,11 @@ void ControlClient::LoseSession(const Status& why) {
   if (std::exchange(lost_, true)) return;
   link_.Close();
   events_->OnSessionLost(why);
+}
+
+void ControlClient::TellBeat(Instant now) {
+  last_beat_event_ = now;
+  events_->OnBeat(now, last_contact_, LeaseTtl());
 }
 
 void ControlClient::Beat(Instant now) {

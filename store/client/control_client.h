@@ -62,7 +62,8 @@ class ControlClient {
   void OnOpened(Instant now);
   void OnTrouble();
   void LoseSession(const Status& why);
-  void Beat(Instant now);
+  void Beat(Instant now);      // To the server.
+  void TellBeat(Instant now);  // To the session.
   void Submit(Op op);
   void SendOnce(Op op);  // Not sent again after a lost connection.
   void RunTasks();

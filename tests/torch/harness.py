@@ -102,6 +102,10 @@ class Server:
         message = pickle.loads(data)
         return (*message, *map(_process_id, passed))
 
+    def forget(self, rank):
+        """Nothing more will be heard of it."""
+        self._ranks.pop(rank.number, None)
+
     def killed(self):
         """The server and all that it has started were killed from outside."""
         for rank in self._ranks.values():
@@ -140,6 +144,13 @@ class Rank:
         if self.exit_code is None:
             self.exit_code = exit_code
             self.ended_at = time.monotonic()
+
+    def close(self):
+        """Lets go of the files of a rank that has ended: a session starts a thousand and more."""
+        if self.exit_code is not None:
+            self._server.forget(self)
+            for file in (self._stdout, self._stderr, self._channel):
+                file.close()
 
     def take_channel(self):
         """For what is no rank and speaks otherwise."""
@@ -288,7 +299,10 @@ class World:
             os.kill(rank.pid, signal.SIGKILL)
             with contextlib.suppress(RankFailed):
                 rank.wait(10)
-        return [f"rank process {rank.pid}:\n{rank.stderr()}" for rank in left]
+        report = [f"rank process {rank.pid}:\n{rank.stderr()}" for rank in left]
+        for rank in self.ranks:
+            rank.close()
+        return report
 
 
 def become_subreaper():

@@ -78,6 +78,7 @@ class Network:
 
     def _start_host(self, server, number, name):
         process, ranks = server.start_host(self._router.pid, name)
+        self._ended.callback(process.close)
         self._ended.callback(ranks.close)
         self._ended.callback(_end, process)
         router, host = [], ["link set lo up"]

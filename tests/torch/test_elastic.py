@@ -1,9 +1,11 @@
 """State and elastic: runs that go on after the loss of any rank, to the same result."""
 
+import contextlib
 import os
 import random
 import signal
 
+import harness
 import numpy
 import pytest
 import torch
@@ -103,10 +105,8 @@ def run_all(world, victim=None, where="never", step=5):
 
 @pytest.fixture(scope="module")
 def undisturbed(rank_server, store):
-    import harness
-
-    world = harness.World(rank_server, store)
-    return run_all(world)
+    with contextlib.closing(harness.World(rank_server, store)) as world:
+        return run_all(world)
 
 
 def test_the_undisturbed_run(undisturbed):

@@ -1,6 +1,7 @@
 """What the tests' own harness promises."""
 
 import contextlib
+import os
 import subprocess
 import threading
 
@@ -34,3 +35,16 @@ def test_a_child_is_found_while_it_is_being_executed():
                 assert child.pid in harness.children()
             finally:
                 child.kill()
+
+
+def returns():
+    return True
+
+
+def test_ended_worlds_hold_no_descriptors(rank_server, store):
+    def run_world():
+        with contextlib.closing(harness.World(rank_server, store)) as world:
+            assert all(world.run(returns, 2))
+        return len(os.listdir("/proc/self/fd"))
+
+    assert run_world() == run_world()

@@ -8,6 +8,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -45,6 +46,15 @@ class EventLog final : public RendezvousEvents {
   void OnHeld(Instant until) override {
     Note(until > SystemClock().Now() + std::chrono::seconds(30) ? "held" : "not held");
   }
+  void OnBeat(Instant now, Instant contact, Duration lease) override {
+    RendezvousEvents::OnBeat(now, contact, lease);
+    std::lock_guard lock(mutex_);
+    lease_ = lease;
+  }
+  void OnAway() override {
+    std::lock_guard lock(mutex_);
+    lease_.reset();
+  }
   void OnPaused() override { Note("paused"); }
   void OnConfirmed() override { Note("confirmed"); }
 
@@ -52,6 +62,11 @@ class EventLog final : public RendezvousEvents {
     std::lock_guard lock(mutex_);
     lines_.push_back(std::move(text));
     changed_.notify_all();
+  }
+  // Of the last beat; none while the control thread is away.
+  std::optional<Duration> lease() {
+    std::lock_guard lock(mutex_);
+    return lease_;
   }
   // What was noted once there are `count` lines.
   std::vector<std::string> Await(std::size_t count) {
@@ -63,7 +78,9 @@ class EventLog final : public RendezvousEvents {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::string> lines_;  // Guarded by mutex_.
+  // Guarded by mutex_.
+  std::vector<std::string> lines_;
+  std::optional<Duration> lease_;
 };
 
 // Real time that a test can move on, as a suspended process sees it. Thread: thread-safe.
@@ -91,12 +108,12 @@ class ControlClientTest : public ::testing::Test {
   // A started membership line; the server's side of it is `line_`.
   std::unique_ptr<Rendezvous> Started(const Welcome& welcome) {
     auto rendezvous = MakeRendezvous(Options(), {}, clock_);
-    StartAndGreet(*rendezvous, welcome);
+    StartAndGreet(*rendezvous, events_, welcome);
     return rendezvous;
   }
-  void StartAndGreet(Rendezvous& rendezvous, const Welcome& welcome) {
+  void StartAndGreet(Rendezvous& rendezvous, EventLog& events, const Welcome& welcome) {
     auto starting =
-        std::async(std::launch::async, [&] { return rendezvous.Start(events_, In(kPatience)); });
+        std::async(std::launch::async, [&] { return rendezvous.Start(events, In(kPatience)); });
     line_ = std::make_unique<ScriptedConnection>(server_.Accept());
     EXPECT_EQ(line_->Greet(welcome).role, Role::kControl);
     Status status = starting.get();
@@ -131,6 +148,26 @@ class ControlClientTest : public ::testing::Test {
   EventLog events_;
   std::unique_ptr<ScriptedConnection> line_;
 };
+
+// Else a pause right behind the join is measured with the lease that was assumed before.
+TEST_F(ControlClientTest, Lease_IsToldBeforeAnyEvent) {
+  Welcome welcome = TestWelcome();
+  welcome.heartbeat_interval_ms = 20'000;
+  welcome.lease_ttl_ms = 60'000;
+  ConnectOptions options = Options();
+  const std::string& address = options.addresses.front();
+  for (const std::string& host :
+       {address.substr(0, address.rfind(':')), std::string("localhost")}) {
+    options.addresses = {host + address.substr(address.rfind(':'))};
+    auto rendezvous = MakeRendezvous(options, {}, clock_);
+    EventLog events;
+    StartAndGreet(*rendezvous, events, welcome);
+    line_->SendEvent(RunningEvent{2});
+    events.Await(1);
+    EXPECT_EQ(events.lease(), std::chrono::seconds(60));
+    CloseOrderly(*rendezvous);
+  }
+}
 
 TEST_F(ControlClientTest, Beats_ComeByThemselvesAndGrow) {
   Welcome welcome = TestWelcome();
@@ -198,7 +235,7 @@ TEST_F(ControlClientTest, MessagesBeforeTheConnection_AreSentInOrder) {
   report.generation = 2;
   report.status = Status(StatusCode::kMismatch, "two operations");
   rendezvous->Send(report);
-  StartAndGreet(*rendezvous, TestWelcome());
+  StartAndGreet(*rendezvous, events_, TestWelcome());
   std::optional<Request> join = line_->ReadOp<JoinOp>();
   ASSERT_TRUE(join);
   EXPECT_EQ(std::get<JoinOp>(join->op).request.rank, 1);
@@ -385,7 +422,7 @@ TEST_F(ControlClientTest, Start_FoundServerAtTheSecondAddress_IsReached) {
   options.addresses = {nobody.address(), server_.address()};
   options.expected_server = "s1";
   auto rendezvous = MakeRendezvous(options, {}, clock_);
-  StartAndGreet(*rendezvous, {.server = "s1"});
+  StartAndGreet(*rendezvous, events_, {.server = "s1"});
   CloseOrderly(*rendezvous);
 }
 
