@@ -11,6 +11,7 @@
 #include "runtime/base/fork_guard.h"
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
+#include "store/client/fence_token.h"
 #include "store/client/identity.h"
 
 namespace resilient::store {
@@ -119,6 +120,11 @@ bool ControlClient::Post(std::function<void()> task) {
   return true;
 }
 
+Duration ControlClient::lease() {
+  std::lock_guard lock(mutex_);
+  return beginning_.lease;
+}
+
 void ControlClient::Close(Deadline deadline) {
   {
     std::lock_guard lock(mutex_);
@@ -146,7 +152,7 @@ bool ControlClient::Step() {
   NotePause(now);
   link_.Advance(input, core_, now, inbox_);
   if (link_.TakeOpened()) OnOpened(now);
-  for (const ServerMessage& message : inbox_) {
+  for (ServerMessage& message : inbox_) {
     if (!lost_) Handle(message);
   }
   inbox_.clear();
@@ -196,13 +202,17 @@ void ControlClient::NoteContact(Instant now) {
   outage_.Note(link_, now);
 }
 
-void ControlClient::Handle(const ServerMessage& message) {
-  std::visit([this](const auto& one) { Handle(one); }, message);
+void ControlClient::Handle(ServerMessage& message) {
+  std::visit([this](auto& one) { Handle(one); }, message);
 }
 
-void ControlClient::Handle(const Event& event) {
+void ControlClient::Handle(Event& event) {
   std::visit(Overloaded{
-                 [this](const View& view) { events_->OnView(view); },
+                 [this](View& view) {
+                   const std::uint64_t began = link_.welcome().began_unix_ms;
+                   view.fence_token = FenceTokenOf(began, view.generation);
+                   events_->OnView(view);
+                 },
                  [](const SharedViewEvent&) {},  // Of a server; it is decoded as a View.
                  [this](const RunningEvent& running) { events_->OnRunning(running.generation); },
                  [this](const Fence& fence) { events_->OnFence(fence); },
@@ -342,7 +352,8 @@ void ControlClient::TellBeginning() {
   {
     std::lock_guard lock(mutex_);
     if (beginning_.open) return;
-    beginning_ = Beginning{!server_id_.empty(), link_.refused(), link_.trouble()};
+    beginning_ = Beginning{!server_id_.empty(), link_.refused(), link_.trouble(), {}};
+    if (beginning_.open) beginning_.lease = LeaseTtl();
     // It answered a moment ago: it has not yet to come, it has gone.
     if (!found_server_.empty() && link_.tried_all() &&
         link_.trouble().code() == StatusCode::kRefused) {
@@ -427,6 +438,7 @@ class SessionLine final : public Rendezvous {
   bool Post(std::function<void()> task) override {
     return Usable() && client_->Post(std::move(task));
   }
+  Duration lease() const override { return Usable() ? client_->lease() : Duration::zero(); }
   void Close(Deadline deadline) override {
     if (Usable()) client_->Close(deadline);
   }

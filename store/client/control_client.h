@@ -37,6 +37,7 @@ class ControlClient {
   void Tell(const WaitingReport& report);
   void Tell(std::uint64_t ask, const Whereabouts& whereabouts);
   bool Post(std::function<void()> task);
+  Duration lease();
   void Close(Deadline deadline);
 
  private:
@@ -45,6 +46,7 @@ class ControlClient {
     bool open = false;
     bool refused = false;
     Status trouble;
+    Duration lease{};
   };
 
   Status AwaitBeginning(Deadline deadline);
@@ -55,8 +57,8 @@ class ControlClient {
   Instant NextWake(Instant now);
   void NotePause(Instant now);
   void NoteContact(Instant now);
-  void Handle(const ServerMessage& message);
-  void Handle(const Event& event);
+  void Handle(ServerMessage& message);
+  void Handle(Event& event);
   void Handle(const Reply& reply);
   void TellHeld(const HeldEvent& event);
   void OnOpened(Instant now);

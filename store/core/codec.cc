@@ -183,6 +183,7 @@ void AppendReply(const Reply& reply, std::string* body) {
     welcome->set_keys_per_request_max(reply.welcome.keys_per_request_max);
     welcome->set_requests_in_flight_max(reply.welcome.requests_in_flight_max);
     welcome->set_frame_body_bytes_max(reply.welcome.frame_body_bytes_max);
+    welcome->set_began_unix_ms(reply.welcome.began_unix_ms);
   }
   message.set_status_json(reply.status_json);
   for (const std::string& value : reply.values) message.add_values(value);
@@ -499,6 +500,7 @@ ServerMessage ToReply(pb::Reply& message, std::uint64_t seq) {
     reply.welcome.keys_per_request_max = welcome.keys_per_request_max();
     reply.welcome.requests_in_flight_max = welcome.requests_in_flight_max();
     reply.welcome.frame_body_bytes_max = welcome.frame_body_bytes_max();
+    reply.welcome.began_unix_ms = welcome.began_unix_ms();
   }
   reply.status_json = message.status_json();
   reply.values.reserve(static_cast<std::size_t>(message.values_size()));

@@ -181,6 +181,7 @@ struct Welcome {
   std::uint64_t keys_per_request_max = 0;
   std::uint64_t requests_in_flight_max = 0;
   std::uint64_t frame_body_bytes_max = 0;
+  std::uint64_t began_unix_ms = 0;
 };
 
 // Values that many replies have in common: kept once and encoded once. Made by Share() of codec.h.

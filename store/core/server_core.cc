@@ -79,6 +79,7 @@ void ServerCore::Impl::OnHello(ConnectionId connection, const Request& request, 
   reply.welcome.requests_in_flight_max = kInFlightPerSessionMax;
   reply.welcome.frame_body_bytes_max = kMaxFrameBody;
   reply.welcome.session_known = opened->known;
+  reply.welcome.began_unix_ms = began_unix_ms_;
   effects.send.push_back({connection, std::move(reply)});
   if (opened->replaced != 0) effects.close.push_back(opened->replaced);
   if (hello.role == Role::kAdmin) return;

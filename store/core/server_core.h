@@ -23,6 +23,7 @@ using ConnectionId = std::uint64_t;
 struct CoreOptions {
   // Random, anew at each start; of a durable store the one that was kept goes on.
   std::string server_id;
+  std::uint64_t began_unix_ms = 0;               // Likewise; told to clients and not looked at.
   bool durable = false;                          // Steps note what has to be kept (Effects::write).
   Duration lease_ttl = std::chrono::seconds(5);  // Floor 1 s.
   Duration lone_close_grace = Millis(300);       // A control connection closed without goodbye.

@@ -60,7 +60,8 @@ class ServerCore::Impl {
         journal_(options_.durable),
         sessions_(options_.session_memory, options_.limits.sessions, &journal_),
         random_(options_.seed),
-        server_id_(options_.server_id) {}
+        server_id_(options_.server_id),
+        began_unix_ms_(options_.began_unix_ms) {}
 
   Status Restore(std::string_view row, std::string_view value);
   Status FinishRestore(Instant now, Effects& effects);
@@ -142,6 +143,7 @@ class ServerCore::Impl {
   SessionTable sessions_;
   Random random_;
   std::string server_id_;
+  std::uint64_t began_unix_ms_;
   CoreCounters counters_;
   std::uint64_t epoch_ = 0;
   SessionId restored_last_session_ = 0;

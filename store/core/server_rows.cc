@@ -16,19 +16,20 @@ struct StoreState {
   SessionId last_session = 0;
   std::uint64_t generation_floor = 0;
   std::uint64_t revision = 0;
+  std::uint64_t began_unix_ms = 0;
 };
 
 template <typename Archive>
 void Fields(Archive& archive, StoreState& store) {
   archive(store.format, store.server_id, store.epoch, store.last_session, store.generation_floor,
-          store.revision);
+          store.revision, store.began_unix_ms);
 }
 
 }  // namespace
 
 std::string ServerCore::Impl::StoreRowValue() const {
   return EncodeRow(StoreState{kRowFormat, server_id_, epoch_, sessions_.last_kept(),
-                              generation_floor_, journal_.revision()});
+                              generation_floor_, journal_.revision(), began_unix_ms_});
 }
 
 void ServerCore::Impl::Finish(Effects& effects) {
@@ -111,6 +112,7 @@ Status ServerCore::Impl::RestoreStore(std::string_view value) {
   epoch_ = store.epoch;
   restored_last_session_ = store.last_session;
   generation_floor_ = store.generation_floor;
+  began_unix_ms_ = store.began_unix_ms;
   journal_.RestoreRevision(store.revision);
   return {};
 }

@@ -48,6 +48,7 @@ CoreOptions MakeCoreOptions(const ServerOptions& options, const std::string& ser
   CoreOptions core;
   core.durable = durable;
   core.server_id = server_id;
+  core.began_unix_ms = static_cast<std::uint64_t>(clock.WallSeconds() * 1e3);
   core.lease_ttl = options.lease_ttl;
   core.limits = options.limits.core;
   core.seed = RandomSeed();

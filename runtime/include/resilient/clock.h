@@ -33,7 +33,7 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual Instant Now() const = 0;
-  // Seconds since the epoch; for display in messages only, never compared.
+  // Seconds since the epoch; for messages and tokens, and no deadline is made of it.
   virtual double WallSeconds() const = 0;
 };
 

@@ -32,6 +32,10 @@ struct View {
   std::uint64_t attempt = 0;     // Try to build the communicators of this generation.
   std::string secret;            // Random per view: lets members recognise each other.
   std::vector<Member> members;   // members[i].rank == i.
+  // For writers to something outside (a store of checkpoints), which refuses a lower one than the
+  // highest it has seen. Grows with each generation of the job, over lives, and over stores that
+  // begin anew; below 2^63.
+  std::uint64_t fence_token = 0;
 };
 
 // The end of a generation. Thread: value type.
@@ -151,6 +155,10 @@ class Rendezvous {
   // semantics row 15) when the store was not reached by `deadline`. Events arrive from now on.
   // REQUIRES: called once.
   virtual Status Start(RendezvousEvents& events, Deadline deadline) = 0;
+
+  // How long this process may be silent, as the service grants it; zero before Start has returned
+  // OK, and where it is not known.
+  virtual Duration lease() const { return Duration::zero(); }
 
   virtual void Join(const JoinRequest& request) = 0;
   virtual void Ready(

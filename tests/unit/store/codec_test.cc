@@ -344,6 +344,7 @@ std::vector<ServerMessage> AllServerMessages() {
   reply.number = -4;
   reply.flag = true;
   reply.welcome = {"server", 1, 5000, 1000, 10, 20, true};
+  reply.welcome.began_unix_ms = 1'800'000'000'000;
   reply.status_json = "{}";
   reply.revision = 9;
   reply.events = {{8, std::string("k\0", 2), ""}, {9, "l", std::nullopt}};
@@ -407,6 +408,7 @@ TEST(Codec, FieldsOfServerMessages_ArriveWhereTheyBelong) {
   EXPECT_TRUE(reply.flag);
   EXPECT_EQ(reply.welcome.heartbeat_interval_ms, 1000u);
   EXPECT_TRUE(reply.welcome.session_known);
+  EXPECT_EQ(reply.welcome.began_unix_ms, 1'800'000'000'000u);
   const auto event = std::get<Event>(*DecodeServerMessage(EncodeServerMessage(messages[2])));
   const View& view = std::get<View>(event);
   EXPECT_EQ(view.attempt, 4u);

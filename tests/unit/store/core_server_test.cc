@@ -24,6 +24,16 @@ TEST_F(CoreServer, Hello_IsWelcomed) {
   EXPECT_TRUE(second.welcome.session_known);
 }
 
+TEST_F(CoreServer, Beginning_IsKeptWithTheStore) {
+  CoreOptions options = Options();
+  options.began_unix_ms = 7;
+  core_ = std::make_unique<ServerCore>(options, now_);
+  EXPECT_EQ(Ask(Connect(), Op(HelloOf(1, Role::kControl)), 0).welcome.began_unix_ms, 7u);
+  options.began_unix_ms = 8;
+  Recover(options);
+  EXPECT_EQ(Ask(Connect(), Op(HelloOf(1, Role::kControl)), 0).welcome.began_unix_ms, 7u);
+}
+
 TEST_F(CoreServer, MissingHello_ClosesTheConnection) {
   const ConnectionId connection = Connect();
   EXPECT_EQ(Ask(connection, SetOp{"k", "v"}).status.code(), StatusCode::kProtocol);

@@ -18,6 +18,7 @@
 #include <gtest/gtest.h>
 #include <resilient/store/client.h>
 
+#include "store/client/fence_token.h"
 #include "tests/unit/store_client/scripted_server.h"
 
 namespace resilient::store {
@@ -29,7 +30,10 @@ using ::testing::HasSubstr;
 // Writes down what was called. Thread: thread-safe.
 class EventLog final : public RendezvousEvents {
  public:
-  void OnView(const View& view) override { Note("view " + std::to_string(view.generation)); }
+  void OnView(const View& view) override {
+    token_ = view.fence_token;
+    Note("view " + std::to_string(view.generation));
+  }
   void OnRunning(std::uint64_t generation) override {
     Note("running " + std::to_string(generation));
   }
@@ -58,6 +62,8 @@ class EventLog final : public RendezvousEvents {
   void OnPaused() override { Note("paused"); }
   void OnConfirmed() override { Note("confirmed"); }
 
+  std::uint64_t token() const { return token_; }
+
   void Note(std::string text) {
     std::lock_guard lock(mutex_);
     lines_.push_back(std::move(text));
@@ -78,6 +84,7 @@ class EventLog final : public RendezvousEvents {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::atomic<std::uint64_t> token_ = 0;  // Of the latest view.
   // Guarded by mutex_.
   std::vector<std::string> lines_;
   std::optional<Duration> lease_;
@@ -204,6 +211,35 @@ TEST_F(ControlClientTest, Events_ArriveInOrderWithTasksBetween) {
                                             "refused WORLD_SIZE", "task"));
   CloseOrderly(*rendezvous);
   EXPECT_FALSE(rendezvous->Post([] {}));
+}
+
+TEST_F(ControlClientTest, View_CarriesTheTokenOfItsGeneration) {
+  Welcome welcome = TestWelcome();
+  welcome.began_unix_ms = 1'800'000'000'000;
+  auto rendezvous = MakeRendezvous(Options(), {}, clock_);
+  EXPECT_EQ(rendezvous->lease(), Duration::zero());
+  StartAndGreet(*rendezvous, events_, welcome);
+  EXPECT_EQ(rendezvous->lease(), Millis(welcome.lease_ttl_ms));
+  View view;
+  view.generation = 3;
+  view.fence_token = 99;  // A view on the wire has none.
+  line_->SendEvent(view);
+  events_.Await(1);
+  EXPECT_EQ(events_.token(), FenceTokenOf(welcome.began_unix_ms, 3));
+  CloseOrderly(*rendezvous);
+}
+
+TEST(FenceToken, Grows_WithGenerationsAndWithStoresThatBeginAnew) {
+  constexpr std::uint64_t kBegan = 1'800'000'000'000;
+  static_assert(FenceTokenOf(kBegan, 1) > 0);
+  static_assert(FenceTokenOf(kBegan, 2) > FenceTokenOf(kBegan, 1));
+  static_assert(FenceTokenOf(kBegan + 1, 1) > FenceTokenOf(kBegan, 1'000'000));
+  // It carries over, and never turns back within one store.
+  constexpr std::uint64_t kMany = 1u << 20;
+  EXPECT_GT(FenceTokenOf(kBegan, kMany), FenceTokenOf(kBegan, kMany - 1));
+  // Of a signed column of a database, for two centuries.
+  constexpr std::uint64_t kYear2200 = 7'258'118'400'000;
+  EXPECT_LT(FenceTokenOf(kYear2200, kMany), std::uint64_t{1} << 63);
 }
 
 // By what is said of the job: another member may still be held when one is so no longer.
