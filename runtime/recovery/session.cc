@@ -8,6 +8,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process.h"
+#include "runtime/recovery/deadlines.h"
 #include "runtime/recovery/session_impl.h"
 
 namespace resilient {
@@ -46,11 +47,12 @@ void SessionDeleter::operator()(SessionImpl* session) const {
 SessionImpl::SessionImpl(SessionOptions options, std::unique_ptr<Rendezvous> rendezvous,
                          const Clock& clock)
     : options_(std::move(options)),
+      ladder_(LadderOf(options_.budget, options_.seat_wait)),
       clock_(clock),
       opener_pid_(getpid()),
       opener_host_(ThisProcess().host),
       rendezvous_(std::move(rendezvous)),
-      machine_(options_.budget),
+      machine_(ladder_),
       incidents_({options_.rank, opener_host_, opener_pid_}),
       waits_({options_.rank, options_.wait_log, options_.stall}),
       host_watch_(
@@ -103,11 +105,20 @@ Status SessionImpl::Init() {
   const Instant now = clock_.Now();
   // The service's own verdict comes first: it counts from the first join of the round.
   const Deadline outer = Deadline::At(
-      Deadline::After(Deadline::After(now, options_.init_timeout).when(), options_.budget).when());
+      Deadline::After(Deadline::After(now, options_.init_timeout).when(), ladder_.budget).when());
   Status status = rendezvous_->Start(*this, Deadline::After(now, options_.init_timeout));
+  if (status.ok()) status = CheckAndTellDeadlines();
   if (status.ok()) status = InitConnected(outer);
   if (!status.ok()) Close();
   return status;
+}
+
+// The lease is the store's, which may have been started with other settings than this rank.
+Status SessionImpl::CheckAndTellDeadlines() const {
+  const Duration lease = rendezvous_->lease();
+  RESILIENT_RETURN_IF_ERROR(CheckDeadlines(options_, lease));
+  if (LogEnabled(LogLevel::kInfo)) LogLine(LogLevel::kInfo, DeadlinesRecord(options_, lease));
+  return Status::Ok();
 }
 
 Status SessionImpl::InitConnected(Deadline deadline) {
@@ -205,7 +216,7 @@ bool SessionImpl::MayWaitLongerLocked(Instant now) const {
   // The ranks that the last one let wait have the budget to connect, however long it took.
   if (machine_.state() != SessionState::kJoining) return now < machine_.budget_end();
   // The service that answers has a reason to wait, and will say when there is none any more.
-  return contact_ != Instant::min() && now < Deadline::After(contact_, options_.budget).when();
+  return contact_ != Instant::min() && now < Deadline::After(contact_, ladder_.answer).when();
 }
 
 Status SessionImpl::OverdueLocked() const {
@@ -225,7 +236,7 @@ Status SessionImpl::OverdueLocked() const {
   return Status(
       StatusCode::kJoinTimeout,
       StrCat("the world did not start within the init timeout of ",
-             ToSeconds(options_.init_timeout), " s and the budget of ", ToSeconds(options_.budget),
+             ToSeconds(options_.init_timeout), " s and the budget of ", ToSeconds(ladder_.budget),
              " s (", where, "), and the store gave no verdict; see its log for who is missing"));
 }
 
@@ -344,6 +355,7 @@ Result<std::shared_ptr<Session>> OpenSession(SessionOptions options,
                   StrCat("rank ", options.rank, " is outside a world of ", options.world_size,
                          "; ranks run from 0 to world size - 1"));
   }
+  RESILIENT_RETURN_IF_ERROR(recovery::CheckDeadlines(options, Duration::zero()));
   if (rendezvous == nullptr || !make_factory) {
     return Status(StatusCode::kInvalidArgument,
                   "a session needs a rendezvous and a communicator factory");

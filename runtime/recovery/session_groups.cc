@@ -182,7 +182,7 @@ Result<SessionImpl::Entry> SessionImpl::Enter(GroupSlot& slot, const Operation& 
 // Behind a pause of this process. OK also when the session has come to know of a fence: the caller
 // looks at its state.
 Status SessionImpl::AwaitConfirmation(const GroupSlot& slot, const Operation& operation) {
-  const Deadline deadline = Deadline::After(clock_.Now(), options_.budget);
+  const Deadline deadline = Deadline::After(clock_.Now(), ladder_.answer);
   for (;;) {
     {
       Lock lock(mutex_);
@@ -197,7 +197,7 @@ Status SessionImpl::AwaitConfirmation(const GroupSlot& slot, const Operation& op
   return Status(StatusCode::kStoreLost,
                 StrCat("this process was paused (stopped, suspended or starved of processor time), "
                        "and the store has not said within the budget of ",
-                       ToSeconds(options_.budget), " s whether the job goes on without it: ",
+                       ToSeconds(ladder_.answer), " s whether the job goes on without it: ",
                        Describe(operation), " of group '", slot.name,
                        "' was not started; see whether the store can be reached, and try again"));
 }

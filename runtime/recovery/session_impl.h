@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <resilient/communicator.h>
+#include <resilient/ladder.h>
 #include <resilient/rendezvous.h>
 #include <resilient/session.h>
 
@@ -132,6 +133,7 @@ class SessionImpl final : public Session,
 
   // In session.cc: callers that wait, and the end.
   Status ForkedStatus() const;
+  Status CheckAndTellDeadlines() const;
   Status InitConnected(Deadline deadline);
   Status AwaitFenceOfBroken(Deadline deadline) const;
   Status WaitForOpening(Deadline deadline, std::uint64_t openings_before);
@@ -179,6 +181,7 @@ class SessionImpl final : public Session,
   std::vector<std::shared_ptr<Communicator>> TakeCommunicatorsLocked();
 
   const SessionOptions options_;
+  const Ladder ladder_;
   const Clock& clock_;
   const ProcessMark mark_;
   const std::int64_t opener_pid_;

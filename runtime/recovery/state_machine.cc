@@ -116,6 +116,8 @@ const StateMachine::Row* StateMachine::FindRow(const StateMachine& machine, cons
       {kLive, K::kSessionLost, nullptr, kFailed, false, &M::Lose},
       // The last rung of the ladder.
       {kRecovering, K::kTick, &M::BudgetIsSpent, kFailed, false, &M::GiveUp},
+      // The rung before it: this try takes so long that another one may do better.
+      {In(kBuilding), K::kTick, &M::BuildIsOverdue, kBuilding, true, &M::ReportOverdue},
       // Always possible, always final.
       {kLive | In(kFailed), K::kClose, nullptr, kClosed, false, nullptr},
   };
@@ -143,7 +145,7 @@ Status StateMachine::failure() const {
 
 Instant StateMachine::budget_end() const {
   if (machine_since_ == kNever) return kNever;
-  return Deadline::After(machine_since_, std::max(budget_ - machine_time_, Duration::zero()))
+  return Deadline::After(machine_since_, std::max(ladder_.budget - machine_time_, Duration::zero()))
       .when();
 }
 
@@ -175,6 +177,12 @@ bool StateMachine::QuietWithView(const Event& event, Instant now) const {
 // A first init is bounded by its caller, who knows the init timeout.
 bool StateMachine::BudgetIsSpent(const Event&, Instant now) const {
   return ever_ran() && now >= budget_end();
+}
+
+// Once a try. Not in a first init, where all ranks may have a slow start.
+bool StateMachine::BuildIsOverdue(const Event&, Instant now) const {
+  return ever_ran() && !build_reported_ &&
+         now >= Deadline::After(build_since_, ladder_.build).when();
 }
 
 void StateMachine::Join(const Event&, Actions* actions) {
@@ -221,6 +229,20 @@ void StateMachine::Ready(const Event&, Actions* actions) {
 
 void StateMachine::ReportBuild(const Event& event, Actions* actions) {
   actions->push_back({ActionKind::kReportBuildFailed, view_.generation, event.status, {}});
+}
+
+void StateMachine::ReportOverdue(const Event&, Actions* actions) {
+  build_reported_ = true;
+  FailureDetail detail;
+  detail.generation = view_.generation;
+  const std::string generation = std::to_string(view_.generation);
+  const Status why(StatusCode::kCommFailed,
+                   "generation " + generation + " was not built on this rank within " +
+                       std::to_string(std::chrono::ceil<Millis>(ladder_.build).count()) +
+                       " ms, its share of RESILIENT_BUDGET: links to other ranks do not come up; "
+                       "it is tried again in the next generation",
+                   std::move(detail));
+  actions->push_back({ActionKind::kReportBuildFailed, view_.generation, why, {}});
 }
 
 void StateMachine::Open(const Event&, Actions* actions) {
@@ -301,6 +323,12 @@ void StateMachine::AccountTime(Instant now) {
     machine_since_ = kNever;
   }
   if (state_ == kRunning) machine_time_ = Duration::zero();
+  if (state_ != kBuilding) {
+    build_since_ = kNever;
+    build_reported_ = false;
+  } else if (build_since_ == kNever) {
+    build_since_ = now;
+  }
 }
 
 }  // namespace recovery

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <resilient/clock.h>
+#include <resilient/ladder.h>
 #include <resilient/rendezvous.h>
 #include <resilient/session.h>
 #include <resilient/status.h>
@@ -60,9 +61,9 @@ struct Action {
 // Pure: time arrives as an argument.
 class StateMachine {
  public:
-  // `budget` bounds the machine time of one recovery: aborting and building count, waiting for
-  // seats to be filled and for an acknowledgement does not.
-  explicit StateMachine(Duration budget) : budget_(budget) {}
+  // Its budget bounds the machine time of one recovery: aborting and building count, waiting for
+  // seats to be filled and for an acknowledgement does not. Deadlines are seen by kTick alone.
+  explicit StateMachine(const Ladder& ladder) : ladder_(ladder) {}
 
   std::vector<Action> Step(const Event& event, Instant now);
 
@@ -98,6 +99,7 @@ class StateMachine {
   bool OpensRunningWorld(const Event& event, Instant now) const;
   bool QuietWithView(const Event& event, Instant now) const;
   bool BudgetIsSpent(const Event& event, Instant now) const;
+  bool BuildIsOverdue(const Event& event, Instant now) const;
 
   // Effects; they run before the state changes.
   void Join(const Event& event, Actions* actions);
@@ -108,6 +110,7 @@ class StateMachine {
   void AbortForView(const Event& event, Actions* actions);
   void Ready(const Event& event, Actions* actions);
   void ReportBuild(const Event& event, Actions* actions);
+  void ReportOverdue(const Event& event, Actions* actions);
   void Open(const Event& event, Actions* actions);
   void NoteRunning(const Event& event, Actions* actions);
   void Acknowledge(const Event& event, Actions* actions);
@@ -123,7 +126,7 @@ class StateMachine {
   bool UsesMachineTime() const;
   void AccountTime(Instant now);
 
-  const Duration budget_;
+  const Ladder ladder_;
   SessionState state_ = SessionState::kInit;
   View view_;
   View pending_view_;  // Arrived before the old generation was quiet; generation 0: none.
@@ -134,6 +137,8 @@ class StateMachine {
   Status first_cause_;
   Duration machine_time_{};         // Used in this recovery, up to machine_since_.
   Instant machine_since_ = kNever;  // kNever: not running.
+  Instant build_since_ = kNever;    // kNever: not in BUILDING.
+  bool build_reported_ = false;     // That this try takes too long.
 };
 
 }  // namespace resilient::recovery

@@ -61,7 +61,7 @@ Status Closed() { return Status(StatusCode::kFailedPrecondition, "the session is
 }  // namespace
 
 SimSession::SimSession(Duration budget, Planted planted, SessionHost host)
-    : budget_(budget), planted_(planted), host_(std::move(host)), machine_(budget) {}
+    : budget_(budget), planted_(planted), host_(std::move(host)), machine_(LadderOf(budget)) {}
 
 // ---- Callers ----
 

@@ -212,6 +212,7 @@ def last_line(text):
         ({"RANK": None}, "SETTING", "RANK is not set"),
         ({"WORLD_SIZE": "0"}, "SETTING", "WORLD_SIZE"),
         ({"RESILIENT_BUDGET": "soon"}, "SETTING", "RESILIENT_BUDGET"),
+        ({"RESILIENT_BUDGET": "5s"}, "SETTING", "(RESILIENT_LEASE_TTL or --lease-ttl"),
         ({"RESILIENT_STORE": "nonsense"}, "SETTING", "nonsense"),
         ({"RESILIENT_STORE": None, "MASTER_ADDR": None}, "SETTING", "MASTER_ADDR"),
         ({"RESILIENT_STORE": None, "MASTER_PORT": "http"}, "SETTING", "MASTER_PORT"),
@@ -224,6 +225,18 @@ def test_a_bad_setting_is_one_clear_line(world, env, code, text):
     line = last_line(stderr)
     assert line.startswith(f"torch_resilient.ConfigError: [resilient:{code}]"), stderr
     assert text in line
+
+
+def test_the_deadlines_are_told_once_at_start(world):
+    env = {"RESILIENT_LOG": "info", "RESILIENT_BUDGET": "30s", "RESILIENT_SEAT_WAIT": "1min"}
+    process = start_script(world, 0, 1, env)
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 0 and stdout == "total 1\n"
+    assert stderr.count("event=deadlines") == 1, stderr
+    assert (
+        "event=deadlines budget=30s abort=30s seat_wait=60s build=12s ready=30s rebuild=90s"
+        " answer=30s lease=5s beat=1s known=6s op_deadline=120s stall=3600s wait_log=30s: "
+    ) in stderr
 
 
 def test_an_unknown_setting_is_a_warning_that_names_the_nearest(world):

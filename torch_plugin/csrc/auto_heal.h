@@ -16,8 +16,7 @@ namespace resilient::plugin {
 // Owner: SessionContext. Thread: thread-safe.
 class AutoHeal {
  public:
-  // `limit` bounds one rebuild: the budget and the wait for seats. `session` and `clock` outlive
-  // this.
+  // `limit` bounds one rebuild (Ladder::rebuild). `session` and `clock` outlive this.
   AutoHeal(bool on, Duration limit, Session& session, const Clock& clock)
       : on_(on), limit_(limit), session_(session), clock_(clock) {}
 

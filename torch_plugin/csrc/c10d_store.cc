@@ -99,8 +99,8 @@ store::Client::Call ResilientStore::MakeCall(std::chrono::milliseconds timeout, 
       call.stop = [context = context_] { return context->session().failure(); };
       break;
     case Waits::kNo:
-      call.deadline =
-          std::min(call.deadline, Deadline::After(context_->clock().Now(), context_->budget()));
+      call.deadline = std::min(call.deadline,
+                               Deadline::After(context_->clock().Now(), context_->ladder().answer));
       break;
   }
   return call;
@@ -248,7 +248,7 @@ std::vector<std::string> ResilientStore::Agree(const std::string& key, std::int6
   }
   return Await(timeout, [&](store::Client::Call call) {
     call.generation = generation;
-    call.settle = context_->budget();
+    call.settle = context_->ladder().answer;
     return client_->Exchange(key, rank, size, std::move(value), call);
   });
 }

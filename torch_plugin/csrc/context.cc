@@ -8,7 +8,9 @@
 namespace resilient::plugin {
 
 SessionContext::SessionContext(ContextOptions options, std::shared_ptr<Host> host)
-    : host_(std::move(host)), options_(std::move(options)) {}
+    : host_(std::move(host)),
+      options_(std::move(options)),
+      ladder_(LadderOf(options_.session.budget, options_.session.seat_wait)) {}
 
 SessionContext::~SessionContext() { Close(); }
 
@@ -18,6 +20,7 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
   options.connect.session = store::NewSessionId();
   options.session.interrupt = interrupt;
   options.session.observer = host->observer();
+  options.time.op_deadline = options.session.op_deadline;
   std::shared_ptr<SessionContext> context(new SessionContext(std::move(options), std::move(host)));
   const Clock& clock = context->clock_;
   const FactoryMaker make_fabric = [&](CommunicatorEvents& events) {
@@ -35,16 +38,15 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
                              make_fabric, clock);
   if (!session.ok()) return session.status();
   context->session_ = std::move(session).value();
-  context->heal_.emplace(context->options_.auto_heal, context->budget() + context->seat_wait(),
-                         *context->session_, clock);
+  context->heal_.emplace(context->options_.auto_heal, context->ladder_.rebuild, *context->session_,
+                         clock);
   return context;
 }
 
 Status SessionContext::Init() {
   RESILIENT_RETURN_IF_ERROR(session_->Init());
-  auto client = store::Connect(
-      options_.connect, options_.session.interrupt, clock_,
-      Deadline::After(clock_.Now(), std::max(budget(), Duration(std::chrono::seconds(1)))));
+  auto client = store::Connect(options_.connect, options_.session.interrupt, clock_,
+                               Deadline::After(clock_.Now(), ladder_.answer));
   if (!client.ok()) return client.status();
   const std::lock_guard lock(mutex_);
   client_ = std::move(client).value();
@@ -57,6 +59,11 @@ Result<std::shared_ptr<store::Client>> SessionContext::client() const {
   if (client_) return client_;
   return Status(StatusCode::kFailedPrecondition,
                 "the session is not open: its store exists from init until close");
+}
+
+Status SessionContext::Rebuild(std::optional<Duration> budget) {
+  const Duration limit = budget ? LadderOf(*budget, ladder_.seat_wait).rebuild : ladder_.rebuild;
+  return session_->Rebuild(Deadline::After(clock_.Now(), limit));
 }
 
 void SessionContext::Close() {

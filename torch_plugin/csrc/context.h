@@ -8,6 +8,7 @@
 
 #include <resilient/clock.h>
 #include <resilient/communicator.h>
+#include <resilient/ladder.h>
 #include <resilient/session.h>
 #include <resilient/status.h>
 #include <resilient/store/client.h>
@@ -32,7 +33,7 @@ struct ContextOptions {
   bool checksums = false;
   bool hierarchical_order = false;
   bool auto_heal = false;
-  TimePolicy time;
+  TimePolicy time;  // Its op_deadline is set by Open, to that of the session.
 };
 
 // One world in one process: the session, its line to the store's keys, and what its Works need.
@@ -49,6 +50,10 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   // Session::Init, then the connection for keys. Blocks.
   Status Init();
 
+  // Session::Rebuild with the machine's part bounded by `budget`, nullopt: the session's; the wait
+  // for seats comes on top of it. Blocks.
+  Status Rebuild(std::optional<Duration> budget = std::nullopt);
+
   // kFailedPrecondition before Init and after Close.
   Result<std::shared_ptr<store::Client>> client() const;
 
@@ -56,8 +61,7 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   AutoHeal& heal() { return *heal_; }
   const std::shared_ptr<Host>& host() const { return host_; }
   const Clock& clock() const { return clock_; }
-  Duration budget() const { return options_.session.budget; }
-  Duration seat_wait() const { return options_.session.seat_wait; }
+  const Ladder& ladder() const { return ladder_; }
   const TimePolicy& time() const { return options_.time; }
   std::uint64_t round() const { return session_->membership().round; }
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
@@ -73,6 +77,7 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   const std::shared_ptr<Host> host_;
   const SystemClock clock_;
   ContextOptions options_;  // Constant after Open.
+  const Ladder ladder_;
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
   const std::shared_ptr<Finisher> finisher_ = std::make_shared<Finisher>();
   std::shared_ptr<Session> session_;  // Constant after Open.

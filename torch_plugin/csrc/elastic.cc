@@ -53,9 +53,7 @@ class ElasticRun {
   void Recover(const Status& first) {
     CountRestart(first);
     while (true) {
-      const Duration limit = context_->budget() + context_->seat_wait();
-      const Deadline deadline = Deadline::After(context_->clock().Now(), limit);
-      const Status rebuilt = context_->session().Rebuild(deadline);
+      const Status rebuilt = context_->Rebuild();
       if (rebuilt.ok()) return;
       const bool retried =
           rebuilt.code() != StatusCode::kTimeout && plugin::RetriedByElastic(rebuilt.code());

@@ -66,6 +66,7 @@ ContextOptions MakeOptions(const InitOptions& init, const Settings& settings,
   options.session.seat_wait = settings.seat_wait;
   options.session.wait_log = settings.wait_log;
   options.session.stall = settings.stall;
+  options.session.op_deadline = settings.op_deadline;
   options.session.host_watch = settings.host_watch;
   options.session.device = init.device;
   options.socket_ifname = settings.socket_ifname;
@@ -75,7 +76,6 @@ ContextOptions MakeOptions(const InitOptions& init, const Settings& settings,
   options.hierarchical_order = settings.hierarchical_order;
   options.auto_heal = settings.auto_heal;
   options.time.strict = settings.strict_timeouts;
-  options.time.op_deadline = settings.op_deadline;
   options.time.world_timeout = init.timeout;
   return options;
 }
@@ -163,8 +163,7 @@ std::shared_ptr<Session> session_of(const ProcessGroup& group) {
 Membership rebuild(const ProcessGroup& world, std::optional<Duration> budget) {
   const std::shared_ptr<plugin::Host> host = plugin::NativeHost();
   const auto context = plugin::ValueOrThrow(*host, plugin::ContextOf(world));
-  const Duration limit = budget.value_or(context->budget()) + context->seat_wait();
-  plugin::Check(*host, context->session().Rebuild(Deadline::After(context->clock().Now(), limit)));
+  plugin::Check(*host, context->Rebuild(budget));
   return context->session().membership();
 }
 

@@ -70,15 +70,10 @@ def rebuild(mode="replace", timeout=None, min_world=None):
             " it does not shrink the world"
         )
     world = current_world()
-    world.session.rebuild(rebuild_seconds(world, timeout))
-    return world.session.membership()
-
-
-def rebuild_seconds(world, timeout=None):
     if isinstance(timeout, timedelta):
         timeout = timeout.total_seconds()
-    budget = world.settings["budget"] if timeout is None else timeout
-    return budget + world.settings["seat_wait"]
+    world.session.rebuild(timeout)
+    return world.session.membership()
 
 
 def expect_slow(what, *, seconds=0, minutes=0, hours=0):

@@ -91,7 +91,7 @@ class _Run:
         self._groups.put_back()
         while True:
             try:
-                self._world.session.rebuild(_api.rebuild_seconds(self._world))
+                self._world.session.rebuild()
                 break
             except _errors.ResilientError as error:
                 over = self._world.session.membership()["state"] in _OVER_STATES

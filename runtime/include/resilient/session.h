@@ -45,7 +45,9 @@ struct SessionOptions {
   InterruptCheck interrupt;                      // Polled by every wait on a caller's thread.
   Duration wait_log = std::chrono::seconds(30);  // Interval of the line about who is waited for.
   Duration stall = std::chrono::hours(1);        // How long an awaited rank may make no progress.
-  std::shared_ptr<Observer> observer;            // Says where this process is; null: not known.
+  // What the caller gives its operations as Operation::stall; for the line at the start.
+  Duration op_deadline = std::chrono::seconds(120);
+  std::shared_ptr<Observer> observer;  // Says where this process is; null: not known.
   // Prefix of the names by which processes of this host are known before their init
   // (net/presence.h); empty: they are not looked for.
   std::string presence;
@@ -133,7 +135,9 @@ class Session {
  public:
   virtual ~Session() = default;
 
-  // Blocks until the world runs its first generation here. JOIN_TIMEOUT, WORLD_SIZE,
+  // Blocks until the world runs its first generation here. SETTING for options that contradict each
+  // other or the store's leases (recovery/deadlines.h); at level info one line tells all deadlines.
+  // JOIN_TIMEOUT, WORLD_SIZE,
   // DUPLICATE_RANK, connect errors, or the cause of a fence that hit before the world first ran and
   // could not be healed within the init timeout. A session that joined a running life as a newcomer
   // is RUNNING as well: it has nothing to acknowledge.

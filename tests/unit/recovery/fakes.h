@@ -147,6 +147,7 @@ class FakeRendezvous final : public Rendezvous {
     int world_size = 4;
     Status start;
     std::uint64_t first_generation = 1;
+    Duration lease{};  // Zero: not known.
   };
 
   FakeRendezvous(Script script, std::shared_ptr<Record> record)
@@ -160,6 +161,7 @@ class FakeRendezvous final : public Rendezvous {
     control_.Start();
     return Status::Ok();
   }
+  Duration lease() const override { return script_.lease; }
   void Join(const JoinRequest& request) override {
     record_->Note([&](Record& record) {
       record.joins.push_back(request);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <gmock/gmock.h>
+#include <resilient/ladder.h>
 
 #include "tests/unit/recovery/session_fixture.h"
 
@@ -281,6 +282,29 @@ TEST_F(SessionTest, Rebuild_BudgetSpent_FailsForGood) {
   EXPECT_EQ(session_->membership().state, SessionState::kFailed) << "any call notices";
   EXPECT_EQ(session_->Rebuild(Deadline::Never()).message(), "rank 2 was killed");
   EXPECT_EQ(session_->failure().message(), "rank 2 was killed");
+}
+
+TEST_F(SessionTest, Rebuild_BuildTakesTooLong_AnotherTryIsAskedFor) {
+  Boot();
+  rendezvous_->set_autopilot(false);
+  factory_->set_script({.connect = false});
+  FenceAndSettle(1, Lost(2));
+  rendezvous_->SayView(2);
+  rendezvous_->Settle();
+  clock_.Advance(LadderOf(options_.budget).build);
+  EXPECT_EQ(Run(*world_).code(), StatusCode::kRankLost);
+  ASSERT_TRUE(AwaitCount(&Record::reports, 1));
+  const Report report = Reports().at(0);
+  EXPECT_EQ(report.kind, ReportKind::kCommFailed);
+  EXPECT_EQ(report.generation, 2u);
+  EXPECT_NE(report.status.message().find("was not built on this rank within 8000 ms"),
+            std::string::npos);
+  factory_->set_script({});
+  rendezvous_->set_autopilot(true);
+  auto rebuild = StartRebuild();
+  FenceAndSettle(2, report.status);
+  EXPECT_TRUE(rebuild.get().ok());
+  EXPECT_EQ(session_->membership().generation, 3u);
 }
 
 TEST_F(SessionTest, SessionLost_EveryCallSaysSo) {

@@ -65,6 +65,28 @@ TEST_F(SessionTest, Init_FirstWorld_Runs) {
   EXPECT_EQ(spec.members.at(3).endpoint, "endpoint-3");
 }
 
+TEST_F(SessionTest, Init_BudgetBelowTheLease_IsRefusedBeforeTheJoin) {
+  options_.budget = std::chrono::seconds(5);
+  script_.lease = std::chrono::seconds(5);
+  Open();
+  const Status status = session_->Init();
+  EXPECT_EQ(status.code(), StatusCode::kSetting);
+  EXPECT_NE(status.message().find("RESILIENT_BUDGET is 5 s"), std::string::npos);
+  EXPECT_EQ(Joins(), 0u);
+  EXPECT_EQ(session_->membership().state, SessionState::kClosed);
+}
+
+TEST_F(SessionTest, Open_NoBudget_IsRefused) {
+  options_.budget = Duration::zero();
+  auto session = OpenSession(
+      options_, std::make_unique<FakeRendezvous>(script_, record_),
+      [](CommunicatorEvents&) -> Result<std::unique_ptr<CommunicatorFactory>> {
+        return Status(StatusCode::kInternal, "not asked");
+      },
+      clock_);
+  EXPECT_EQ(session.status().code(), StatusCode::kSetting);
+}
+
 TEST_F(SessionTest, Init_StoreUnreachable_ClosesAndSaysWhy) {
   script_.start = Status(StatusCode::kRefused, "nobody listens");
   Open();

@@ -31,7 +31,7 @@ class Player {
     return outcome;
   }
 
-  StateMachine machine{kBudget};
+  StateMachine machine{LadderOf(kBudget)};
 
  private:
   std::string PlayOne(const std::string& word) {
@@ -160,6 +160,8 @@ const Edge kEdges[] = {
     {"BUILDING", "F6", "ABORTING abort:5(cause F4)"},
     {"BUILDING", "C6", "ABORTING abort:5(cause F4)"},
     {"BUILDING", "M6", "ABORTING abort:5(cause F4)"},
+    {"BUILDING", "T8", "BUILDING report:5"},
+    {"BUILDING", "T19", "BUILDING report:5"},
     {"BUILDING", "T20", "FAILED abort:5(cause F4) fail(cause F4)"},
     {"BUILDING", "S", "FAILED abort:5(cause F4) fail(cause F4)"},
     {"BUILDING", "Z", "FAILED abort:5(cause Z0) fail(cause Z0)"},
@@ -224,9 +226,9 @@ TEST(StateMachineTable, EveryEdge_LeadsWhereItShould) {
 }
 
 TEST(StateMachineTable, EveryOtherPair_ChangesNothing) {
-  const std::vector<std::string> events = {"I",  "V3", "V5", "V6", "B4", "B5", "B6",  "X4",  "X5",
-                                           "R4", "R5", "R6", "F3", "F5", "F6", "C6",  "M6",  "Q3",
-                                           "Q5", "J",  "S",  "Z",  "A",  "W",  "T19", "T20", "K"};
+  const std::vector<std::string> events = {
+      "I",  "V3", "V5", "V6", "B4", "B5", "B6", "X4", "X5", "R4", "R5", "R6",  "F3",  "F5", "F6",
+      "C6", "M6", "Q3", "Q5", "J",  "S",  "Z",  "A",  "W",  "T7", "T8", "T19", "T20", "K"};
   std::set<std::string> edges;
   for (const Edge& edge : kEdges) edges.insert(std::string(edge.history) + "/" + edge.event);
   int checked = 0;
@@ -362,9 +364,26 @@ TEST(StateMachineView, NewerOnesWhileAborting_LastCounts) {
 
 TEST(StateMachineBudget, WaitingForSeats_IsNotMachineTime) {
   Player player;
-  EXPECT_EQ(player.Play("I V1 B1 R1 F1 T10 Q1 T1000 V2 T9"), "BUILDING");
+  EXPECT_EQ(player.Play("I V1 B1 R1 F1 T10 Q1 T1000 V2 T7"), "BUILDING");
+  EXPECT_EQ(player.Play("T2"), "BUILDING report:2");
   EXPECT_EQ(player.Play("T1"), "FAILED abort:2(cause F1) fail(cause F1)");
   EXPECT_EQ(player.Play("A"), "FAILED");
+}
+
+TEST(StateMachineBuild, ThatTakesTooLong_IsReportedOnceATry) {
+  Player player;
+  EXPECT_EQ(player.Play("I V1 B1 R1 F1 Q1 V2 T7"), "BUILDING");
+  EXPECT_EQ(player.Play("T1"), "BUILDING report:2");
+  EXPECT_EQ(player.Play("T3"), "BUILDING") << "the service has been told";
+  EXPECT_EQ(player.Play("C2 Q2 V3 T7"), "BUILDING") << "another try has a share of its own";
+  EXPECT_EQ(player.Play("T1"), "BUILDING report:3");
+  EXPECT_EQ(player.Play("T1"), "FAILED abort:3(cause F1) fail(cause F1)");
+}
+
+TEST(StateMachineBuild, ThatComesUpLate_IsBuilt) {
+  Player player;
+  EXPECT_EQ(player.Play("I V1 B1 R1 F1 Q1 A V2 T10 B2"), "READY ready:2");
+  EXPECT_EQ(player.Play("R2"), "RUNNING open:2");
 }
 
 TEST(StateMachineBudget, WaitingForTheAcknowledgement_IsNotMachineTime) {

@@ -113,10 +113,9 @@ py::object FailureObject(const PythonHost& host, SessionContext& context, double
   return py::reinterpret_steal<py::object>(exception);
 }
 
-void Rebuild(PythonHost& host, SessionContext& context, double timeout) {
+void Rebuild(PythonHost& host, SessionContext& context, std::optional<double> budget) {
   const py::gil_scoped_release unlocked;
-  const Deadline deadline = Deadline::After(context.clock().Now(), FromSeconds(timeout));
-  Check(host, context.session().Rebuild(deadline));
+  Check(host, context.Rebuild(budget ? std::optional(FromSeconds(*budget)) : std::nullopt));
 }
 
 void DefineInit(py::class_<SessionContext, ContextPtr>& session,
@@ -155,7 +154,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.hierarchical_order = hierarchical_order;
         options.auto_heal = auto_heal;
         options.time.strict = strict_timeouts;
-        options.time.op_deadline = FromSeconds(op_deadline);
+        options.session.op_deadline = FromSeconds(op_deadline);
         options.session.wait_log = FromSeconds(wait_log);
         options.session.stall = FromSeconds(stall);
         options.session.presence = std::move(presence);
@@ -227,8 +226,10 @@ void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
           py::arg("after"), py::arg("timeout"))
       .def(
           "rebuild",
-          [host](SessionContext& self, double timeout) { Rebuild(*host, self, timeout); },
-          py::arg("timeout"))
+          [host](SessionContext& self, std::optional<double> budget) {
+            Rebuild(*host, self, budget);
+          },
+          py::arg("budget") = py::none())
       .def("close", &SessionContext::Close, py::call_guard<py::gil_scoped_release>())
       .def("in_forked_child", [](SessionContext& self) { return self.session().InForkedChild(); });
 }
