@@ -255,6 +255,7 @@ Membership SessionImpl::membership() const {
   membership.round = view.round;
   membership.generation = view.generation;
   membership.members = view.members;
+  membership.fence_token = fence_token_;
   return membership;
 }
 

@@ -48,6 +48,7 @@ void SessionImpl::NoteStateLocked(SessionState from, double wall_s) {
       if (incidents_.open()) add(SessionEvent::Kind::kRebuilt, {});
       return;
     case SessionState::kRunning:
+      fence_token_ = machine_.view().fence_token;
       return add(SessionEvent::Kind::kRunning, {});
     case SessionState::kFenced:
       return add(SessionEvent::Kind::kRefused, machine_.first_cause());

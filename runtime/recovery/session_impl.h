@@ -203,6 +203,7 @@ class SessionImpl final : public Session,
   EventRing events_;
   bool init_called_ = false;
   int rebuild_waiters_ = 0;
+  std::uint64_t fence_token_ = 0;     // Of the generation that ran here last.
   Instant contact_ = Instant::min();  // The service was heard last.
   bool close_started_ = false;
   bool closed_ = false;

@@ -31,7 +31,15 @@ def failure():
 
 
 def membership():
-    """state, life, round, generation, rank and members (rank, host, pid, incarnation)."""
+    """state, life, round, generation, fence_token, rank and members (rank, host, pid, incarnation).
+
+    fence_token is a positive integer below 2**63 for writers to something outside, such as a store
+    of checkpoints that several lives of a job share: take it when the data is taken, write it with
+    the data, and let what is written to refuse a token below the highest it has accepted. It is the
+    same on all ranks and grows with each generation, over the lives of the job and over stores that
+    begin anew. It is that of the generation that ran here last: until a failure is acknowledged
+    (rebuild(), elastic) it stays the old one, also when the next generation is built already.
+    """
     return current_world().session.membership()
 
 

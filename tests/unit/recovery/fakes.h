@@ -207,6 +207,7 @@ class FakeRendezvous final : public Rendezvous {
     view.round = 1;
     view.generation = generation;
     view.secret = "secret";
+    view.fence_token = 1000 + generation;
     for (int rank = 0; rank < script_.world_size; ++rank) {
       view.members.push_back({rank, "i" + std::to_string(rank), "host", 100 + rank,
                               "endpoint-" + std::to_string(rank)});

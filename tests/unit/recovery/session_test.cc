@@ -87,6 +87,20 @@ TEST_F(SessionTest, Open_NoBudget_IsRefused) {
   EXPECT_EQ(session.status().code(), StatusCode::kSetting);
 }
 
+TEST_F(SessionTest, FenceToken_IsThatOfTheGenerationThatRanHere) {
+  Open();
+  EXPECT_EQ(session_->membership().fence_token, 0u);
+  ASSERT_TRUE(session_->Init().ok());
+  EXPECT_EQ(session_->membership().fence_token, 1001u);
+  FenceAndSettle(1, Lost(2));
+  ASSERT_TRUE(AwaitCount(&Record::readies, 2));
+  rendezvous_->Settle();
+  EXPECT_EQ(session_->membership().generation, 2u);
+  EXPECT_EQ(session_->membership().fence_token, 1001u) << "nobody has acknowledged";
+  ASSERT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  EXPECT_EQ(session_->membership().fence_token, 1002u);
+}
+
 TEST_F(SessionTest, Init_StoreUnreachable_ClosesAndSaysWhy) {
   script_.start = Status(StatusCode::kRefused, "nobody listens");
   Open();

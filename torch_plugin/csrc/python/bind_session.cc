@@ -36,6 +36,7 @@ py::dict ToDict(const Membership& membership) {
   fields["life"] = membership.life;
   fields["round"] = membership.round;
   fields["generation"] = membership.generation;
+  fields["fence_token"] = membership.fence_token;
   fields["rank"] = membership.rank;
   fields["members"] = std::move(members);
   return fields;
