@@ -67,7 +67,12 @@ CONFINED = (
     (re.compile(r"^microhttpd"), ("store/server/http_endpoint.cc",)),
     (
         re.compile(r"\.pb\.h$"),
-        ("store/core/codec.cc", "store/core/codec_waiting.cc", "store/core/codec_watch.cc"),
+        (
+            "store/core/codec.cc",
+            "store/core/codec_join.cc",
+            "store/core/codec_waiting.cc",
+            "store/core/codec_watch.cc",
+        ),
     ),
     (re.compile(r"^google/protobuf/"), ("store/core/codec.cc",)),
     (re.compile(r"^xxh"), ("runtime/comm/checksum.cc",)),

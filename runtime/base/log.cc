@@ -12,6 +12,7 @@
 #include <mutex>
 
 #include <resilient/clock.h>
+#include <resilient/settings.h>
 
 namespace resilient {
 namespace {

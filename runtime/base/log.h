@@ -10,10 +10,10 @@ namespace resilient {
 
 enum class LogLevel : int { kDebug = 0, kInfo = 1, kWarn = 2, kError = 3, kOff = 4 };
 
-// Process-wide like stderr itself, which it writes to: level and tag are set once by main or the
-// plugin. `json`: each line is a JSON object. Thread: thread-safe.
+// Process-wide like stderr itself, which it writes to: set once by main or the plugin, as is the
+// tag (SetLogTag of <resilient/settings.h>). `json`: each line is a JSON object. Thread:
+// thread-safe.
 void SetLogLevel(LogLevel level, bool json = false);
-void SetLogTag(std::string tag);  // "rank 2" or "store"; shown in each line.
 bool LogEnabled(LogLevel level);
 
 // One line on stderr, in one write: "[resilient] 12:00:01.123 W rank 2: text".

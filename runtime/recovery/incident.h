@@ -47,13 +47,16 @@ class IncidentLog {
   // The lines of the incidents that have ended since the last call.
   std::vector<LogRecord> TakeEnded();
 
+  // For the lines from now on: the world was numbered anew.
+  void set_reporter_rank(int rank) { reporter_.rank = rank; }
+
   const std::optional<Incident>& latest() const { return latest_; }
   bool open() const { return open_; }
 
  private:
   void End(const char* outcome, std::uint64_t next_generation, double wall_s);
 
-  const IncidentReporter reporter_;
+  IncidentReporter reporter_;
   std::optional<Incident> latest_;
   std::uint64_t life_ = 0;
   std::uint64_t round_ = 0;

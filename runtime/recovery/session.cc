@@ -52,8 +52,11 @@ SessionImpl::SessionImpl(SessionOptions options, std::unique_ptr<Rendezvous> ren
       opener_pid_(getpid()),
       opener_host_(ThisProcess().host),
       rendezvous_(std::move(rendezvous)),
+      rank_(options_.rank),
+      world_size_(options_.world_size),
       machine_(ladder_),
       incidents_({options_.rank, opener_host_, opener_pid_}),
+      wish_{0, options_.seat_wait},
       waits_({options_.rank, options_.wait_log, options_.stall}),
       host_watch_(
           options_.host_watch,
@@ -79,13 +82,14 @@ Status SessionImpl::MakeFactory(const FactoryMaker& make_factory) {
 bool SessionImpl::OnOwnThread() const { return inside_session == this; }
 
 Status SessionImpl::ForkedStatus() const {
+  const int rank = rank_;
   FailureDetail detail;
-  detail.rank = options_.rank;
+  detail.rank = rank;
   detail.host = opener_host_;
   detail.pid = opener_pid_;
   return Status(StatusCode::kForked,
-                StrCat("this process (pid ", getpid(), ") was forked from rank ", options_.rank,
-                       " (host ", opener_host_, ", pid ", opener_pid_,
+                StrCat("this process (pid ", getpid(), ") was forked from rank ", rank, " (host ",
+                       opener_host_, ", pid ", opener_pid_,
                        "), whose connections and threads exist only there; collectives work only "
                        "in the rank itself: start helpers with the 'spawn' or 'forkserver' method "
                        "when they need a process group of their own"),
@@ -129,9 +133,13 @@ Status SessionImpl::InitConnected(Deadline deadline) {
   return WaitForOpening(deadline, 0);
 }
 
-Status SessionImpl::Rebuild(Deadline deadline) {
+Status SessionImpl::Rebuild(const RebuildOptions& options) {
   if (mark_.InChild()) return ForkedStatus();
-  RESILIENT_RETURN_IF_ERROR(AwaitFenceOfBroken(deadline));
+  if (options.min_world < 0) {
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat("a world of at least ", options.min_world, " ranks cannot be"));
+  }
+  RESILIENT_RETURN_IF_ERROR(AwaitFenceOfBroken(options.deadline));
   std::uint64_t openings_before = 0;
   {
     Lock lock(mutex_);
@@ -143,9 +151,12 @@ Status SessionImpl::Rebuild(Deadline deadline) {
     }
     openings_before = machine_.openings();
     ++rebuild_waiters_;
-    StepFromCaller({EventKind::kAcknowledge, 0, {}, {}}, &lock);
+    const Wish wish{options.min_world, options.seat_wait.value_or(options_.seat_wait)};
+    Event acknowledge{.kind = EventKind::kAcknowledge, .status = {}, .view = {}};
+    acknowledge.wish_changed = wish != std::exchange(wish_, wish);
+    StepFromCaller(acknowledge, &lock);
   }
-  Status status = WaitForOpening(deadline, openings_before);
+  Status status = WaitForOpening(options.deadline, openings_before);
   Lock lock(mutex_);
   --rebuild_waiters_;
   // The gate may have opened since the wait ended: then the caller is told so, not that it failed.
@@ -222,7 +233,7 @@ bool SessionImpl::MayWaitLongerLocked(Instant now) const {
 Status SessionImpl::OverdueLocked() const {
   const std::string where =
       StrCat("state ", SessionStateName(machine_.state()), ", generation ",
-             machine_.view().generation, ", rank ", options_.rank, " of ", options_.world_size);
+             machine_.view().generation, ", rank ", rank_.load(), " of ", world_size_.load());
   const Status& cause = machine_.first_cause();
   if (machine_.ever_ran()) {
     return Status(
@@ -242,7 +253,7 @@ Status SessionImpl::OverdueLocked() const {
 
 Membership SessionImpl::membership() const {
   Membership membership;
-  membership.rank = options_.rank;
+  membership.rank = rank_;
   if (mark_.InChild()) {
     // No lock: another thread may have held it at the fork.
     membership.state = SessionState::kClosed;

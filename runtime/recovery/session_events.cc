@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "runtime/recovery/session_impl.h"
@@ -11,8 +13,10 @@ void SessionImpl::StepLocked(const Event& event) {
   for (Action& action : machine_.Step(event, clock_.Now())) {
     // The two that operations must see at once, before the control thread gets to the rest.
     if (action.kind == ActionKind::kBuildWorld) {
+      TakePlaceLocked(action.view);
       flight_ = std::make_shared<Flight>(action.generation);
     }
+    if (action.kind == ActionKind::kOpenGate) wish_ = {0, options_.seat_wait};
     if (action.kind == ActionKind::kAbortCommunicators && flight_ != nullptr) {
       flight_->End(action.cause);
     }
@@ -149,18 +153,9 @@ bool SessionImpl::WriteLines() {
 
 void SessionImpl::Perform(const Action& action) {
   switch (action.kind) {
-    case ActionKind::kSendJoin: {
-      JoinRequest request;
-      request.rank = options_.rank;
-      request.world_size = options_.world_size;
-      request.endpoint = EncodeSessionEndpoint(host_watch_.Offer(factory_->endpoint()));
-      request.join_timeout = options_.init_timeout;
-      request.seat_wait = options_.seat_wait;
-      request.generation = action.generation;
-      request.device = options_.device;
-      rendezvous_->Join(request);
+    case ActionKind::kSendJoin:
+      SendJoin(action);
       return;
-    }
     case ActionKind::kBuildWorld:
       BuildWorld(action.view);
       return;
@@ -177,17 +172,59 @@ void SessionImpl::Perform(const Action& action) {
       return;  // The state alone lets operations in.
     case ActionKind::kFail:
       RESILIENT_LOG(kError, "recovery gave up after generation ", action.generation, " of rank ",
-                    options_.rank, ": ", action.cause.ToString());
+                    rank_.load(), ": ", action.cause.ToString());
       return;
+  }
+}
+
+void SessionImpl::SendJoin(const Action& action) {
+  JoinRequest request;
+  request.rank = rank_;
+  request.world_size = world_size_;
+  request.endpoint = EncodeSessionEndpoint(host_watch_.Offer(factory_->endpoint()));
+  request.join_timeout = options_.init_timeout;
+  request.generation = action.generation;
+  request.number = action.join;
+  request.device = options_.device;
+  {
+    Lock lock(mutex_);
+    request.seat_wait = wish_.seat_wait;
+    request.min_world = wish_.min_world;
+  }
+  rendezvous_->Join(request);
+}
+
+// A world that has become smaller has its ranks numbered anew: this one finds itself by its
+// endpoint, the world's group follows, and what was made of the old numbers is no more.
+void SessionImpl::TakePlaceLocked(const View& view) {
+  const std::string own = factory_->endpoint();
+  const auto is_own = [&own](const Member& member) {
+    return DecodeSessionEndpoint(member.endpoint).communicator == own;
+  };
+  const auto size = static_cast<int>(view.members.size());
+  if (size == world_size_) return;
+  const auto place = std::find_if(view.members.begin(), view.members.end(), is_own);
+  if (place == view.members.end()) return;  // BuildWorld says that it is not in it.
+  rank_ = place->rank;
+  world_size_ = size;
+  incidents_.set_reporter_rank(rank_);
+  waits_.set_rank(rank_);
+  for (auto& [name, slot] : groups_) {
+    slot->outdated = name != kWorldGroup;
+    if (slot->outdated) continue;
+    slot->rank = rank_;
+    slot->ranks.resize(view.members.size());
+    std::iota(slot->ranks.begin(), slot->ranks.end(), 0);
   }
 }
 
 void SessionImpl::BuildWorld(const View& view) {
   std::vector<int> ranks;
   for (const Member& member : view.members) ranks.push_back(member.rank);
-  Result<GroupSpec> spec = SpecOf(kWorldGroup, ranks, options_.rank, view);
+  const bool in_view = static_cast<int>(ranks.size()) == world_size_;
+  Result<GroupSpec> spec = SpecOf(kWorldGroup, ranks, in_view ? rank_.load() : -1, view);
   Status failed = spec.status();
-  if (failed.ok()) host_watch_.Follow(view, options_.rank);
+  if (failed.ok()) host_watch_.Follow(view, rank_);
   std::shared_ptr<Communicator> communicator;
   std::shared_ptr<Flight> flight;
   bool wanted = false;
@@ -258,7 +295,11 @@ void SessionImpl::OnFence(const Fence& fence) {
   Apply({EventKind::kFence, fence.generation, fence.cause, {}});
 }
 
-void SessionImpl::OnJoinRefused(const Status& why) { Apply({EventKind::kJoinRefused, 0, why, {}}); }
+void SessionImpl::OnJoinRefused(std::uint64_t join, const Status& why) {
+  Event refused{EventKind::kJoinRefused, 0, why, {}};
+  refused.join = join;
+  Apply(refused);
+}
 
 void SessionImpl::OnSessionLost(const Status& why) { Apply({EventKind::kSessionLost, 0, why, {}}); }
 
@@ -324,7 +365,7 @@ void SessionImpl::ReportDeath(const Neighbour& neighbour, const ProcessEnd& end)
   detail.generation = report.generation;
   report.status = Status(StatusCode::kRankLost,
                          StrCat("rank ", neighbour.rank, " (pid ", neighbour.token.pid,
-                                ") was seen to end by rank ", options_.rank, " of its host"),
+                                ") was seen to end by rank ", rank_.load(), " of its host"),
                          std::move(detail));
   RESILIENT_LOG(kInfo, report.status.message());
   rendezvous_->Send(report);

@@ -34,6 +34,15 @@ struct BlockedRun {
   }
 };
 
+Status GroupOutdated(const std::string& group, const View& view) {
+  return Status(StatusCode::kFailedPrecondition,
+                StrCat("group '", group,
+                       "' was made of ranks of a world that had more of them; since "
+                       "generation ",
+                       view.generation, " it has ", view.members.size(),
+                       ", numbered anew: make the group anew"));
+}
+
 Status GroupClosed(const std::string& group) {
   return Status(StatusCode::kFailedPrecondition,
                 StrCat("group '", group, "' is closed on this rank"));
@@ -74,8 +83,8 @@ Status SessionImpl::CheckNewGroupLocked(const std::string& name,
     wrong = "names a rank twice";
   } else if (!sorted.empty() && (sorted.front() < 0 || sorted.back() >= world_size)) {
     wrong = StrCat("names a rank outside the world of ", world_size);
-  } else if (std::find(ranks.begin(), ranks.end(), options_.rank) == ranks.end()) {
-    wrong = StrCat("does not contain this rank, ", options_.rank);
+  } else if (std::find(ranks.begin(), ranks.end(), rank_) == ranks.end()) {
+    wrong = StrCat("does not contain this rank, ", rank_.load());
   } else if (name == kWorldGroup &&
              (ranks != sorted || static_cast<int>(ranks.size()) != world_size)) {
     wrong = "is the world's and must name all its ranks in order";
@@ -96,7 +105,7 @@ Result<std::shared_ptr<Group>> SessionImpl::CreateGroup(std::string name, std::v
   if (mark_.InChild()) return ForkedStatus();
   Lock lock(mutex_);
   RESILIENT_RETURN_IF_ERROR(CheckNewGroupLocked(name, ranks));
-  const auto position = std::find(ranks.begin(), ranks.end(), options_.rank);
+  const auto position = std::find(ranks.begin(), ranks.end(), rank_);
   const int rank = static_cast<int>(position - ranks.begin());
   auto group =
       std::make_shared<GroupImpl>(shared_from_this(), std::move(name), std::move(ranks), rank);
@@ -168,6 +177,7 @@ Result<SessionImpl::Entry> SessionImpl::Enter(GroupSlot& slot, const Operation& 
       return NotRunningLocked(slot.name, Describe(operation));
     }
     if (slot.closed) return GroupClosed(slot.name);
+    if (slot.outdated) return GroupOutdated(slot.name, machine_.view());
     if (const auto& communicator = CommunicatorLocked(slot); communicator != nullptr) {
       flight_->Enter();
       return Entry{flight_, communicator};
@@ -260,7 +270,7 @@ Result<GroupSpec> SessionImpl::SpecOf(const std::string& name, const std::vector
   }
   if (rank < 0 || rank >= static_cast<int>(spec.members.size())) {
     return Status(StatusCode::kProtocol,
-                  StrCat("rank ", rank, " is not in the view of generation ", view.generation,
+                  StrCat("this process is not in the view of generation ", view.generation,
                          ", which has ", view.members.size(), " members"));
   }
   return spec;
@@ -275,6 +285,18 @@ Completion SessionImpl::Wrap(std::shared_ptr<OperationRecord> record, Completion
     // After the user's part: quiet means that this has run, too.
     if (record->flight().Leave()) PostQuietCheck();
   };
+}
+
+int SessionImpl::RankIn(const GroupSlot& slot) const {
+  if (mark_.InChild()) return slot.rank;  // No lock: another thread may have held it at the fork.
+  Lock lock(mutex_);
+  return slot.rank;
+}
+
+int SessionImpl::SizeOf(const GroupSlot& slot) const {
+  if (mark_.InChild()) return static_cast<int>(slot.ranks.size());
+  Lock lock(mutex_);
+  return static_cast<int>(slot.ranks.size());
 }
 
 void SessionImpl::CloseGroup(GroupSlot& slot) {
@@ -303,8 +325,9 @@ void SessionImpl::CloseGroup(GroupSlot& slot) {
 
 void SessionImpl::AbortGroup(GroupSlot& slot, const std::string& why) {
   if (mark_.InChild()) return;
+  const int rank = rank_;
   FailureDetail detail;
-  detail.rank = options_.rank;
+  detail.rank = rank;
   detail.host = opener_host_;
   detail.pid = opener_pid_;
   detail.group = slot.name;
@@ -322,12 +345,12 @@ void SessionImpl::AbortGroup(GroupSlot& slot, const std::string& why) {
   const std::uint64_t generation = detail.generation;
   const Status cause(
       StatusCode::kCommFailed,
-      StrCat("rank ", options_.rank, " (host ", opener_host_, ", pid ", opener_pid_,
-             ") aborted group '", slot.name, "' in generation ", generation, ": ", why),
+      StrCat("rank ", rank, " (host ", opener_host_, ", pid ", opener_pid_, ") aborted group '",
+             slot.name, "' in generation ", generation, ": ", why),
       std::move(detail));
   // The service ends the generation for all; this group ends here and now, also when the service
   // cannot be reached.
-  rendezvous_->Send({ReportKind::kCommFailed, generation, options_.rank, cause});
+  rendezvous_->Send({ReportKind::kCommFailed, generation, rank, cause});
   if (communicator != nullptr) communicator->Abort(cause);
 }
 

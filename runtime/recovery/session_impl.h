@@ -38,12 +38,14 @@ inline constexpr std::size_t kLeftCommunicatorsMax = 16;
 inline constexpr Duration kLinkReportInterval = std::chrono::seconds(1);
 inline constexpr Duration kCloseBound = std::chrono::seconds(1);
 
-// The session's side of one Group. Owner: GroupImpl. Thread: the constants are immutable, the rest
-// is guarded by the session's mutex.
+// The session's side of one Group. Owner: GroupImpl. Thread: the name is immutable, the rest is
+// guarded by the session's mutex.
 struct GroupSlot {
   const std::string name;
-  const std::vector<int> ranks;  // Global ranks in group order.
-  const int rank = -1;           // Group rank of this process.
+  std::vector<int> ranks;  // Global ranks in group order.
+  int rank = -1;           // Group rank of this process.
+  // Of the ranks of a world that has been numbered anew since; never the world's group.
+  bool outdated = false;
 
   bool closed = false;
   std::shared_ptr<Communicator> communicator;  // Of the present generation; null until needed.
@@ -76,7 +78,7 @@ class SessionImpl final : public Session,
   Status AwaitFailure(Deadline deadline) const override;
   std::optional<Incident> last_incident() const override;
   Result<SessionEvent> AwaitEvent(std::uint64_t after, Deadline deadline) const override;
-  Status Rebuild(Deadline deadline) override;
+  Status Rebuild(const RebuildOptions& options) override;
   const InterruptCheck& interrupt() const override { return options_.interrupt; }
   void BeginBlocked(const std::string& group, bool point_to_point, std::uint64_t seq) override {
     callers_.Block({group, point_to_point, seq});
@@ -89,7 +91,7 @@ class SessionImpl final : public Session,
   void OnView(const View& view) override;
   void OnRunning(std::uint64_t generation) override;
   void OnFence(const Fence& fence) override;
-  void OnJoinRefused(const Status& why) override;
+  void OnJoinRefused(std::uint64_t join, const Status& why) override;
   void OnSessionLost(const Status& why) override;
   void OnHeld(Instant until) override { factory_->Hold(until); }
 
@@ -116,6 +118,8 @@ class SessionImpl final : public Session,
                                 const Communicator::KeepWaiting& keep_waiting);
   Status Refused(const OperationRecord& record, const std::string& group, Status why);
   void CloseGroup(GroupSlot& slot);
+  int RankIn(const GroupSlot& slot) const;
+  int SizeOf(const GroupSlot& slot) const;
   void AbortGroup(GroupSlot& slot, const std::string& why);
 
   // In a forked child: drops the connection without a word. Idempotent.
@@ -125,6 +129,12 @@ class SessionImpl final : public Session,
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  // What a join asks for beyond a seat: Rebuild says so, until the gate is open.
+  struct Wish {
+    int min_world = 0;
+    Duration seat_wait{};
+    friend bool operator==(const Wish&, const Wish&) = default;
+  };
   // An operation's way into the present generation.
   struct Entry {
     std::shared_ptr<Flight> flight;
@@ -152,10 +162,12 @@ class SessionImpl final : public Session,
   void NoteEndLocked(const Event& event, SessionState from, std::uint64_t ended_before,
                      double wall_s);
   void StepFromCaller(const Event& event, Lock* lock);
+  void TakePlaceLocked(const View& view);
   void Apply(const Event& event);
   void Drain();
   bool WriteLines();
   void Perform(const Action& action);
+  void SendJoin(const Action& action);
   void BuildWorld(const View& view);
   void AbortCommunicators(const Action& action);
   void PostQuietCheck();
@@ -193,6 +205,11 @@ class SessionImpl final : public Session,
   // communicator is made twice. Taken before mutex_.
   std::mutex create_mutex_;
 
+  // This rank and the size of its world, as of the latest view. Written under mutex_ on the control
+  // thread.
+  std::atomic<int> rank_;
+  std::atomic<int> world_size_;
+
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;  // With mutex_: the state, closed_, events_.
   // Guarded by mutex_:
@@ -203,6 +220,7 @@ class SessionImpl final : public Session,
   EventRing events_;
   bool init_called_ = false;
   int rebuild_waiters_ = 0;
+  Wish wish_;
   std::uint64_t fence_token_ = 0;     // Of the generation that ran here last.
   Instant contact_ = Instant::min();  // The service was heard last.
   bool close_started_ = false;
@@ -254,12 +272,14 @@ class GroupImpl final : public Group {
  public:
   GroupImpl(std::shared_ptr<SessionImpl> session, std::string name, std::vector<int> ranks,
             int rank)
-      : session_(std::move(session)), slot_{std::move(name), std::move(ranks), rank, false, {}} {}
+      : session_(std::move(session)),
+        slot_{
+            .name = std::move(name), .ranks = std::move(ranks), .rank = rank, .communicator = {}} {}
   ~GroupImpl() override { Close(); }
 
   const std::string& name() const override { return slot_.name; }
-  int rank() const override { return slot_.rank; }
-  int size() const override { return static_cast<int>(slot_.ranks.size()); }
+  int rank() const override { return session_->RankIn(slot_); }
+  int size() const override { return session_->SizeOf(slot_); }
   Result<std::uint64_t> Submit(Operation op, Completion done) override {
     return session_->Submit(slot_, std::move(op), std::move(done));
   }

@@ -91,6 +91,8 @@ const StateMachine::Row* StateMachine::FindRow(const StateMachine& machine, cons
       {In(kReady), K::kRunning, &M::IsThisView, kReady, true, &M::NoteRunning},
       // The acknowledgement was all that was missing.
       {In(kReady), K::kAcknowledge, &M::OpensRunningWorld, kRunning, false, &M::Open},
+      // The join that is under way asks for another world than the caller.
+      {In(kJoining), K::kAcknowledge, &M::WishChanged, kJoining, true, &M::AcknowledgeAndJoin},
       // Recovery goes on by itself; the gate will open at its end.
       {kRecovering, K::kAcknowledge, nullptr, kInit, true, &M::Acknowledge},
       // A refused join may be tried again, once for each Rebuild.
@@ -111,7 +113,7 @@ const StateMachine::Row* StateMachine::FindRow(const StateMachine& machine, cons
       {In(kAborting), K::kQuiet, &M::IsThisView, kJoining, false, &M::Join},
 
       // Seat not filled in time, duplicate, wrong size: the user decides what next.
-      {In(kJoining), K::kJoinRefused, nullptr, kFenced, false, &M::Refuse},
+      {In(kJoining), K::kJoinRefused, &M::IsThisJoin, kFenced, false, &M::Refuse},
       // The service gave this process up; it can never come back as the same session.
       {kLive, K::kSessionLost, nullptr, kFailed, false, &M::Lose},
       // The last rung of the ladder.
@@ -170,6 +172,11 @@ bool StateMachine::OpensGate(const Event& event, Instant now) const {
 
 bool StateMachine::OpensRunningWorld(const Event&, Instant) const { return world_running_; }
 
+bool StateMachine::WishChanged(const Event& event, Instant) const { return event.wish_changed; }
+
+// An earlier one may have asked for another world.
+bool StateMachine::IsThisJoin(const Event& event, Instant) const { return event.join == joins_; }
+
 bool StateMachine::QuietWithView(const Event& event, Instant now) const {
   return IsThisView(event, now) && pending_view_.generation > ended_;
 }
@@ -187,7 +194,7 @@ bool StateMachine::BuildIsOverdue(const Event&, Instant now) const {
 
 void StateMachine::Join(const Event&, Actions* actions) {
   const std::uint64_t known = std::max(ended_, view_.generation);
-  actions->push_back({ActionKind::kSendJoin, known, {}, {}});
+  actions->push_back({ActionKind::kSendJoin, known, {}, {}, ++joins_});
 }
 
 void StateMachine::JoinAgain(const Event& event, Actions* actions) {
@@ -203,7 +210,10 @@ void StateMachine::Build(const Event& event, Actions* actions) {
 }
 
 void StateMachine::BuildPending(const Event& event, Actions* actions) {
-  Event arrived{EventKind::kView, event.generation, {}, std::move(pending_view_)};
+  Event arrived{.kind = EventKind::kView,
+                .generation = event.generation,
+                .status = {},
+                .view = std::move(pending_view_)};
   Build(arrived, actions);
 }
 

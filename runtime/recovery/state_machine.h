@@ -30,17 +30,20 @@ inline constexpr int kEventKinds = static_cast<int>(EventKind::kClose) + 1;
 inline constexpr int kSessionStates = static_cast<int>(SessionState::kClosed) + 1;
 
 // What happened. `generation` for kBuilt, kBuildFailed, kRunning, kFence, kQuiet; `status` for
-// kBuildFailed, kFence, kJoinRefused, kSessionLost; `view` for kView. Thread: value type.
+// kBuildFailed, kFence, kJoinRefused, kSessionLost; `view` for kView; `wish_changed` for
+// kAcknowledge: a join that was sent asks for something else than the caller. Thread: value type.
 struct Event {
   EventKind kind = EventKind::kTick;
   std::uint64_t generation = 0;
   Status status;
   View view;
+  bool wish_changed = false;
+  std::uint64_t join = 0;  // Of kJoinRefused: which one that is.
 };
 
 enum class ActionKind : std::uint8_t {
-  kSendJoin,            // Ask for a view; `generation` is the last one this session knows of.
-  kBuildWorld,          // Make the world's communicator from `view`.
+  kSendJoin,    // Ask for a view, `join`; `generation` is the last one this session knows of.
+  kBuildWorld,  // Make the world's communicator from `view`.
   kAbortCommunicators,  // End everything of `generation` with `cause`, then say kQuiet.
   kSendReady,           // Tell the service that `generation` is built here.
   kReportBuildFailed,   // Tell the service that `generation` cannot be built here (`cause`).
@@ -54,6 +57,7 @@ struct Action {
   std::uint64_t generation = 0;
   Status cause;
   View view;
+  std::uint64_t join = 0;
 };
 
 // Where one session stands between fences: every transition is a row of one table in the .cc file,
@@ -97,6 +101,8 @@ class StateMachine {
   bool EndsMore(const Event& event, Instant now) const;
   bool OpensGate(const Event& event, Instant now) const;
   bool OpensRunningWorld(const Event& event, Instant now) const;
+  bool WishChanged(const Event& event, Instant now) const;
+  bool IsThisJoin(const Event& event, Instant now) const;
   bool QuietWithView(const Event& event, Instant now) const;
   bool BudgetIsSpent(const Event& event, Instant now) const;
   bool BuildIsOverdue(const Event& event, Instant now) const;
@@ -131,6 +137,7 @@ class StateMachine {
   View view_;
   View pending_view_;  // Arrived before the old generation was quiet; generation 0: none.
   std::uint64_t ended_ = 0;
+  std::uint64_t joins_ = 0;  // How many were sent.
   std::uint64_t openings_ = 0;
   bool acknowledged_ = true;  // Nothing to acknowledge before the first generation has run.
   bool world_running_ = false;

@@ -36,6 +36,8 @@ class WaitDesk {
   // where nothing waits.
   void NoteEnd(const std::string& group, bool point_to_point);
 
+  // For the lines from now on.
+  void set_rank(int rank) { options_.rank = rank; }
   // nullopt: nothing has been told of `generation` lately.
   std::optional<WaitingReport> Report(std::uint64_t generation, const Callers::Snapshot& callers,
                                       Instant now);
@@ -56,7 +58,7 @@ class WaitDesk {
   std::vector<WaitingCall> Calls(std::uint64_t generation, Instant now) const;
   bool IsLineDue(Duration age, Instant now) const;
 
-  const Options options_;
+  Options options_;  // But for the rank constant.
   mutable std::mutex mutex_;
   std::map<std::string, Told> told_;  // By group. Guarded by mutex_.
   std::atomic<bool> any_{false};      // Something may be in told_.

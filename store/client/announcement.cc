@@ -55,7 +55,7 @@ class Announcer final : private RendezvousEvents {
   void OnView(const View& /*view*/) override {}
   void OnRunning(std::uint64_t /*generation*/) override {}
   void OnFence(const Fence& /*fence*/) override {}
-  void OnJoinRefused(const Status& /*why*/) override {}
+  void OnJoinRefused(std::uint64_t /*join*/, const Status& /*why*/) override {}
   void OnHeld(Instant /*until*/) override {}
   void OnSessionLost(const Status& /*why*/) override {
     {

@@ -216,7 +216,9 @@ void ControlClient::Handle(Event& event) {
                  [](const SharedViewEvent&) {},  // Of a server; it is decoded as a View.
                  [this](const RunningEvent& running) { events_->OnRunning(running.generation); },
                  [this](const Fence& fence) { events_->OnFence(fence); },
-                 [this](const JoinRefusedEvent& refused) { events_->OnJoinRefused(refused.why); },
+                 [this](const JoinRefusedEvent& refused) {
+                   events_->OnJoinRefused(refused.join, refused.why);
+                 },
                  [this](const SessionLostEvent& lost) { LoseSession(lost.why); },
                  [this](const HeartbeatAckEvent& acknowledged) {
                    if (confirming_beat_ == 0 || acknowledged.beat < confirming_beat_) return;
@@ -256,13 +258,16 @@ void ControlClient::TellHeld(const HeldEvent& event) {
 
 void ControlClient::Handle(const Reply& reply) {
   if (!core_.OnReply(reply)) return;
-  const bool join = joins_.erase(reply.seq) > 0;
+  const auto sent = joins_.find(reply.seq);
+  const std::optional<std::uint64_t> join =
+      sent == joins_.end() ? std::nullopt : std::optional(sent->second);
+  if (join) joins_.erase(sent);
   if (reply.seq == leave_seq_) {
     left_ = true;
   } else if (reply.status.code() == StatusCode::kStaleGeneration) {
     LoseSession(reply.status);
   } else if (!reply.status.ok() && join) {
-    events_->OnJoinRefused(reply.status);
+    events_->OnJoinRefused(*join, reply.status);
   } else if (!reply.status.ok()) {
     RESILIENT_LOG(kWarn, "the store refused a message of the membership line of job ", job_, ": ",
                   reply.status.ToString());
@@ -327,15 +332,16 @@ void ControlClient::SendOnce(Op op) {
 
 void ControlClient::Submit(Op op) {
   if (lost_) return;
-  const bool join = std::holds_alternative<JoinOp>(op);
+  std::optional<std::uint64_t> join;
+  if (const auto* joins = std::get_if<JoinOp>(&op)) join = joins->request.number;
   const Result<const Request*> request = core_.Submit(std::move(op));
   if (!request.ok()) {
     RESILIENT_LOG(kError, "the membership line of job ", job_,
                   " is full: ", request.status().message());
-    if (join) events_->OnJoinRefused(request.status());
+    if (join) events_->OnJoinRefused(*join, request.status());
     return;
   }
-  if (join) joins_.insert((*request)->seq);
+  if (join) joins_.emplace((*request)->seq, *join);
   if (link_.open()) link_.Send(**request);
 }
 

@@ -3,9 +3,10 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -97,8 +98,8 @@ class ControlClient {
   StoreLink link_;
   OutageLog outage_;
   std::vector<ServerMessage> inbox_;
-  std::set<std::uint64_t> joins_;  // Unanswered.
-  std::string server_id_;          // Empty until the first Welcome.
+  std::map<std::uint64_t, std::uint64_t> joins_;  // Unanswered: their numbers, by seq.
+  std::string server_id_;                         // Empty until the first Welcome.
   std::uint64_t beat_ = 0;
   std::uint64_t confirming_beat_ = 0;  // Not 0: its acknowledgement ends the doubt of a pause.
   std::uint64_t received_ = 0;         // Of the link, when contact was last noted.

@@ -83,16 +83,7 @@ struct OpWriter {
   }
   void operator()(const CancelOp& op) const { out->mutable_cancel()->set_seq(op.seq); }
   void operator()(const HeartbeatOp& op) const { out->mutable_heartbeat()->set_beat(op.beat); }
-  void operator()(const JoinOp& op) const {
-    pb::JoinRequest* message = out->mutable_join();
-    message->set_rank(op.request.rank);
-    message->set_world_size(op.request.world_size);
-    message->set_endpoint(op.request.endpoint);
-    message->set_join_timeout_ms(ToMillis(op.request.join_timeout));
-    message->set_seat_wait_ms(ToMillis(op.request.seat_wait));
-    message->set_generation(op.request.generation);
-    if (op.request.device) PutDevice(*op.request.device, message->mutable_device());
-  }
+  void operator()(const JoinOp& op) const { PutOp(op, out); }
   void operator()(const ReadyOp& op) const { out->mutable_ready()->set_generation(op.generation); }
   void operator()(const LeaveOp&) const { out->mutable_leave(); }
   void operator()(const ReportOp& op) const {
@@ -150,6 +141,7 @@ struct EventWriter {
   }
   void operator()(const JoinRefusedEvent& event) const {
     Put(event.why, out->mutable_join_refused()->mutable_why());
+    out->mutable_join_refused()->set_join(event.join);
   }
   void operator()(const SessionLostEvent& event) const {
     Put(event.why, out->mutable_session_lost()->mutable_why());
@@ -296,18 +288,6 @@ Result<Op> ToHello(const pb::Hello& message) {
   hello.leased_key = message.leased_key();
   hello.leased_value = message.leased_value();
   return Op(std::move(hello));
-}
-
-Op ToJoin(const pb::JoinRequest& message) {
-  JoinOp join;
-  join.request.rank = message.rank();
-  join.request.world_size = message.world_size();
-  join.request.endpoint = message.endpoint();
-  join.request.join_timeout = FromMillis(message.join_timeout_ms());
-  join.request.seat_wait = FromMillis(message.seat_wait_ms());
-  join.request.generation = message.generation();
-  if (message.has_device()) join.request.device = ToDevice(message.device());
-  return join;
 }
 
 // A status of waitpid has 16 bits.
@@ -461,7 +441,8 @@ Result<ServerMessage> ToEvent(const pb::Event& message) {
       return ServerMessage(
           Event(Fence{message.fence().generation(), ToStatus(message.fence().cause())}));
     case pb::Event::kJoinRefused:
-      return ServerMessage(Event(JoinRefusedEvent{ToStatus(message.join_refused().why())}));
+      return ServerMessage(Event(
+          JoinRefusedEvent{ToStatus(message.join_refused().why()), message.join_refused().join()}));
     case pb::Event::kSessionLost:
       return ServerMessage(Event(SessionLostEvent{ToStatus(message.session_lost().why())}));
     case pb::Event::kHeartbeatAck:

@@ -9,8 +9,8 @@
 namespace resilient::store {
 
 namespace v1 {
-class DeviceClaim;
 class Event;
+class JoinRequest;
 class Reply;
 class Request;
 }  // namespace v1
@@ -23,8 +23,8 @@ std::uint64_t ToMillis(Duration duration);
 // Saturates, so that a huge number of milliseconds cannot overflow the nanoseconds of Duration.
 Duration FromMillis(std::uint64_t millis);
 
-void PutDevice(const DeviceClaim& claim, v1::DeviceClaim* out);
-DeviceClaim ToDevice(const v1::DeviceClaim& message);
+void PutOp(const JoinOp& op, v1::Request* out);
+Op ToJoin(const v1::JoinRequest& message);
 
 void PutOp(const WatchOp& op, v1::Request* out);
 void PutOp(const HoldOp& op, v1::Request* out);

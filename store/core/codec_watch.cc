@@ -39,26 +39,6 @@ std::string Utf8(const std::string& text) {
   return out;
 }
 
-void PutDevice(const DeviceClaim& claim, pb::DeviceClaim* out) {
-  out->set_uuid(Utf8(claim.uuid));
-  out->set_host(Utf8(claim.host));
-  out->set_ordinal(claim.ordinal);
-  out->set_visible(claim.visible);
-  out->set_visible_devices(Utf8(claim.visible_devices));
-  out->set_local_rank(claim.local_rank);
-}
-
-DeviceClaim ToDevice(const pb::DeviceClaim& message) {
-  DeviceClaim claim;
-  claim.uuid = message.uuid();
-  claim.host = message.host();
-  claim.ordinal = message.ordinal();
-  claim.visible = message.visible();
-  claim.visible_devices = message.visible_devices();
-  claim.local_rank = message.local_rank();
-  return claim;
-}
-
 void PutOp(const WatchOp& op, pb::Request* out) {
   out->mutable_watch()->set_prefix(op.prefix);
   out->mutable_watch()->set_from_revision(op.from_revision);

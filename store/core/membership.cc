@@ -167,14 +167,19 @@ Status Membership::Report(SessionId session, const resilient::Report& report, Mo
 Status Membership::ReportDeath(World& world, const Participant& reporter,
                                const resilient::Report& report, Moment moment,
                                MembershipEffects& effects) {
-  if (report.accused_rank < 0 || report.accused_rank >= world.size()) {
+  const bool numbered = world.shrunk_at == 0;
+  if (numbered && (report.accused_rank < 0 || report.accused_rank >= world.size())) {
     return Status(StatusCode::kInvalidArgument,
                   "a report of the death of rank " + std::to_string(report.accused_rank) +
                       " in a world of " + std::to_string(world.size()));
   }
-  Participant* accused = Find(world.seats[static_cast<std::size_t>(report.accused_rank)].session);
-  // Nobody, or its successor: what is told of is over.
-  if (!accused || accused->hello.incarnation != report.accused_incarnation) return {};
+  // By its process: the reporter's number of it may be one of before the world became smaller.
+  Participant* accused = nullptr;
+  for (const Seat& seat : world.seats) {
+    Participant* holder = Find(seat.session);
+    if (holder && holder->hello.incarnation == report.accused_incarnation) accused = holder;
+  }
+  if (!accused) return {};  // It has no seat any more: what is told of is over.
   if (accused->hello.incarnation == reporter.hello.incarnation) {
     return Status(StatusCode::kInvalidArgument, "a process reported its own death");
   }

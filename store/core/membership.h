@@ -192,6 +192,21 @@ class Membership {
                       MembershipEffects& effects);
   void PushState(const Participant& who, MembershipEffects& effects) const;
 
+  // A world that goes on with fewer seats: membership_shrink.cc.
+  // What those who are left want of their world. Thread: value type.
+  struct Wishes {
+    bool any = false;  // Some of them want to go on without the empty seats,
+    bool all = true;   // all of them do, and have joined,
+    int least = 0;     // with so many ranks,
+    Duration wait{};   // when the seats were empty for so long.
+  };
+  Wishes WishesOf(const World& world) const;
+  // Takes back a refusal, for one that wants less than was refused.
+  void ReopenFor(World& world, const Participant& who);
+  // True: the world is building with the seats that it has left, or waits for the others' wishes.
+  bool ShrinkIfDue(World& world, Moment moment, MembershipEffects& effects);
+  void Shrink(World& world, MembershipEffects& effects);
+
   // Evidence: membership.cc.
   // `event`: its name in the log.
   void Lose(Participant& who, const Status& cause, Moment moment, MembershipEffects& effects,

@@ -52,11 +52,16 @@ Status Membership::Join(SessionId session, const Hello& hello, const JoinRequest
   who.last_seen = moment.now;
   Changed(who);
   if (const Status invalid = CheckRequest(who, request); !invalid.ok()) {
-    effects.Tell(session, JoinRefusedEvent{invalid});
+    effects.Tell(session, JoinRefusedEvent{invalid, request.number});
     return {};
   }
   World* world = who.state == State::kSeated ? WorldOf(who) : nullptr;
-  who.request = request;
+  const JoinRequest held = std::exchange(who.request, request);
+  if (world) {
+    // Also where its ranks have been numbered anew since it asked.
+    who.request.rank = held.rank;
+    who.request.world_size = held.world_size;
+  }
   if (world) {
     JoinAgain(*world, who, moment, effects);
   } else if (who.state != State::kWaiting) {
@@ -83,8 +88,15 @@ Status Membership::CheckRequest(const Participant& who, const JoinRequest& reque
   }
   if (request.device) RESILIENT_RETURN_IF_ERROR(CheckDeviceClaim(*request.device));
   RESILIENT_RETURN_IF_ERROR(CheckRoomInView(who.hello, request));
-  if ((held && request.rank != who.request.rank) ||
-      (world && request.world_size != world->size())) {
+  if (request.min_world < 0 || request.min_world > request.world_size) {
+    return Status(StatusCode::kInvalidArgument,
+                  "a world of at least " + std::to_string(request.min_world) + " of " +
+                      std::to_string(request.world_size) + " ranks cannot be");
+  }
+  // It may not have heard of its new number yet.
+  const bool renumbered = world && world->shrunk_at > 0;
+  if (!renumbered && ((held && request.rank != who.request.rank) ||
+                      (world && request.world_size != world->size()))) {
     return Status(StatusCode::kInvalidArgument,
                   "this session has joined as rank " + std::to_string(who.request.rank) + " of " +
                       std::to_string(who.request.world_size) + " and cannot become rank " +
@@ -98,6 +110,7 @@ Status Membership::CheckRequest(const Participant& who, const JoinRequest& reque
 void Membership::JoinAgain(World& world, Participant& who, Moment moment,
                            MembershipEffects& effects) {
   Lengthen(world, who);
+  ReopenFor(world, who);
   Seat& seat = SeatOf(world, who);
   const bool fenced = world.phase == Phase::kForming || world.phase == Phase::kRefused;
   if (fenced && seat.state == SeatState::kMember) {
@@ -314,7 +327,7 @@ void Membership::Refuse(Participant& who, Status why, MembershipEffects& effects
   who.holder = 0;
   who.out = std::move(why);
   Changed(who);
-  effects.Tell(who.session, JoinRefusedEvent{who.out});
+  effects.Tell(who.session, JoinRefusedEvent{who.out, who.request.number});
   effects.log.push_back(Record("refused", who, "its join: " + who.out.ToString()));
 }
 

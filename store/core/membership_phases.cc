@@ -78,6 +78,7 @@ void Membership::FenceWorld(World& world, const Status& cause, Moment moment,
 }
 
 void Membership::RefuseIfDue(World& world, Moment moment, MembershipEffects& effects) {
+  if (ShrinkIfDue(world, moment, effects)) return;
   const std::optional<Instant> due = world.RefusalDue();
   if (!due || *due == kNever) return;
   if (*due > moment.now) {
@@ -98,7 +99,8 @@ void Membership::RefuseWorld(World& world, Moment moment, MembershipEffects& eff
                                     "a lost seat was not filled: " + world.first_cause.message()});
     for (const Seat& seat : world.seats) {
       if (seat.state != SeatState::kJoined) continue;
-      effects.Tell(seat.session, JoinRefusedEvent{world.first_cause});
+      effects.Tell(seat.session,
+                   JoinRefusedEvent{world.first_cause, Find(seat.session)->request.number});
     }
     return;
   }
@@ -160,7 +162,7 @@ void Membership::PushState(const Participant& who, MembershipEffects& effects) c
     case State::kLost:
       return push(SessionLostEvent{who.out});
     case State::kRefused:
-      if (!who.out.ok()) push(JoinRefusedEvent{who.out});
+      if (!who.out.ok()) push(JoinRefusedEvent{who.out, who.request.number});
       return;
     case State::kWaiting:
     case State::kLeft:
@@ -180,13 +182,14 @@ void Membership::PushState(const Participant& who, MembershipEffects& effects) c
     case Phase::kForming:
       if (seat.state == SeatState::kMember) {
         push(Fence{world->view->view.generation, world->first_cause});
+        if (world->shrinking) push(JoinRefusedEvent{world->first_cause, who.request.number});
       }
       return;
     case Phase::kRefused:
       if (seat.state == SeatState::kMember) {
         return push(Fence{world->view->view.generation, world->first_cause});
       }
-      return push(JoinRefusedEvent{world->first_cause});
+      return push(JoinRefusedEvent{world->first_cause, who.request.number});
   }
 }
 

@@ -58,7 +58,8 @@ void Fields(Archive& archive, WorldState& state) {
   World& world = state.world;
   archive(state.size, world.generation, world.launcher_attempt);
   archive.Enum(world.phase, Phase::kRefused);
-  archive(world.viewed, world.join_timeout, world.seat_wait, world.first_cause);
+  archive(world.viewed, world.join_timeout, world.seat_wait, world.first_cause, world.shrinking,
+          world.shrunk_at, world.former);
 }
 
 std::string WorldRowValue(const World& world) {

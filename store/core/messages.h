@@ -220,6 +220,7 @@ struct RunningEvent {
 };
 struct JoinRefusedEvent {
   Status why;
+  std::uint64_t join = 0;  // JoinRequest::number.
 };
 struct SessionLostEvent {
   Status why;

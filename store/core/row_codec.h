@@ -216,7 +216,7 @@ void Fields(Archive& archive, DeviceClaim& claim) {
 template <typename Archive>
 void Fields(Archive& archive, JoinRequest& request) {
   archive(request.rank, request.world_size, request.endpoint, request.join_timeout,
-          request.seat_wait, request.generation, request.device);
+          request.seat_wait, request.generation, request.device, request.min_world, request.number);
 }
 
 template <typename Archive>

@@ -37,7 +37,7 @@ std::string_view SeatStateName(SeatState state) {
 }
 
 std::optional<Instant> World::RefusalDue() const {
-  if (phase != Phase::kForming || live == seats.size()) return std::nullopt;
+  if (phase != Phase::kForming || live == seats.size() || shrinking) return std::nullopt;
   if (!viewed) {
     // Nobody is missing while every process that has not joined is known to live.
     Instant known = kNever;
@@ -105,6 +105,7 @@ Status World::FinishRestore(Instant now) {
     incarnations.insert(seat.incarnations.begin(), seat.incarnations.end());
     seat.vacant_since = now;
   }
+  incarnations.insert(former.begin(), former.end());
   first_join = now;
   const bool whole = phase == Phase::kBuilding || phase == Phase::kRunning;
   if (live == 0 || (whole && (open > 0 || joined > 0)) || ((whole || members) && !viewed) ||

@@ -59,7 +59,11 @@ struct World {
   Duration join_timeout{};  // The longest that a member asked for.
   Duration seat_wait{};     // Likewise.
   Status first_cause;       // Of the last fence or the refusal.
-  std::vector<Seat> seats;  // Each in a row of its own.
+  // Some of its ranks want to go on without the empty seats, and wait for the others to say so.
+  bool shrinking = false;
+  std::uint64_t shrunk_at = 0;      // The generation from which on it has had its present seats.
+  std::vector<std::string> former;  // Incarnations of holders of seats that are no more.
+  std::vector<Seat> seats;          // Each in a row of its own.
   // Likewise; of the present generation from BUILDING on. Null: there was none.
   SharedViewEvent view;
 

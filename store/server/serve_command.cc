@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include <resilient/settings.h>
+
 #include "runtime/base/log.h"
 #include "runtime/net/socket.h"
 #include "store/server/cli.h"

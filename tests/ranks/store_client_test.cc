@@ -287,7 +287,7 @@ class EventLog final : public RendezvousEvents {
   void OnFence(const Fence& fence) override {
     Note("fence " + std::string(CodeName(fence.cause.code())));
   }
-  void OnJoinRefused(const Status& why) override {
+  void OnJoinRefused(std::uint64_t, const Status& why) override {
     Note("refused " + std::string(CodeName(why.code())));
   }
   void OnSessionLost(const Status& why) override {

@@ -156,7 +156,7 @@ class IgnoredEvents final : public RendezvousEvents {
   void OnView(const View&) override {}
   void OnRunning(std::uint64_t) override {}
   void OnFence(const Fence&) override {}
-  void OnJoinRefused(const Status&) override {}
+  void OnJoinRefused(std::uint64_t, const Status&) override {}
   void OnSessionLost(const Status&) override {}
   void OnHeld(Instant) override {}
 };

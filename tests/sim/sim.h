@@ -200,7 +200,7 @@ class Sim {
   // The number of the request.
   std::uint64_t Submit(Process& process, Line& line, Op op, std::uint64_t scope = 0,
                        std::uint64_t generation = 0);
-  void JoinWorld(Process& process, std::uint64_t generation);
+  void JoinWorld(Process& process, std::uint64_t generation, std::uint64_t number);
 
   // Watches and holds: sim_watch.cc.
   void WriteKey(Process& process);

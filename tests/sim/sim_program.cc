@@ -32,7 +32,9 @@ void Sim::StartSession(Process& process) {
   host.after = [this, &process](Duration delay, std::function<void()> what) {
     DoAfter(process, delay, std::move(what));
   };
-  host.join = [this, &process](std::uint64_t generation) { JoinWorld(process, generation); };
+  host.join = [this, &process](std::uint64_t generation, std::uint64_t number) {
+    JoinWorld(process, generation, number);
+  };
   host.ready = [this, &process](std::uint64_t generation) {
     Submit(process, *process.control, ReadyOp{generation});
   };
@@ -56,7 +58,7 @@ void Sim::StartSession(Process& process) {
   });
 }
 
-void Sim::JoinWorld(Process& process, std::uint64_t generation) {
+void Sim::JoinWorld(Process& process, std::uint64_t generation, std::uint64_t number) {
   JoinOp join;
   join.request.rank = process.rank;
   join.request.world_size = ranks_;
@@ -64,6 +66,7 @@ void Sim::JoinWorld(Process& process, std::uint64_t generation) {
   join.request.join_timeout = kLong;
   join.request.seat_wait = kSeatWait;
   join.request.generation = generation;
+  join.request.number = number;
   Submit(process, *process.control, join);
   if (options_.planted == Planted::kReadyForAll) {
     for (std::uint64_t ahead = 1; ahead <= 3; ++ahead) {
@@ -91,7 +94,7 @@ void Sim::OnEvent(Process& process, const Event& event) {
     OnLost(process, lost->why);
   } else if (const auto* refused = std::get_if<JoinRefusedEvent>(&event)) {
     CheckRefusal(process, refused->why);
-    process.session->OnJoinRefused(refused->why);
+    process.session->OnJoinRefused(refused->join, refused->why);
   } else if (const auto* where = std::get_if<WhereEvent>(&event)) {
     OnWhere(process, where->ask);
   } else if (const auto* late = std::get_if<LateEvent>(&event)) {

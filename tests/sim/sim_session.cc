@@ -221,7 +221,11 @@ void SimSession::OnFence(const Fence& fence) {
   CheckFenceIsHeeded();
 }
 
-void SimSession::OnJoinRefused(const Status& why) { Apply({EventKind::kJoinRefused, 0, why, {}}); }
+void SimSession::OnJoinRefused(std::uint64_t join, const Status& why) {
+  MachineEvent refused{EventKind::kJoinRefused, 0, why, {}};
+  refused.join = join;
+  Apply(refused);
+}
 
 void SimSession::OnSessionLost(const Status& why) { Apply({EventKind::kSessionLost, 0, why, {}}); }
 
@@ -267,7 +271,7 @@ void SimSession::Drain() {
 void SimSession::Perform(const Action& action) {
   switch (action.kind) {
     case ActionKind::kSendJoin:
-      return host_.join(action.generation);
+      return host_.join(action.generation, action.join);
     case ActionKind::kBuildWorld:
       return BuildWorld(action.view);
     case ActionKind::kAbortCommunicators:

@@ -27,7 +27,7 @@ struct SessionHost {
   std::function<bool(int percent)> chance;
   // Later on this process; never, when it has ended by then.
   std::function<void(Duration, std::function<void()>)> after;
-  std::function<void(std::uint64_t generation)> join;
+  std::function<void(std::uint64_t generation, std::uint64_t number)> join;
   std::function<void(std::uint64_t generation)> ready;
   std::function<void(const Report&)> report;
   // The operations of that generation are to end with its cause, each in its own time.
@@ -67,7 +67,7 @@ class SimSession {
   void OnView(const View& view);
   void OnRunning(std::uint64_t generation);
   void OnFence(const Fence& fence);
-  void OnJoinRefused(const Status& why);
+  void OnJoinRefused(std::uint64_t join, const Status& why);
   void OnSessionLost(const Status& why);
 
   SessionState state() const { return machine_.state(); }

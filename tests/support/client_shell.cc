@@ -19,6 +19,7 @@
 
 #include <resilient/clock.h>
 #include <resilient/rendezvous.h>
+#include <resilient/settings.h>
 #include <resilient/status.h>
 #include <resilient/store/client.h>
 
@@ -48,7 +49,9 @@ class Listener final : public RendezvousEvents {
   void OnFence(const Fence& fence) override {
     Say(StrCat("event fence ", fence.generation, " ", fence.cause.ToString()));
   }
-  void OnJoinRefused(const Status& why) override { Say("event refused " + why.ToString()); }
+  void OnJoinRefused(std::uint64_t, const Status& why) override {
+    Say("event refused " + why.ToString());
+  }
   void OnSessionLost(const Status& why) override { Say("event lost " + why.ToString()); }
   void OnHeld(Instant) override {}  // The log has it.
 

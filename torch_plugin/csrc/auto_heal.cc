@@ -20,7 +20,7 @@ Status AutoHeal::Rebuild() {
     const Instant began = clock_.Now();
     const Status cause = session_.AwaitFailure(Deadline::After(began, kFenceGrace));
     if (!cause.ok() && !RetriedByElastic(cause.code())) return Status::Ok();
-    RESILIENT_RETURN_IF_ERROR(session_.Rebuild(Deadline::After(began, limit_)));
+    RESILIENT_RETURN_IF_ERROR(session_.Rebuild({.deadline = Deadline::After(began, limit_)}));
   }
   raised_at_.store(kNothing, std::memory_order_relaxed);
   return Status::Ok();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <c10/util/StringUtil.h>
+#include <resilient/settings.h>
 
 #include "torch_plugin/csrc/convert.h"
 
@@ -50,6 +51,17 @@ ResilientBackend::~ResilientBackend() { group_->Close(); }
 
 void ResilientBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
+}
+
+void ResilientBackend::FollowGroup() {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+  if (rank_ == group_->rank() && size_ == group_->size()) return;
+  rank_ = group_->rank();
+  size_ = group_->size();
+  options_->global_ranks_in_group.resize(static_cast<std::size_t>(size_));
+  std::iota(options_->global_ranks_in_group.begin(), options_->global_ranks_in_group.end(), 0);
+  SetLogTag(c10::str("rank ", rank_));
+#endif
 }
 
 c10d::ErrorType ResilientBackend::getError() {

@@ -59,6 +59,18 @@ class ResilientBackend final : public c10d::Backend {
   void enableCollectivesTiming() override {}  // Every Work has its duration.
   std::vector<LoggedOperation> logged_operations() const { return log_->Snapshot(); }
 
+  // Whether rank and size of the world's group can follow those of a world that has become smaller;
+  // in older versions of torch they are constants.
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+  static constexpr bool kCanFollow = true;
+#else
+  static constexpr bool kCanFollow = false;
+#endif
+  // Takes the rank and the size that its group has by now, of the world's group. For the thread
+  // that has rebuilt the world, before it starts an operation. REQUIRES: kCanFollow, where they
+  // have changed.
+  void FollowGroup();
+
   // What a thread starts between the two is one Work more, which ends when all of it has ended. Its
   // result is empty. The operations themselves start at once.
   bool supportsCoalescing() const override { return true; }

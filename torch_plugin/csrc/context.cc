@@ -61,9 +61,14 @@ Result<std::shared_ptr<store::Client>> SessionContext::client() const {
                 "the session is not open: its store exists from init until close");
 }
 
-Status SessionContext::Rebuild(std::optional<Duration> budget) {
-  const Duration limit = budget ? LadderOf(*budget, ladder_.seat_wait).rebuild : ladder_.rebuild;
-  return session_->Rebuild(Deadline::After(clock_.Now(), limit));
+Status SessionContext::Rebuild(std::optional<Duration> budget, int min_world,
+                               std::optional<Duration> seat_wait) {
+  // Others may wait for a seat longer than this rank wants to, and are waited for.
+  const Duration longest = std::max(ladder_.seat_wait, seat_wait.value_or(Duration::zero()));
+  const Duration limit = LadderOf(budget.value_or(ladder_.budget), longest).rebuild;
+  return session_->Rebuild({.deadline = Deadline::After(clock_.Now(), limit),
+                            .min_world = min_world,
+                            .seat_wait = seat_wait});
 }
 
 void SessionContext::Close() {

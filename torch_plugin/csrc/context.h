@@ -51,8 +51,9 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   Status Init();
 
   // Session::Rebuild with the machine's part bounded by `budget`, nullopt: the session's; the wait
-  // for seats comes on top of it. Blocks.
-  Status Rebuild(std::optional<Duration> budget = std::nullopt);
+  // for seats comes on top of it. The others as of RebuildOptions. Blocks.
+  Status Rebuild(std::optional<Duration> budget = std::nullopt, int min_world = 0,
+                 std::optional<Duration> seat_wait = std::nullopt);
 
   // kFailedPrecondition before Init and after Close.
   Result<std::shared_ptr<store::Client>> client() const;

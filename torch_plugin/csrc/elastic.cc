@@ -11,9 +11,10 @@ namespace {
 // The loop around an elastic function. Owner: a call of elastic. Thread: the caller's.
 class ElasticRun {
  public:
-  ElasticRun(State& state, int max_restarts)
+  ElasticRun(State& state, int max_restarts, int min_world)
       : state_(state),
         max_restarts_(max_restarts),
+        min_world_(min_world),
         context_(plugin::ValueOrThrow(*plugin::NativeHost(), plugin::ContextOf(state.world()))) {}
 
   void Run(const std::function<void(State&)>& fn) {
@@ -53,7 +54,7 @@ class ElasticRun {
   void Recover(const Status& first) {
     CountRestart(first);
     while (true) {
-      const Status rebuilt = context_->Rebuild();
+      const Status rebuilt = plugin::RebuildWorld(state_.world(), std::nullopt, min_world_);
       if (rebuilt.ok()) return;
       const bool retried =
           rebuilt.code() != StatusCode::kTimeout && plugin::RetriedByElastic(rebuilt.code());
@@ -76,6 +77,7 @@ class ElasticRun {
 
   State& state_;
   const int max_restarts_;
+  const int min_world_;
   const std::shared_ptr<plugin::SessionContext> context_;
   std::int64_t commits_seen_ = 0;
   int restarts_ = 0;
@@ -83,8 +85,9 @@ class ElasticRun {
 
 }  // namespace
 
-void elastic(State& state, const std::function<void(State&)>& fn, int max_restarts) {
-  ElasticRun(state, max_restarts).Run(fn);
+void elastic(State& state, const std::function<void(State&)>& fn, int max_restarts, int min_world) {
+  plugin::Check(*plugin::NativeHost(), plugin::CheckMinWorld(min_world));
+  ElasticRun(state, max_restarts, min_world).Run(fn);
 }
 
 }  // namespace resilient

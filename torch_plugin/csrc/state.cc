@@ -45,6 +45,36 @@ std::string PartKey(const Key& key, int rank) {
   return c10::str("state/", key.generation, ".", key.number, "/", rank);
 }
 
+// What a rank keeps of a commit, and under which number in how large a world.
+struct HeldCommit {
+  Key key;
+  int rank = -1;
+  int world_size = 0;
+};
+using Holdings = std::vector<std::vector<HeldCommit>>;  // By present rank.
+
+const HeldCommit* FindHeld(const std::vector<HeldCommit>& commits, const Key& key) {
+  const auto found = std::find_if(commits.begin(), commits.end(),
+                                  [&key](const HeldCommit& held) { return held.key == key; });
+  return found == commits.end() ? nullptr : &*found;
+}
+
+// Whose per-rank part each rank has: its own of then, and one that does not hold the commit, that
+// of the same number. Nothing when that is not known: the numbers were others then.
+std::optional<std::vector<int>> SeatsOf(const Holdings& holdings, const Key& key) {
+  const int size = static_cast<int>(holdings.size());
+  std::vector<int> same;
+  std::vector<int> own;
+  for (int rank = 0; rank < size; ++rank) {
+    const HeldCommit* held = FindHeld(holdings[static_cast<std::size_t>(rank)], key);
+    if (held == nullptr || (held->rank == rank && held->world_size == size)) same.push_back(rank);
+    if (held != nullptr) own.push_back(held->rank);
+  }
+  if (static_cast<int>(same.size()) == size) return same;
+  if (static_cast<int>(own.size()) == size) return own;
+  return std::nullopt;
+}
+
 // What rank 0 decides for all.
 enum class Verdict : std::int64_t { kNothingYet = 0, kChosen, kIncomplete };
 struct Decision {
@@ -88,6 +118,19 @@ StateValue NumberValue(const std::string& name, Number& number, at::ScalarType t
               }};
 }
 
+StateValue ModuleValue(const std::string& name, torch::nn::Module& module) {
+  const auto read = [&module] {
+    std::vector<at::Tensor> tensors = module.parameters();
+    const std::vector<at::Tensor> buffers = module.buffers();
+    tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+    return tensors;
+  };
+  const auto load = [&module, read, name](const std::vector<at::Tensor>& bytes) {
+    return CopyInto(read(), bytes, name);
+  };
+  return {.name = name, .read = read, .load = load};
+}
+
 StateValue OptimizerValue(const std::string& name, torch::optim::Optimizer& optimizer) {
   const auto read = [&optimizer] {
     std::ostringstream stream;
@@ -127,8 +170,9 @@ struct State::Impl {
   std::shared_ptr<plugin::SessionContext> context;
   plugin::StateValues replicated;
   plugin::StateValues per_rank;
-  std::deque<std::pair<Key, Snapshot>> commits;  // Oldest first, at most kKeptCommits.
-  std::deque<Key> parts;  // Commits whose per-rank part of this seat is in the store, oldest first.
+  std::deque<std::pair<HeldCommit, Snapshot>> commits;  // Oldest first, at most kKeptCommits.
+  // Per-rank parts of this seat in the store, with the number that it had; oldest first.
+  std::deque<std::pair<Key, int>> parts;
   std::optional<std::int64_t> generation;  // At which commits are made: that of the last sync.
   std::int64_t number = 0;                 // Of the newest commit.
 
@@ -141,10 +185,13 @@ struct State::Impl {
 
   void Add(StateValue value, Part part);
   const Snapshot* Find(const Key& key) const;
-  std::vector<std::vector<Key>> GatherHeld() const;
-  Decision Choose(const std::vector<std::vector<Key>>& held) const;
-  Decision Agree(const std::vector<std::vector<Key>>& held) const;
+  HeldCommit Hold(const Key& key) const { return {key, rank(), world->getSize()}; }
+  Holdings GatherHeld() const;
+  Decision Choose(const Holdings& holdings) const;
+  Decision Agree(const Holdings& holdings) const;
   std::vector<std::uint8_t> PackPerRank() const;
+  void PutPart(const Key& key, const std::vector<std::uint8_t>& part);
+  std::vector<std::uint8_t> FetchPart(const Holdings& holdings, Key* key, std::int64_t generation);
   void DropOldParts();
 };
 
@@ -161,46 +208,54 @@ void State::Impl::Add(StateValue value, Part part) {
 
 const Snapshot* State::Impl::Find(const Key& key) const {
   for (const auto& [held, snapshot] : commits) {
-    if (held == key) return &snapshot;
+    if (held.key == key) return &snapshot;
   }
   return nullptr;
 }
 
-std::vector<std::vector<Key>> State::Impl::GatherHeld() const {
-  constexpr auto kNumbers = static_cast<std::int64_t>(2 * kKeptCommits);
+Holdings State::Impl::GatherHeld() const {
+  constexpr std::size_t kNumbersPerCommit = 4;
+  constexpr auto kNumbers = static_cast<std::int64_t>(kNumbersPerCommit * kKeptCommits);
   at::Tensor mine = at::full({kNumbers}, -1, at::kLong);
   auto* out = mine.mutable_data_ptr<std::int64_t>();
-  for (const auto& [key, snapshot] : commits) {
-    *out++ = key.generation;
-    *out++ = key.number;
+  for (const auto& [held, snapshot] : commits) {
+    for (const std::int64_t number : {held.key.generation, held.key.number, std::int64_t{held.rank},
+                                      std::int64_t{held.world_size}}) {
+      *out++ = number;
+    }
   }
   std::vector<std::vector<at::Tensor>> all(1);
   all[0].reserve(static_cast<std::size_t>(world->getSize()));
   for (int i = 0; i < world->getSize(); ++i) all[0].push_back(at::empty({kNumbers}, at::kLong));
   std::vector<at::Tensor> input = {mine};
   world->allgather(all, input)->wait();
-  std::vector<std::vector<Key>> held;
-  held.reserve(all[0].size());
+  Holdings holdings;
+  holdings.reserve(all[0].size());
   for (const at::Tensor& tensor : all[0]) {
     const auto* in = tensor.const_data_ptr<std::int64_t>();
-    std::vector<Key>& keys = held.emplace_back();
-    for (std::size_t i = 0; i < kKeptCommits; ++i) {
-      if (in[2 * i + 1] >= 0) keys.push_back({in[2 * i], in[2 * i + 1]});
+    std::vector<HeldCommit>& commits_there = holdings.emplace_back();
+    for (std::size_t i = 0; i < kKeptCommits; ++i, in += kNumbersPerCommit) {
+      if (in[1] < 0) continue;
+      commits_there.push_back({{in[0], in[1]}, static_cast<int>(in[2]), static_cast<int>(in[3])});
     }
   }
-  return held;
+  return holdings;
 }
 
 // The newest commit whose per-rank parts exist for every seat. Nothing when there is none yet:
 // before the first commit is complete nobody has changed anything.
-Decision State::Impl::Choose(const std::vector<std::vector<Key>>& held) const {
+Decision State::Impl::Choose(const Holdings& holdings) const {
   std::set<Key> known;
-  for (const std::vector<Key>& keys : held) known.insert(keys.begin(), keys.end());
-  const auto complete = [this](const Key& key) {
-    std::vector<std::string> parts;
-    parts.reserve(static_cast<std::size_t>(world->getSize()));
-    for (int seat = 0; seat < world->getSize(); ++seat) parts.push_back(PartKey(key, seat));
-    return world->getStore()->check(parts);
+  for (const std::vector<HeldCommit>& commits_there : holdings) {
+    for (const HeldCommit& held : commits_there) known.insert(held.key);
+  }
+  const auto complete = [&](const Key& key) {
+    const std::optional<std::vector<int>> seats = SeatsOf(holdings, key);
+    if (!seats) return false;
+    std::vector<std::string> parts_of_all;
+    parts_of_all.reserve(seats->size());
+    for (const int seat : *seats) parts_of_all.push_back(PartKey(key, seat));
+    return world->getStore()->check(parts_of_all);
   };
   const auto newest = std::find_if(known.rbegin(), known.rend(), complete);
   if (newest != known.rend()) return {Verdict::kChosen, *newest};
@@ -209,11 +264,11 @@ Decision State::Impl::Choose(const std::vector<std::vector<Key>>& held) const {
   return {only_first ? Verdict::kNothingYet : Verdict::kIncomplete, {}};
 }
 
-Decision State::Impl::Agree(const std::vector<std::vector<Key>>& held) const {
+Decision State::Impl::Agree(const Holdings& holdings) const {
   at::Tensor words = at::zeros({3}, at::kLong);
   auto* word = words.mutable_data_ptr<std::int64_t>();
   if (rank() == 0) {
-    const Decision decision = Choose(held);
+    const Decision decision = Choose(holdings);
     word[0] = static_cast<std::int64_t>(decision.verdict);
     word[1] = decision.key.generation;
     word[2] = decision.key.number;
@@ -234,10 +289,32 @@ std::vector<std::uint8_t> State::Impl::PackPerRank() const {
   return {packed.begin(), packed.end()};
 }
 
+void State::Impl::PutPart(const Key& key, const std::vector<std::uint8_t>& part) {
+  world->getStore()->set(PartKey(key, rank()), part);
+  parts.emplace_back(key, rank());
+}
+
+// This rank's part of the commit `*key`. Where the ranks have been numbered anew since, the commit
+// goes on as one of `generation` under the present numbers, for one who takes a seat later.
+std::vector<std::uint8_t> State::Impl::FetchPart(const Holdings& holdings, Key* key,
+                                                 std::int64_t generation) {
+  const std::vector<int> seats = SeatsOf(holdings, *key).value();
+  std::vector<std::uint8_t> part =
+      world->getStore()->get(PartKey(*key, seats[static_cast<std::size_t>(rank())]));
+  for (int seat = 0; seat < world->getSize(); ++seat) {
+    if (seats[static_cast<std::size_t>(seat)] == seat) continue;
+    key->generation = generation;
+    PutPart(*key, part);
+    break;
+  }
+  return part;
+}
+
 void State::Impl::DropOldParts() {
   // One more than the commits in memory: a peer may be one commit behind.
   while (parts.size() > kKeptCommits + 1) {
-    world->getStore()->deleteKey(PartKey(parts.front(), rank()));
+    const auto& [key, seat] = parts.front();
+    world->getStore()->deleteKey(PartKey(key, seat));
     parts.pop_front();
   }
 }
@@ -251,14 +328,7 @@ State::State(ProcessGroup world) : impl_(std::make_unique<Impl>()) {
 State::~State() = default;
 
 State& State::add(const std::string& name, torch::nn::Module& module, Part part) {
-  impl_->Add(TensorsValue(name,
-                          [&module] {
-                            std::vector<at::Tensor> tensors = module.parameters();
-                            const std::vector<at::Tensor> buffers = module.buffers();
-                            tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-                            return tensors;
-                          }),
-             part);
+  impl_->Add(ModuleValue(name, module), part);
   return *this;
 }
 
@@ -295,11 +365,10 @@ void State::commit() {
     own.commits.pop_front();
   }
   Snapshot snapshot = plugin::TakeSnapshot(own.replicated, reused ? &*reused : nullptr);
-  own.world->getStore()->set(PartKey(key, own.rank()), own.PackPerRank());
+  own.PutPart(key, own.PackPerRank());
   own.RaiseFailure();
-  own.commits.emplace_back(key, std::move(snapshot));
+  own.commits.emplace_back(own.Hold(key), std::move(snapshot));
   own.number = key.number;
-  own.parts.push_back(key);
   own.DropOldParts();
 }
 
@@ -314,8 +383,8 @@ void State::sync() {
   Impl& own = *impl_;
   own.RaiseFailure();
   const std::int64_t generation = own.PresentGeneration();
-  const std::vector<std::vector<Key>> held = own.GatherHeld();
-  const Decision decision = own.Agree(held);
+  const Holdings holdings = own.GatherHeld();
+  Decision decision = own.Agree(holdings);
   if (decision.verdict == Verdict::kIncomplete) {
     own.Check(Status(StatusCode::kCommFailed,
                      "no commit is complete: for each of those that the ranks hold the per-rank "
@@ -323,8 +392,8 @@ void State::sync() {
                      "start it from a checkpoint, and commit on every rank at the same steps"));
   }
   const bool chosen = decision.verdict == Verdict::kChosen;
-  const auto holds = [&](const std::vector<Key>& keys) {
-    return std::find(keys.begin(), keys.end(), decision.key) != keys.end();
+  const auto holds = [key = decision.key](const std::vector<HeldCommit>& commits_there) {
+    return FindHeld(commits_there, key) != nullptr;
   };
   Snapshot snapshot;
   int source = 0;
@@ -332,13 +401,14 @@ void State::sync() {
     if (own.rank() == 0) snapshot = plugin::TakeSnapshot(own.replicated, nullptr);
   } else {
     if (const Snapshot* mine = own.Find(decision.key)) snapshot = *mine;
-    source = static_cast<int>(std::find_if(held.begin(), held.end(), holds) - held.begin());
+    source =
+        static_cast<int>(std::find_if(holdings.begin(), holdings.end(), holds) - holdings.begin());
   }
-  if (!chosen || !std::all_of(held.begin(), held.end(), holds)) {
+  if (!chosen || !std::all_of(holdings.begin(), holdings.end(), holds)) {
     snapshot = plugin::BroadcastSnapshot(own.world, snapshot, source);
   }
   std::vector<std::uint8_t> part;
-  if (chosen) part = own.world->getStore()->get(PartKey(decision.key, own.rank()));
+  if (chosen) part = own.FetchPart(holdings, &decision.key, generation);
   // Nobody goes on before everybody has read, so that no part is dropped too early.
   own.world->barrier()->wait();
   own.Check(plugin::LoadSnapshot(own.replicated, snapshot));
@@ -348,12 +418,13 @@ void State::sync() {
         own.per_rank, plugin::ValueOrThrow(*own.context->host(), plugin::UnpackSnapshot(packed))));
   }
   own.commits.clear();
-  if (chosen) own.commits.emplace_back(decision.key, std::move(snapshot));
+  if (chosen) own.commits.emplace_back(own.Hold(decision.key), std::move(snapshot));
   own.number = chosen ? decision.key.number : 0;
   own.generation = generation;
   // What a failure made worthless goes first when parts are dropped.
-  std::erase(own.parts, decision.key);
-  if (chosen) own.parts.push_back(decision.key);
+  const std::pair kept(decision.key, own.rank());
+  std::erase(own.parts, kept);
+  if (chosen) own.parts.push_back(kept);
 }
 
 std::int64_t State::commits() const { return impl_->number; }

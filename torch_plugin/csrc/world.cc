@@ -43,6 +43,32 @@ Result<std::shared_ptr<SessionContext>> ContextOf(const ProcessGroup& group) {
                 "this group belongs to no session: make it with resilient::init_process_group()");
 }
 
+Status CheckMinWorld(int min_world) {
+  if (min_world < 0) {
+    return Status(StatusCode::kSetting, c10::str("min_world is ", min_world,
+                                                 ": it is the least number of ranks to go on ",
+                                                 "with, 0 when the world may not shrink"));
+  }
+  if (min_world > 0 && !ResilientBackend::kCanFollow) {
+    return Status(
+        StatusCode::kSetting,
+        c10::str("min_world is ", min_world, ": in torch ", TORCH_VERSION,
+                 " the size of a group is constant; a world can shrink from torch 2.14 ", "on"));
+  }
+  return Status::Ok();
+}
+
+Status RebuildWorld(const ProcessGroup& world, std::optional<Duration> budget, int min_world,
+                    std::optional<Duration> seat_wait) {
+  RESILIENT_RETURN_IF_ERROR(CheckMinWorld(min_world));
+  const auto context = ContextOf(world);
+  if (!context.ok()) return context.status();
+  RESILIENT_RETURN_IF_ERROR((*context)->Rebuild(budget, min_world, seat_wait));
+  auto* const backend = dynamic_cast<ResilientBackend*>(world->getDefaultBackend().get());
+  if (backend != nullptr) backend->FollowGroup();
+  return Status::Ok();
+}
+
 namespace {
 
 void PrintWarnings(const Settings& settings) {
@@ -160,11 +186,11 @@ std::shared_ptr<Session> session_of(const ProcessGroup& group) {
       plugin::ValueOrThrow(*plugin::NativeHost(), plugin::ContextOf(group)));
 }
 
-Membership rebuild(const ProcessGroup& world, std::optional<Duration> budget) {
+Membership rebuild(const ProcessGroup& world, std::optional<Duration> budget, int min_world,
+                   std::optional<Duration> seat_wait) {
   const std::shared_ptr<plugin::Host> host = plugin::NativeHost();
-  const auto context = plugin::ValueOrThrow(*host, plugin::ContextOf(world));
-  plugin::Check(*host, context->Rebuild(budget));
-  return context->session().membership();
+  plugin::Check(*host, plugin::RebuildWorld(world, budget, min_world, seat_wait));
+  return session_of(world)->membership();
 }
 
 }  // namespace resilient

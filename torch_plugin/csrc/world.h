@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,5 +25,12 @@ std::shared_ptr<Session> SharedSession(const std::shared_ptr<SessionContext>& co
 
 // That of a group of ours; kFailedPrecondition for another's.
 Result<std::shared_ptr<SessionContext>> ContextOf(const ProcessGroup& group);
+
+// kSetting for what no world can be shrunk to, and where this version of torch cannot follow.
+Status CheckMinWorld(int min_world);
+
+// SessionContext::Rebuild, behind which the world's group has its present rank and size. Blocks.
+Status RebuildWorld(const ProcessGroup& world, std::optional<Duration> budget = std::nullopt,
+                    int min_world = 0, std::optional<Duration> seat_wait = std::nullopt);
 
 }  // namespace resilient::plugin

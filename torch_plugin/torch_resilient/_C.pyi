@@ -109,7 +109,9 @@ class Session:
         """The first event behind number `after`: event ("fenced", "rebuilt", "running", "refused", "failed", "closed")
         number missed generation time code text rank host pid. None: none came in time. Raises when none will."""
 
-    def rebuild(self, budget: float | None = None) -> None: ...  # Of the machine; the wait for seats comes on top.
+    def rebuild(
+        self, budget: float | None = None, min_world: int = 0, seat_wait: float | None = None
+    ) -> None: ...  # `budget`: of the machine; the wait for seats comes on top.
     def close(self) -> None: ...
     def in_forked_child(self) -> bool: ...
 
@@ -169,6 +171,9 @@ def create_backend(
     """`store` is the (prefixed) store that the group was given; its innermost store must be a `Store` of a Session.
     global_ranks empty: the world."""
 
+can_follow: bool  # Rank and size of a group can change in place with this version of torch.
+
+def follow_group(backend: Backend) -> None: ...  # Takes the numbers of a world that has become smaller.
 def op_log(backend: Backend) -> list[dict[str, Any]]:
     """The latest 2,000 operations of a group of ours, oldest first: id seq name dtype count state ("running",
     "completed", "failed") call_site started ended (unix s; 0: not yet) failure. seq 0: it was refused."""

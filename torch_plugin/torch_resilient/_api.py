@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from torch_resilient import _address, _errors, _native, _server, _worlds
 
@@ -69,19 +70,58 @@ def op_log(group=None):
 def rebuild(mode="replace", timeout=None, min_world=None):
     """Acknowledges a failure and returns the new membership once the next generation is built.
 
-    Waits for lost seats to be filled for RESILIENT_SEAT_WAIT, then raises the first cause.
+    "replace" waits for lost seats to be filled for RESILIENT_SEAT_WAIT. Then, with `min_world`, the
+    world goes on without them, with so many ranks at least: they are numbered anew, in their order,
+    the world's group has its new rank and size, and groups made before raise until they are made
+    anew. Otherwise the first cause is raised. "shrink" does not wait; `min_world` is 1 if not said.
+    All ranks that are left must want to shrink; it needs torch 2.14.
+
     `timeout` (seconds or timedelta) bounds the machine's part; default RESILIENT_BUDGET.
     """
-    if mode != "replace" or min_world is not None:
-        raise _errors.ConfigError(
-            f"rebuild(mode={mode!r}, min_world={min_world!r}): this version replaces lost ranks,"
-            " it does not shrink the world"
-        )
     world = current_world()
+    recover(world, wish(mode, min_world), timeout)
+    return world.session.membership()
+
+
+def wish(mode, min_world):
+    """What a session's rebuild is to want of the world, as its arguments."""
+    if mode not in ("replace", "shrink"):
+        raise _errors.ConfigError(f"mode={mode!r} is unknown: 'replace' or 'shrink'")
+    if mode == "shrink" and min_world is None:
+        min_world = 1
+    if min_world is None:
+        return {}
+    if not isinstance(min_world, int) or isinstance(min_world, bool) or min_world < 1:
+        raise _errors.ConfigError(
+            f"min_world={min_world!r:.200}: it is the least number of ranks to go on with, from 1"
+        )
+    if not _native.load().can_follow:
+        raise _errors.ConfigError(
+            f"min_world={min_world}: in torch {torch.__version__} the size of a group is constant;"
+            " a world can shrink from torch 2.14 on"
+        )
+    return {"min_world": min_world, **({"seat_wait": 0.0} if mode == "shrink" else {})}
+
+
+def recover(world, wanted, timeout=None):
+    """Acknowledges, waits for the next generation, and follows its numbers. `wanted`: a wish."""
     if isinstance(timeout, timedelta):
         timeout = timeout.total_seconds()
-    world.session.rebuild(timeout)
-    return world.session.membership()
+    world.session.rebuild(timeout, **wanted)
+    _follow(world)
+
+
+def _follow(world):
+    """Rank and size of the world change when it becomes smaller: the one place that rewrites ours
+    and torch's tables for it."""
+    now = world.session.membership()
+    rank, size = now["rank"], len(now["members"])
+    if (rank, size) == (world.rank, world.world_size):
+        return
+    world.rank, world.world_size = rank, size
+    group = world.process_group
+    _native.load().follow_group(group._get_backend(torch.device("cpu")))
+    c10d._world.pg_group_ranks[group] = {member: member for member in range(size)}
 
 
 def expect_slow(what, *, seconds=0, minutes=0, hours=0):

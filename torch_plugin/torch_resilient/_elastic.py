@@ -18,20 +18,24 @@ _MAX_RESTARTS = 100  # Without a commit in between.
 _OVER_STATES = ("FENCED", "FAILED", "CLOSED")
 
 
-def elastic(fn=None, *, max_restarts=_MAX_RESTARTS):
+def elastic(fn=None, *, max_restarts=_MAX_RESTARTS, min_world=None):
     """`elastic(train)(state)` calls `train(state)` and returns what it returns.
 
     When the membership changes, the function is called again, on every rank, with the state of the
     newest complete commit. Groups, DDP wrappers and hooks are made inside the function. What is
     raised for another reason than a failure of the session passes through; MISMATCH, DEADLOCK,
     STALLED and wrong starts are bugs and are not tried again.
+
+    `min_world`: when lost seats were not filled within RESILIENT_SEAT_WAIT the run goes on without
+    them, with so many ranks at least; see `rebuild`.
     """
     if fn is None:
-        return functools.partial(elastic, max_restarts=max_restarts)
+        return functools.partial(elastic, max_restarts=max_restarts, min_world=min_world)
+    wish = _api.wish("replace", min_world)
 
     @functools.wraps(fn)
     def run(state, *args, **kwargs):
-        return _Run(state, max_restarts).run(fn, args, kwargs)
+        return _Run(state, max_restarts, wish).run(fn, args, kwargs)
 
     return run
 
@@ -39,10 +43,11 @@ def elastic(fn=None, *, max_restarts=_MAX_RESTARTS):
 class _Run:
     """One call of an elastic function: the loop around it, and what it must put back."""
 
-    def __init__(self, state, max_restarts):
+    def __init__(self, state, max_restarts, wish):
         self._world = _api.current_world()
         self._state = state
         self._max_restarts = max_restarts
+        self._wish = wish
         self._groups = _GroupsAtEntry()
         self._commits_seen = 0
         self._restarts = 0
@@ -91,7 +96,7 @@ class _Run:
         self._groups.put_back()
         while True:
             try:
-                self._world.session.rebuild()
+                _api.recover(self._world, self._wish)
                 break
             except _errors.ResilientError as error:
                 over = self._world.session.membership()["state"] in _OVER_STATES

@@ -3,6 +3,7 @@
 import pickle
 import random
 import sys
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -38,12 +39,12 @@ class State:
         own = self.__dict__
         own["_replicated"] = values
         own["_per_rank"] = per_rank
-        own["_commits"] = {}  # (generation, number) -> Snapshot, oldest first, at most two.
+        own["_commits"] = {}  # (generation, number) -> _Commit, oldest first, at most two.
         own["_number"] = 0  # Of the newest commit.
         own["_generation"] = None  # At which commits are made: that of the last sync.
         own[
             "_parts"
-        ] = []  # Commits whose per-rank part of this seat is in the store, oldest first.
+        ] = []  # Per-rank parts of this seat in the store, (commit, rank), oldest first.
         own["_observer"] = None  # Called after each commit.
 
     def __getattr__(self, name):
@@ -77,14 +78,13 @@ class State:
         number = self._number + 1
         reused = None
         if len(self._commits) >= _KEPT_COMMITS:
-            reused = self._commits.pop(next(iter(self._commits)))
+            reused = self._commits.pop(next(iter(self._commits))).snapshot
         snapshot = _snapshot.take(self._replicated, reused)
         key = (self._generation, number)
-        world.store.set(_part_key(key, world.rank), self._pack_per_rank())
+        self._put_part(world, key, self._pack_per_rank())
         _raise_failure(world)
-        self._commits[key] = snapshot
+        self._commits[key] = _Commit(snapshot, world.rank, world.world_size)
         self.__dict__["_number"] = number
-        self._parts.append(key)
         self._drop_old_parts(world)
         if self._observer is not None:
             self._observer()
@@ -93,7 +93,8 @@ class State:
         """Brings the replicated part of this rank back to its newest commit. Local."""
         if not self._commits:
             raise ValueError("nothing was committed yet")
-        _snapshot.load(self._replicated, self._commits[next(reversed(self._commits))])
+        newest = self._commits[next(reversed(self._commits))]
+        _snapshot.load(self._replicated, newest.snapshot)
 
     def sync(self):
         """Brings all ranks to the newest commit that is complete, or, without any, to rank 0's
@@ -103,29 +104,40 @@ class State:
         _raise_failure(world)
         generation = world.session.membership()["generation"]
         held = [None] * world.world_size
-        dist.all_gather_object(held, list(self._commits))
+        dist.all_gather_object(held, {key: commit.place for key, commit in self._commits.items()})
         chosen = self._choose(world, held)
         if chosen is None:
             snapshot = _snapshot.take(self._replicated) if world.rank == 0 else None
             snapshot = _snapshot.broadcast(snapshot, 0)
         else:
-            snapshot = self._commits.get(chosen)
+            snapshot = self._commits[chosen].snapshot if chosen in self._commits else None
             holders = [rank for rank, keys in enumerate(held) if chosen in keys]
             if len(holders) < world.world_size:
                 snapshot = _snapshot.broadcast(snapshot, holders[0])
-        part = None if chosen is None else world.store.get(_part_key(chosen, world.rank))
+        part = None
+        if chosen is not None:
+            seats = _seats(held, chosen)
+            part = world.store.get(_part_key(chosen, seats[world.rank]))
+            if seats != list(range(world.world_size)):
+                # The ranks were numbered anew: the same commit under the present numbers, for one
+                # who takes a seat later.
+                chosen = (generation, chosen[1])
+                self._put_part(world, chosen, part)
         # Nobody goes on before everybody has read, so that no part is dropped too early.
         dist.barrier()
         _snapshot.load(self._replicated, snapshot)
         if part is not None:
             self._unpack_per_rank(part)
         own = self.__dict__
-        own["_commits"] = {} if chosen is None else {chosen: snapshot}
+        own["_commits"] = {}
+        if chosen is not None:
+            own["_commits"][chosen] = _Commit(snapshot, world.rank, world.world_size)
         own["_number"] = 0 if chosen is None else chosen[1]
         own["_generation"] = generation
         # What a failure made worthless goes first when parts are dropped.
-        worthless = [key for key in self._parts if key != chosen]
-        own["_parts"] = worthless if chosen is None else [*worthless, chosen]
+        kept = (chosen, world.rank)
+        worthless = [part for part in self._parts if part != kept]
+        own["_parts"] = worthless if chosen is None else [*worthless, kept]
 
     def _choose(self, world, held):
         """The commit to go on from, decided by rank 0 for all."""
@@ -135,10 +147,14 @@ class State:
         dist.broadcast_object_list(decision, src=0)
         return decision[0]
 
+    def _put_part(self, world, key, part):
+        world.store.set(_part_key(key, world.rank), part)
+        self._parts.append((key, world.rank))
+
     def _drop_old_parts(self, world):
         # One more than the commits in memory: a peer may be one commit behind.
         while len(self._parts) > _KEPT_COMMITS + 1:
-            world.store.delete_key(_part_key(self._parts.pop(0), world.rank))
+            world.store.delete_key(_part_key(*self._parts.pop(0)))
 
     def _pack_per_rank(self):
         parts = _snapshot.take(self._per_rank)
@@ -169,12 +185,35 @@ def _part_key(key, rank):
     return f"state/{generation}.{number}/{rank}"
 
 
+class _Commit(NamedTuple):
+    """What this rank keeps of a commit, and under which number in how large a world."""
+
+    snapshot: _snapshot.Snapshot
+    rank: int
+    world_size: int
+
+    @property
+    def place(self):
+        return self.rank, self.world_size
+
+
+def _seats(held, key):
+    """Whose per-rank part each rank has: its own of then, and one that does not hold the commit,
+    that of the same number. None when that is not known: the numbers were others then."""
+    size = len(held)
+    same = all(places.get(key, (rank, size)) == (rank, size) for rank, places in enumerate(held))
+    if same:
+        return list(range(size))
+    return [places[key][0] for places in held] if all(key in places for places in held) else None
+
+
 def _newest(world, held):
     """The newest commit whose per-rank parts exist for every seat. None when there is none yet:
     before the first commit is complete nobody has changed anything."""
     known = sorted({tuple(key) for keys in held for key in keys}, key=lambda key: key[::-1])
     for key in reversed(known):
-        if world.store.check([_part_key(key, rank) for rank in range(world.world_size)]):
+        seats = _seats(held, key)
+        if seats and world.store.check([_part_key(key, seat) for seat in seats]):
             return key
     if all(number == 1 for _, number in known):
         return None

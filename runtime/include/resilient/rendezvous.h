@@ -52,6 +52,11 @@ struct JoinRequest {
   Duration join_timeout{};  // For peers that nobody has heard of, from the first join of the round.
   Duration seat_wait{};     // How long a lost seat may stay empty before the join is refused.
   std::uint64_t generation = 0;  // Last generation this session was in; 0 for the first join.
+  // When lost seats stay empty for `seat_wait` the world may go on without them, with so many ranks
+  // at least; 0: it may not. Each such rank must want it.
+  int min_world = 0;
+  // Counts the joins of a session: a refusal says which one it answers.
+  std::uint64_t number = 0;
   std::optional<DeviceClaim>
       device;  // The GPU that is for this rank alone; nullopt: none is known.
 };
@@ -119,7 +124,8 @@ class RendezvousEvents {
   virtual void OnView(const View& view) = 0;             // The join is complete: build.
   virtual void OnRunning(std::uint64_t generation) = 0;  // All members are ready.
   virtual void OnFence(const Fence& fence) = 0;          // The generation is over.
-  virtual void OnJoinRefused(const Status& why) = 0;  // Duplicate, world size, timeout, lost seat.
+  // Duplicate, world size, timeout, lost seat. `join`: JoinRequest::number.
+  virtual void OnJoinRefused(std::uint64_t join, const Status& why) = 0;
   virtual void OnSessionLost(
       const Status& why) = 0;  // kStaleGeneration or kStoreLost: this process is out.
   // Some member of the job has been announced to be silent, until then at the latest; replaces what

@@ -31,7 +31,7 @@ enum class SessionState : std::uint8_t {
 };
 std::string_view SessionStateName(SessionState state);
 
-// Names fixed for the life of a session. Thread: value type.
+// Fixed for the life of a session, but for rank and size, with which it begins. Thread: value type.
 struct SessionOptions {
   int rank = -1;
   int world_size = 0;
@@ -96,6 +96,16 @@ struct SessionEvent {
   double unix_s = 0;
 };
 
+// What a caller of Session::Rebuild wants. Thread: value type.
+struct RebuildOptions {
+  Deadline deadline = Deadline::Never();
+  // When lost seats stay empty the world may go on without them, with so many ranks at least, if
+  // all that are left want that; 0: it may not. Ranks are then numbered anew, in their order.
+  int min_world = 0;
+  // How long a lost seat may stay empty; nullopt: SessionOptions::seat_wait.
+  std::optional<Duration> seat_wait = std::nullopt;
+};
+
 class Session;
 
 // One process group of a session, over all its generations: the object that a c10d Backend holds.
@@ -105,6 +115,8 @@ class Group {
   virtual ~Group() = default;
   virtual const std::string& name() const = 0;
   virtual int rank() const = 0;  // Group rank.
+  // Both change for the world's group when the world has become smaller. Another group that was
+  // made before that takes no operation any more: kFailedPrecondition.
   virtual int size() const = 0;
 
   // As Communicator::Submit, at the present generation. While a fence is not acknowledged: its
@@ -168,9 +180,10 @@ class Session {
   virtual Result<SessionEvent> AwaitEvent(std::uint64_t after, Deadline deadline) const = 0;
 
   // Acknowledges the fence. Blocks until the next generation is built (at once when it is); returns
-  // OK in RUNNING. Otherwise waits for lost seats up to options.seat_wait, then returns the first
-  // cause. kTimeout after `deadline`. OK at once when nothing is to be acknowledged.
-  virtual Status Rebuild(Deadline deadline) = 0;
+  // OK in RUNNING. Otherwise waits for lost seats, then goes on without them if that is wanted
+  // (see RebuildOptions), or returns the first cause. kTimeout after the deadline. OK at once when
+  // nothing is to be acknowledged. What was wanted last counts until the gate is open.
+  virtual Status Rebuild(const RebuildOptions& options) = 0;
 
   // Waits until `done` returns true, polling interrupt and a fence. Helper for callers that wait
   // for completions.

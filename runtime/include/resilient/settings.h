@@ -63,6 +63,9 @@ std::vector<std::pair<std::string, std::string>> ProcessEnvironment();
 // stderr is. `level` as in Settings::log; kSetting when it is unknown.
 Status ConfigureLog(const std::string& level, const std::string& tag);
 
+// The tag alone.
+void SetLogTag(std::string tag);
+
 // "5", "5s", "500ms", "10min", "1h" -> duration; nullopt when malformed or negative.
 std::optional<Duration> ParseDuration(std::string_view text);
 

@@ -18,6 +18,7 @@
 
 #include <ATen/Functions.h>
 #include <resilient/torch.h>
+#include <torch/version.h>
 
 namespace resilient {
 namespace {
@@ -115,9 +116,9 @@ class ProcessGroupTest : public ::testing::Test {
     ASSERT_FALSE(address_.empty()) << "the store did not start";
   }
 
-  std::unique_ptr<Child> StartRank(int rank, int world_size) {
+  std::unique_ptr<Child> StartRank(int rank, int world_size, const char* as = "--rank") {
     return std::make_unique<Child>(std::vector<std::string>{
-        "/proc/self/exe", "--rank", std::to_string(rank), std::to_string(world_size), address_});
+        "/proc/self/exe", as, std::to_string(rank), std::to_string(world_size), address_});
   }
 
   std::unique_ptr<Child> server_;
@@ -152,6 +153,21 @@ TEST_F(ProcessGroupTest, PeerKilled_WaiterCatchesRankLostWithinASecond) {
   EXPECT_EQ(survivor->Line(kPatience).rfind("again [resilient:RANK_LOST]", 0), 0u);
   survivor->Say("leave");
   EXPECT_EQ(survivor->Wait(), 0);
+}
+
+TEST_F(ProcessGroupTest, MinWorld_TheRanksThatAreLeftGoOnWithTheirOwnParts) {
+  if (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14) GTEST_SKIP();
+  std::vector<std::unique_ptr<Child>> ranks;
+  for (int rank = 0; rank < 3; ++rank) ranks.push_back(StartRank(rank, 3, "--elastic-rank"));
+  for (auto& rank : ranks) ASSERT_EQ(rank->Line(kPatience), "three");
+  ranks[0]->Signal(SIGKILL);
+  // Who was rank 1 is rank 0 now, with the values of the commit and the number that it had kept.
+  EXPECT_EQ(ranks[1]->Line(kPatience), "rank 0 of 2, step 1, was 1, sum 3");
+  EXPECT_EQ(ranks[2]->Line(kPatience), "rank 1 of 2, step 1, was 2, sum 3");
+  // The commit was made anew under the new numbers: another loss finds it.
+  ranks[1]->Signal(SIGKILL);
+  EXPECT_EQ(ranks[2]->Line(kPatience), "rank 0 of 1, step 1, was 2, sum 2");
+  EXPECT_EQ(ranks[2]->Wait(), 0);
 }
 
 TEST_F(ProcessGroupTest, NobodyListens_NetworkErrorNamesTheAddress) {
@@ -204,12 +220,47 @@ int RunRank(int rank, int world_size, const std::string& address) {
   return 0;
 }
 
+// One rank of a world that may shrink to one rank, which then ends.
+int RunElasticRank(int rank, int world_size, const std::string& address) {
+  const ProcessGroup world = init_process_group(
+      {.rank = rank, .world_size = world_size, .store = {address}, .job = "cpp"});
+  std::int64_t step = 0;
+  std::int64_t was = rank;
+  State state(world);
+  state.add("step", step).add("was", was, State::Part::kPerRank);
+  elastic(
+      state,
+      [&](State&) {
+        if (world->getSize() == world_size) {
+          step = 1;
+          state.commit();
+          world->barrier()->wait();  // Then the commit is complete.
+          step = 7;
+          was = 7;
+          std::cout << "three" << std::endl;
+        } else {
+          std::vector<at::Tensor> tensors = {at::full({1}, was, at::kLong)};
+          world->allreduce(tensors)->wait();
+          std::cout << "rank " << world->getRank() << " of " << world->getSize() << ", step "
+                    << step << ", was " << was << ", sum " << tensors[0].item<std::int64_t>()
+                    << std::endl;
+        }
+        while (world->getSize() > 1) world->barrier()->wait();
+      },
+      /*max_restarts=*/100, /*min_world=*/1);
+  destroy_process_group(world);
+  return 0;
+}
+
 }  // namespace
 }  // namespace resilient
 
 int main(int argc, char** argv) {
   if (argc == 5 && std::string(argv[1]) == "--rank") {
     return resilient::RunRank(std::atoi(argv[2]), std::atoi(argv[3]), argv[4]);
+  }
+  if (argc == 5 && std::string(argv[1]) == "--elastic-rank") {
+    return resilient::RunElasticRank(std::atoi(argv[2]), std::atoi(argv[3]), argv[4]);
   }
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

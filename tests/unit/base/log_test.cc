@@ -6,6 +6,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <resilient/settings.h>
 
 #include "runtime/base/log_record.h"
 #include "runtime/base/printable.h"

@@ -237,7 +237,13 @@ class FakeRendezvous final : public Rendezvous {
     control_.Post([this, generation, cause] { events_->OnFence({generation, cause}); });
   }
   void SayRefused(Status why) {
-    control_.Post([this, why] { events_->OnJoinRefused(why); });
+    SayRefused(record_->Get<std::uint64_t>([](const Record& record) {
+      return record.joins.empty() ? 0 : record.joins.back().number;
+    }),
+               std::move(why));
+  }
+  void SayRefused(std::uint64_t join, Status why) {
+    control_.Post([this, join, why] { events_->OnJoinRefused(join, why); });
   }
   void SayHeld(Instant until) {
     control_.Post([this, until] { events_->OnHeld(until); });

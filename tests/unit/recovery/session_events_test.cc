@@ -53,7 +53,7 @@ class SessionEvents : public SessionTest {
 TEST_F(SessionEvents, Recovery_IsToldInOrder) {
   Boot();
   FenceAndSettle(1, Lost(2));
-  ASSERT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  ASSERT_TRUE(session_->Rebuild({}).ok());
   session_->Close();
   EXPECT_THAT(Told(), ElementsAre("running 1", "fenced 1", "rebuilt 2", "running 2", "closed 2"));
   const auto fenced = session_->AwaitEvent(1, Deadline::Never());
@@ -111,7 +111,7 @@ TEST_F(SessionEvents, SlowReader_IsToldWhatHeMissed) {
   constexpr std::uint64_t kRecoveries = 100;  // Of three events each.
   for (std::uint64_t generation = 1; generation <= kRecoveries; ++generation) {
     FenceAndSettle(generation, Lost(2));
-    ASSERT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+    ASSERT_TRUE(session_->Rebuild({}).ok());
   }
   const std::uint64_t all = 1 + 3 * kRecoveries;
   const auto oldest = session_->AwaitEvent(0, Deadline::Never());

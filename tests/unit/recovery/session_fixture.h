@@ -64,7 +64,7 @@ class SessionTest : public ::testing::Test {
     return std::async(std::launch::async, [this] { return session_->Init(); });
   }
   std::future<Status> StartRebuild() {
-    return std::async(std::launch::async, [this] { return session_->Rebuild(Deadline::Never()); });
+    return std::async(std::launch::async, [this] { return session_->Rebuild({}); });
   }
 
   // Waits until the membership line or a communicator was asked so often: &Record::joins.

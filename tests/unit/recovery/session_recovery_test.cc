@@ -69,7 +69,7 @@ TEST_F(SessionTest, Init_FencedBeforeItsCallerWakes_ReturnsAndTheNextOperationRa
   EXPECT_TRUE(fenced);
   EXPECT_EQ(session_->failure().code(), StatusCode::kRankLost);
   EXPECT_EQ(Run(*CreateGroup(kWorldGroup, {0, 1, 2, 3})).code(), StatusCode::kRankLost);
-  EXPECT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  EXPECT_TRUE(session_->Rebuild({}).ok());
 }
 
 TEST_F(SessionTest, Rebuild_FencedAgainBeforeItsCallerWakes_ReturnsAndTheNextOperationRaises) {
@@ -86,7 +86,7 @@ TEST_F(SessionTest, Rebuild_FencedAgainBeforeItsCallerWakes_ReturnsAndTheNextOpe
   rendezvous_->set_autopilot(false);
   FenceAndSettle(1, Lost(2));
   polls = 0;
-  EXPECT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  EXPECT_TRUE(session_->Rebuild({}).ok());
   EXPECT_EQ(session_->failure().detail().rank, 3) << "another incident, not acknowledged";
   EXPECT_EQ(Run(*world_).detail().rank, 3);
 }
@@ -152,7 +152,7 @@ TEST_F(SessionTest, Rebuild_BeforeTheFenceOfWhatHasFailedHere_WaitsForIt) {
   EXPECT_EQ(session_->membership().state, SessionState::kRunning)
       << "the service knows nothing yet";
   polls = 0;
-  EXPECT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  EXPECT_TRUE(session_->Rebuild({}).ok());
   EXPECT_EQ(session_->membership().generation, 2u);
 }
 
@@ -176,7 +176,7 @@ TEST_F(SessionTest, Fence_IsStickyOnEveryGroupUntilRebuild) {
   std::thread other([this] { EXPECT_EQ(Run(*world_).code(), StatusCode::kRankLost); });
   other.join();
 
-  EXPECT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  EXPECT_TRUE(session_->Rebuild({}).ok());
   EXPECT_TRUE(session_->failure().ok());
   EXPECT_TRUE(Run(*world_).ok());
   EXPECT_TRUE(Run(*pair).ok());
@@ -186,7 +186,7 @@ TEST_F(SessionTest, Fence_IsStickyOnEveryGroupUntilRebuild) {
 
 TEST_F(SessionTest, Rebuild_NothingToAcknowledge_ReturnsAtOnce) {
   Boot();
-  EXPECT_TRUE(session_->Rebuild(Deadline::At(clock_.Now())).ok());
+  EXPECT_TRUE(session_->Rebuild({.deadline = Deadline::At(clock_.Now())}).ok());
 }
 
 TEST_F(SessionTest, Rebuild_WhileRecoveryGoesOn_WaitsForIt) {
@@ -205,7 +205,7 @@ TEST_F(SessionTest, Rebuild_DeadlinePasses_GateStaysShutUntilTheNext) {
   Boot();
   rendezvous_->set_autopilot(false);
   FenceAndSettle(1, Lost(2));
-  const Status status = session_->Rebuild(Deadline::At(clock_.Now()));
+  const Status status = session_->Rebuild({.deadline = Deadline::At(clock_.Now())});
   EXPECT_EQ(status.code(), StatusCode::kTimeout);
   EXPECT_THAT(status.message(), HasSubstr("rank 2 was killed"));
   rendezvous_->SayView(2);
@@ -214,7 +214,7 @@ TEST_F(SessionTest, Rebuild_DeadlinePasses_GateStaysShutUntilTheNext) {
   rendezvous_->Settle();
   EXPECT_EQ(session_->membership().state, SessionState::kReady);
   EXPECT_EQ(Run(*world_).code(), StatusCode::kRankLost);
-  EXPECT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  EXPECT_TRUE(session_->Rebuild({}).ok());
 }
 
 TEST_F(SessionTest, Rebuild_Interrupted_EndsWithThatStatus) {
@@ -246,7 +246,7 @@ TEST_F(SessionTest, Rebuild_SeatNotFilled_ReturnsFirstCauseAndMayTryAgain) {
   EXPECT_EQ(refused.get().message(), "rank 2 was killed");
 
   rendezvous_->set_autopilot(true);
-  EXPECT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  EXPECT_TRUE(session_->Rebuild({}).ok());
   EXPECT_TRUE(Run(*world_).ok());
 }
 
@@ -280,7 +280,7 @@ TEST_F(SessionTest, Rebuild_BudgetSpent_FailsForGood) {
   clock_.Advance(options_.budget);
   EXPECT_EQ(Run(*world_).code(), StatusCode::kRankLost);
   EXPECT_EQ(session_->membership().state, SessionState::kFailed) << "any call notices";
-  EXPECT_EQ(session_->Rebuild(Deadline::Never()).message(), "rank 2 was killed");
+  EXPECT_EQ(session_->Rebuild({}).message(), "rank 2 was killed");
   EXPECT_EQ(session_->failure().message(), "rank 2 was killed");
 }
 
@@ -315,7 +315,7 @@ TEST_F(SessionTest, SessionLost_EveryCallSaysSo) {
   rendezvous_->SayLost(Status(StatusCode::kStaleGeneration, "this process was given up"));
   EXPECT_EQ(outcome.Await().code(), StatusCode::kStaleGeneration);
   EXPECT_EQ(Run(*world_).code(), StatusCode::kStaleGeneration);
-  EXPECT_EQ(session_->Rebuild(Deadline::Never()).code(), StatusCode::kStaleGeneration);
+  EXPECT_EQ(session_->Rebuild({}).code(), StatusCode::kStaleGeneration);
 }
 
 TEST_F(SessionTest, BuildFails_IsReportedAndTheFenceHealsIt) {
@@ -392,7 +392,7 @@ TEST_F(SessionTest, Incident_IsLoggedOnceAFenceHoweverItEnds) {
   Boot();
   ::testing::internal::CaptureStderr();
   FenceAndSettle(1, Lost(3));
-  EXPECT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  EXPECT_TRUE(session_->Rebuild({}).ok());
   FenceAndSettle(2, Lost(2));
   session_->Close();
   session_->Close();
@@ -429,7 +429,7 @@ TEST_F(SessionTest, Incident_HasItsPhasesInOrder) {
   rendezvous_->SayRunning(2);
   rendezvous_->Settle();
   EXPECT_EQ(session_->last_incident()->running_unix_s, 0) << "not acknowledged";
-  ASSERT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  ASSERT_TRUE(session_->Rebuild({}).ok());
   const Incident incident = *session_->last_incident();
   EXPECT_EQ(incident.generation, 1u);
   EXPECT_EQ(incident.cause.code(), StatusCode::kRankLost);
@@ -459,7 +459,7 @@ TEST_F(SessionTest, Stress_FencesWhileManyThreadsSubmit_NoOperationIsLost) {
     rendezvous_->SayFence(generation, Lost(2));
     ASSERT_TRUE(record_->Await(
         [&](const Record& record) { return record.readies.size() == generation + 1; }));
-    ASSERT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+    ASSERT_TRUE(session_->Rebuild({}).ok());
     EXPECT_EQ(session_->membership().generation, generation + 1);
   }
   stop = true;

@@ -97,7 +97,7 @@ TEST_F(SessionTest, FenceToken_IsThatOfTheGenerationThatRanHere) {
   rendezvous_->Settle();
   EXPECT_EQ(session_->membership().generation, 2u);
   EXPECT_EQ(session_->membership().fence_token, 1001u) << "nobody has acknowledged";
-  ASSERT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  ASSERT_TRUE(session_->Rebuild({}).ok());
   EXPECT_EQ(session_->membership().fence_token, 1002u);
 }
 
@@ -317,22 +317,6 @@ TEST_F(SessionTest, GroupCommunicator_IsMadeAtTheFirstOperationAndOnce) {
   EXPECT_EQ(factory_->CreatedCount(), 2u);
 }
 
-TEST_F(SessionTest, GroupWhosePeerLeftTheWorld_SaysSo) {
-  Boot();
-  auto pair = CreateGroup("pair", {1, 3});
-  rendezvous_->set_autopilot(false);
-  FenceAndSettle(1, Lost(3));
-  View view;
-  view.generation = 2;
-  for (int rank = 0; rank < 3; ++rank) view.members.push_back({rank, "i", "host", 1, "endpoint"});
-  rendezvous_->SayView(view);
-  ASSERT_TRUE(AwaitCount(&Record::readies, 2));
-  rendezvous_->SayRunning(2);
-  ASSERT_TRUE(session_->Rebuild(Deadline::Never()).ok());
-  EXPECT_EQ(Run(*pair).code(), StatusCode::kFailedPrecondition);
-  EXPECT_TRUE(Run(*world_).ok());
-}
-
 TEST_F(SessionTest, GroupClose_SaysGoodbyeAndRefusesMore) {
   factory_script_.hold = true;
   Boot();
@@ -347,7 +331,7 @@ TEST_F(SessionTest, GroupClose_SaysGoodbyeAndRefusesMore) {
             StatusCode::kFailedPrecondition);
   EXPECT_EQ(session_->CreateGroup("pair", {1, 3}).status().code(), StatusCode::kInvalidArgument);
   FenceAndSettle(1, Lost(2));
-  ASSERT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  ASSERT_TRUE(session_->Rebuild({}).ok());
   EXPECT_TRUE(session_->CreateGroup("pair", {1, 3}).ok()) << "names are free in a new generation";
 }
 
@@ -374,7 +358,7 @@ TEST_F(SessionTest, WorldGroupClosed_ComesBackInTheNextGeneration) {
   EXPECT_EQ(session_->CreateGroup(kWorldGroup, {0, 1, 2, 3}).status().code(),
             StatusCode::kInvalidArgument);
   FenceAndSettle(1, Lost(2));
-  ASSERT_TRUE(session_->Rebuild(Deadline::Never()).ok());
+  ASSERT_TRUE(session_->Rebuild({}).ok());
   EXPECT_TRUE(Run(*CreateGroup(kWorldGroup, {0, 1, 2, 3})).ok());
 }
 
@@ -414,7 +398,7 @@ TEST_F(SessionTest, Close_OrderAndIdempotence) {
   EXPECT_THAT(calls, ElementsAre("join", "ready", "rendezvous closed", "factory closed"));
   EXPECT_TRUE(factory_->Latest(kWorldGroup)->left());
   EXPECT_EQ(Run(*world_).code(), StatusCode::kFailedPrecondition);
-  EXPECT_EQ(session_->Rebuild(Deadline::Never()).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(session_->Rebuild({}).code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(session_->CreateGroup("x", {1}).status().code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(session_->Init().code(), StatusCode::kFailedPrecondition);
 }
@@ -476,7 +460,7 @@ TEST_F(SessionTest, ForkedChild_EveryCallSaysForked) {
     if (status.message().find("forked from rank 1") == std::string::npos) wrong |= 2;
     if (!session_->InForkedChild()) wrong |= 4;
     if (session_->failure().code() != StatusCode::kForked) wrong |= 8;
-    if (session_->Rebuild(Deadline::Never()).code() != StatusCode::kForked) wrong |= 16;
+    if (session_->Rebuild({}).code() != StatusCode::kForked) wrong |= 16;
     if (session_->CreateGroup("x", {1}).status().code() != StatusCode::kForked) wrong |= 32;
     if (session_->membership().state != SessionState::kClosed) wrong |= 64;
     world_.reset();

@@ -2,7 +2,8 @@
 // Method: a history in a small language brings the machine into a state, one more word is the event
 // under test, and what comes out is compared as text. Words: I init, V<g> view, B<g> built,
 // X<g> build failed, R<g> running, F<g> fence (RANK_LOST), C<g> fence (COMM_FAILED), M<g> fence
-// (MISMATCH), Q<g> quiet, J join refused, S store lost, Z stale, A acknowledge, W withdraw,
+// (MISMATCH), Q<g> quiet, J join refused, J<n> one that was
+// sent n joins before, S store lost, Z stale, A acknowledge, W withdraw,
 // T<seconds> time passes, K close.
 #include "runtime/recovery/state_machine.h"
 
@@ -38,7 +39,10 @@ class Player {
     const std::uint64_t number = word.size() > 1 ? std::stoull(word.substr(1)) : 0;
     const std::vector<Action> actions = machine.Step(EventOf(word[0], number), now_);
     std::string text(SessionStateName(machine.state()));
-    for (const Action& action : actions) text += " " + Show(action);
+    for (const Action& action : actions) {
+      text += " " + Show(action);
+      if (action.kind == ActionKind::kSendJoin) last_join_ = action.join;
+    }
     return text;
   }
 
@@ -68,14 +72,22 @@ class Player {
         return {EventKind::kFence, number, because(StatusCode::kMismatch), {}};
       case 'Q':
         return {EventKind::kQuiet, number, {}, {}};
-      case 'J':
-        return {EventKind::kJoinRefused, 0, because(StatusCode::kJoinTimeout), {}};
+      case 'J': {
+        Event refused{EventKind::kJoinRefused, 0, because(StatusCode::kJoinTimeout), {}};
+        refused.join = last_join_ - number;
+        return refused;
+      }
       case 'S':
         return {EventKind::kSessionLost, 0, because(StatusCode::kStoreLost), {}};
       case 'Z':
         return {EventKind::kSessionLost, 0, because(StatusCode::kStaleGeneration), {}};
       case 'A':
         return {EventKind::kAcknowledge, 0, {}, {}};
+      case 'a': {
+        Event acknowledge{EventKind::kAcknowledge, 0, {}, {}};
+        acknowledge.wish_changed = true;
+        return acknowledge;
+      }
       case 'W':
         return {EventKind::kWithdraw, 0, {}, {}};
       case 'T':
@@ -111,6 +123,7 @@ class Player {
   }
 
   Instant now_{};
+  std::uint64_t last_join_ = 0;
 };
 
 // Histories that end in each state; generation 5 where there is one. READY twice, for it differs by
@@ -215,6 +228,23 @@ const Edge kEdges[] = {
 };
 
 std::string StateOf(const std::string& history) { return history.substr(0, history.find(',')); }
+
+TEST(StateMachine, RefusalOfAnEarlierJoin_DoesNotCount) {
+  Player player;
+  EXPECT_EQ(player.Play("I V1 B1 R1 F1 Q1 a J1"), "JOINING");
+  EXPECT_EQ(player.Play("J"), "FENCED");
+}
+
+TEST(StateMachine, OtherWish_SendsTheJoinThatIsUnderWayAgain) {
+  for (const auto& [name, history] : kHistories) {
+    Player one;
+    Player other;
+    one.Play(history);
+    other.Play(history);
+    const std::string acknowledged = one.Play("A");
+    EXPECT_EQ(other.Play("a"), acknowledged + (name == "JOINING" ? " join:4" : "")) << name;
+  }
+}
 
 TEST(StateMachineTable, EveryEdge_LeadsWhereItShould) {
   for (const Edge& edge : kEdges) {

@@ -140,7 +140,7 @@ TEST_F(WorldTest, KilledRank_SurvivorsRaiseUntilRebuildAndGoOnWithTheNewcomer) {
     if (rank == 2) {
       self = Start(hub, rank);
     } else {
-      const Status status = self.session->Rebuild(Deadline::Never());
+      const Status status = self.session->Rebuild({});
       ASSERT_TRUE(status.ok()) << status.ToString();
     }
     EXPECT_EQ(self.session->membership().generation, 2u);
@@ -182,7 +182,7 @@ TEST_F(WorldTest, RanksKilledAtAnyMoment_EverySumIsRight) {
       }
       if (CodeOf(sum) == StatusCode::kStaleGeneration) return;
       ASSERT_EQ(CodeOf(sum), StatusCode::kRankLost) << sum.status().ToString();
-      const Status status = self.session->Rebuild(Deadline::Never());
+      const Status status = self.session->Rebuild({});
       if (status.code() == StatusCode::kStaleGeneration) return;
       ASSERT_TRUE(status.ok()) << status.ToString();
     }
@@ -232,7 +232,7 @@ TEST_F(WorldTest, Mismatch_RaisesOnEveryRankAndHeals) {
     // The fence may still be on its way; once it is here, Rebuild heals it.
     while (self.session->failure().ok()) std::this_thread::yield();
     EXPECT_EQ(CodeOf(Sum(*self.world, 1)), StatusCode::kMismatch);
-    ASSERT_TRUE(self.session->Rebuild(Deadline::Never()).ok());
+    ASSERT_TRUE(self.session->Rebuild({}).ok());
     ExpectSum(*self.world, rank, 10);
     EXPECT_EQ(self.session->membership().generation, 2u);
   });
@@ -255,7 +255,7 @@ TEST_F(WorldTest, GroupAbort_EndsTheGenerationForAll) {
       EXPECT_THAT(outcome.Await().message(), HasSubstr("the user asked for it"));
     }
     EXPECT_EQ(self.session->failure().code(), StatusCode::kCommFailed);
-    ASSERT_TRUE(self.session->Rebuild(Deadline::Never()).ok());
+    ASSERT_TRUE(self.session->Rebuild({}).ok());
     ExpectSum(*self.world, rank, 10);
   });
 }

@@ -360,7 +360,7 @@ std::vector<ServerMessage> AllServerMessages() {
           Event(view),
           Event(RunningEvent{3}),
           Event(Fence{3, SomeFailure()}),
-          Event(JoinRefusedEvent{SomeFailure()}),
+          Event(JoinRefusedEvent{SomeFailure(), 7}),
           Event(SessionLostEvent{SomeFailure()}),
           Event(HeartbeatAckEvent{8}),
           Event(PingEvent{9}),

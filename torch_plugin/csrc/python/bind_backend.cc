@@ -35,16 +35,17 @@ py::dict ToDict(const LoggedOperation& entry) {
   return fields;
 }
 
+// REQUIRES: without the interpreter's lock.
+ResilientBackend& OursOrThrow(PythonHost& host, const c10::intrusive_ptr<c10d::Backend>& backend) {
+  if (auto* ours = dynamic_cast<ResilientBackend*>(backend.get())) return *ours;
+  host.Throw(Status(StatusCode::kInvalidArgument, "the group is of another backend"));
+}
+
 py::list LoggedOperations(PythonHost& host, const c10::intrusive_ptr<c10d::Backend>& backend) {
-  auto* ours = dynamic_cast<ResilientBackend*>(backend.get());
   std::vector<LoggedOperation> entries;
   {
     const py::gil_scoped_release unlocked;
-    if (ours == nullptr) {
-      host.Throw(Status(StatusCode::kInvalidArgument,
-                        "the group has no operation log: it is of another backend"));
-    }
-    entries = ours->logged_operations();
+    entries = OursOrThrow(host, backend).logged_operations();
   }
   py::list dicts;
   for (const LoggedOperation& entry : entries) dicts.append(ToDict(entry));
@@ -67,6 +68,15 @@ void RegisterBackend(py::module_& m, const std::shared_ptr<PythonHost>& host) {
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("group_name"),
       py::arg("global_ranks"));
+  // Whether a group's rank and size can change in place with this version of torch.
+  m.attr("can_follow") = ResilientBackend::kCanFollow;
+  m.def(
+      "follow_group",
+      [host](const c10::intrusive_ptr<c10d::Backend>& backend) {
+        const py::gil_scoped_release unlocked;
+        OursOrThrow(*host, backend).FollowGroup();
+      },
+      py::arg("backend"));
   m.def(
       "op_log",
       [host](const c10::intrusive_ptr<c10d::Backend>& backend) {

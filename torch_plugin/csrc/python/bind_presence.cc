@@ -44,7 +44,7 @@ class Presence final : private RendezvousEvents {
   void OnView(const View& /*view*/) override {}
   void OnRunning(std::uint64_t /*generation*/) override {}
   void OnFence(const Fence& /*fence*/) override {}
-  void OnJoinRefused(const Status& /*why*/) override {}
+  void OnJoinRefused(std::uint64_t /*join*/, const Status& /*why*/) override {}
   void OnSessionLost(const Status& why) override {
     const std::lock_guard lock(mutex_);
     lost_ = why.ToString();

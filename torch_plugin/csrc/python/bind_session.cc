@@ -114,9 +114,13 @@ py::object FailureObject(const PythonHost& host, SessionContext& context, double
   return py::reinterpret_steal<py::object>(exception);
 }
 
-void Rebuild(PythonHost& host, SessionContext& context, std::optional<double> budget) {
+void Rebuild(PythonHost& host, SessionContext& context, std::optional<double> budget, int min_world,
+             std::optional<double> seat_wait) {
+  const auto duration = [](std::optional<double> seconds) {
+    return seconds ? std::optional(FromSeconds(*seconds)) : std::nullopt;
+  };
   const py::gil_scoped_release unlocked;
-  Check(host, context.Rebuild(budget ? std::optional(FromSeconds(*budget)) : std::nullopt));
+  Check(host, context.Rebuild(duration(budget), min_world, duration(seat_wait)));
 }
 
 void DefineInit(py::class_<SessionContext, ContextPtr>& session,
@@ -227,10 +231,12 @@ void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
           py::arg("after"), py::arg("timeout"))
       .def(
           "rebuild",
-          [host](SessionContext& self, std::optional<double> budget) {
-            Rebuild(*host, self, budget);
+          [host](SessionContext& self, std::optional<double> budget, int min_world,
+                 std::optional<double> seat_wait) {
+            Rebuild(*host, self, budget, min_world, seat_wait);
           },
-          py::arg("budget") = py::none())
+          py::arg("budget") = py::none(), py::arg("min_world") = 0,
+          py::arg("seat_wait") = py::none())
       .def("close", &SessionContext::Close, py::call_guard<py::gil_scoped_release>())
       .def("in_forked_child", [](SessionContext& self) { return self.session().InForkedChild(); });
 }

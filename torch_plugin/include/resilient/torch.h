@@ -54,10 +54,14 @@ void destroy_process_group(const ProcessGroup& world);
 // The session of a group of ours: membership, failure, last incident. Throws for another's.
 std::shared_ptr<Session> session_of(const ProcessGroup& group);
 
-// Acknowledges a failure and returns the new membership once the next generation is built; waits
-// for lost seats to be filled for RESILIENT_SEAT_WAIT, then throws the first cause. `budget`: of
+// Acknowledges a failure and returns the new membership once the next generation is built. Waits
+// for lost seats to be filled for `seat_wait`, default RESILIENT_SEAT_WAIT. When they stay empty
+// the world goes on with `min_world` ranks at least, if all that are left want that; they are
+// numbered anew, in their order, `world` has its new rank and size, and groups made before throw
+// until they are made anew. With 0, or with fewer ranks left, throws the first cause. `budget`: of
 // the machine's part; default RESILIENT_BUDGET.
-Membership rebuild(const ProcessGroup& world, std::optional<Duration> budget = std::nullopt);
+Membership rebuild(const ProcessGroup& world, std::optional<Duration> budget = std::nullopt,
+                   int min_world = 0, std::optional<Duration> seat_wait = std::nullopt);
 
 // What a training run needs to go on after a rank was lost: named values that are committed
 // together and restored together. What is kept by reference outlives the State.
@@ -112,7 +116,9 @@ class State {
 // newest complete commit. Before it nothing communicates but init_process_group. What is thrown for
 // another reason than a failure of the session passes through; MISMATCH, DEADLOCK, STALLED and
 // wrong starts are bugs and are not tried again. `max_restarts`: without a commit in between.
-void elastic(State& state, const std::function<void(State&)>& fn, int max_restarts = 100);
+// `min_world`: as of rebuild; `fn` then finds another rank and size.
+void elastic(State& state, const std::function<void(State&)>& fn, int max_restarts = 100,
+             int min_world = 0);
 
 // NOLINTEND(readability-identifier-naming)
 

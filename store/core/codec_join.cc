@@ -1,0 +1,59 @@
+#include "store.pb.h"
+#include "store/core/codec_parts.h"
+
+namespace resilient::store {
+
+namespace pb = ::resilient::store::v1;
+
+namespace {
+
+void Put(const DeviceClaim& claim, pb::DeviceClaim* out) {
+  out->set_uuid(Utf8(claim.uuid));
+  out->set_host(Utf8(claim.host));
+  out->set_ordinal(claim.ordinal);
+  out->set_visible(claim.visible);
+  out->set_visible_devices(Utf8(claim.visible_devices));
+  out->set_local_rank(claim.local_rank);
+}
+
+DeviceClaim ToDevice(const pb::DeviceClaim& message) {
+  DeviceClaim claim;
+  claim.uuid = message.uuid();
+  claim.host = message.host();
+  claim.ordinal = message.ordinal();
+  claim.visible = message.visible();
+  claim.visible_devices = message.visible_devices();
+  claim.local_rank = message.local_rank();
+  return claim;
+}
+
+}  // namespace
+
+void PutOp(const JoinOp& op, pb::Request* out) {
+  pb::JoinRequest* message = out->mutable_join();
+  message->set_rank(op.request.rank);
+  message->set_world_size(op.request.world_size);
+  message->set_endpoint(op.request.endpoint);
+  message->set_join_timeout_ms(ToMillis(op.request.join_timeout));
+  message->set_seat_wait_ms(ToMillis(op.request.seat_wait));
+  message->set_generation(op.request.generation);
+  message->set_min_world(op.request.min_world);
+  message->set_number(op.request.number);
+  if (op.request.device) Put(*op.request.device, message->mutable_device());
+}
+
+Op ToJoin(const pb::JoinRequest& message) {
+  JoinOp join;
+  join.request.rank = message.rank();
+  join.request.world_size = message.world_size();
+  join.request.endpoint = message.endpoint();
+  join.request.join_timeout = FromMillis(message.join_timeout_ms());
+  join.request.seat_wait = FromMillis(message.seat_wait_ms());
+  join.request.generation = message.generation();
+  join.request.min_world = message.min_world();
+  join.request.number = message.number();
+  if (message.has_device()) join.request.device = ToDevice(message.device());
+  return join;
+}
+
+}  // namespace resilient::store

@@ -1,0 +1,214 @@
+// Goal: a world whose lost seats stay empty goes on with the ranks that it has left, when all of
+// them want that, and only then. Method: processes 0, 1, ... on one server core and manual time;
+// after each step a second core is restored from what was kept.
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/store/core_membership_fixture.h"
+
+namespace resilient::store {
+namespace {
+
+constexpr Duration kWait = std::chrono::seconds(30);
+
+class Shrink : public CoreMembership {
+ protected:
+  // `process` joins again for a world of four, content with `least` ranks.
+  void Wish(ConnectionId control, int process, int least, Duration wait = {},
+            std::uint64_t generation = 1) {
+    JoinRequest request = JoinOf(process, 4, wait);
+    request.min_world = least;
+    request.generation = generation;
+    Send(control, JoinOp{request});
+  }
+  // "e0 e2 e3": the endpoints in the view that came, by rank.
+  std::string ViewAt(ConnectionId control) {
+    const std::optional<View> view = Take<View>(control);
+    if (!view) return "no view";
+    std::string text;
+    int rank = 0;
+    for (const Member& member : view->members) {
+      EXPECT_EQ(member.rank, rank++);
+      text += (text.empty() ? "" : " ") + member.endpoint;
+    }
+    return text;
+  }
+  void DropFences(const std::vector<ConnectionId>& control) {
+    for (const ConnectionId connection : control) Take<Fence>(connection);
+  }
+};
+
+TEST_F(Shrink, AllWhoAreLeftWantIt_GoOnInTheirOrder) {
+  const auto control = Run(4);
+  Kill(1);
+  for (const int i : {3, 0, 2}) Wish(control[At(i)], i, 2);
+  for (const int i : {0, 2}) EXPECT_EQ(ViewAt(control[At(i)]), "e0 e2 e3");
+  // The last one's view is taken here: all are ready for it.
+  Send(control[0], ReadyOp{2});
+  Send(control[2], ReadyOp{2});
+  EXPECT_FALSE(Take<RunningEvent>(control[0]));
+  Send(control[3], ReadyOp{2});
+  EXPECT_TRUE(Take<RunningEvent>(control[0]));
+}
+
+TEST_F(Shrink, NextLoss_IsOfTheNewNumbers) {
+  const auto control = Run(4);
+  Kill(1);
+  for (const int i : {0, 2, 3}) Wish(control[At(i)], i, 1);
+  BecomeReady({control[0], control[2], control[3]});
+  DropFences(control);
+  Kill(2);  // Which is rank 1 by now.
+  const std::optional<Fence> fence = Take<Fence>(control[0]);
+  ASSERT_TRUE(fence);
+  EXPECT_EQ(fence->cause.detail().rank, 1);
+  for (const int i : {0, 3}) {
+    JoinRequest request = JoinOf(i == 0 ? 0 : 2, 3);
+    request.min_world = 1;
+    request.generation = 2;
+    Send(control[At(i)], JoinOp{request});
+  }
+  EXPECT_EQ(ViewAt(control[3]), "e0 e2");
+}
+
+TEST_F(Shrink, SeatsMayStillBeFilled_WaitsForTheLongest) {
+  const auto control = Run(4, kWait);
+  Kill(1);
+  Wish(control[0], 0, 2, kWait);
+  Wish(control[2], 2, 2, {});
+  Wish(control[3], 3, 2, kWait / 2);
+  Advance(kWait - kSecond, {control[0], control[2], control[3]});
+  EXPECT_EQ(ViewAt(control[0]), "no view");
+  Advance(kSecond, {control[0], control[2], control[3]});
+  EXPECT_EQ(ViewAt(control[0]), "e0 e2 e3");
+}
+
+TEST_F(Shrink, SeatIsFilledMeanwhile_StaysWhole) {
+  const auto control = Run(4, kWait);
+  Kill(1);
+  for (const int i : {0, 2, 3}) Wish(control[At(i)], i, 2, kWait);
+  const ConnectionId newcomer = OpenControl(7);
+  Send(newcomer, JoinOp{JoinOf(1, 4, kWait)});
+  EXPECT_EQ(ViewAt(newcomer), "e0 e1 e2 e3");
+}
+
+TEST_F(Shrink, OneHasNotSaidSo_IsWaitedFor) {
+  const auto control = Run(4);
+  Kill(1);
+  Wish(control[0], 0, 2);
+  Wish(control[2], 2, 2);
+  Advance(kSecond, {control[0], control[2], control[3]});
+  EXPECT_FALSE(Take<JoinRefusedEvent>(control[0]));
+  // Whoever wants all or nothing is told that there will not be all, and may think again.
+  Wish(control[3], 3, 0);
+  EXPECT_TRUE(Take<JoinRefusedEvent>(control[3]));
+  EXPECT_FALSE(Take<JoinRefusedEvent>(control[0]));
+  Wish(control[3], 3, 2);
+  EXPECT_EQ(ViewAt(control[3]), "e0 e2 e3");
+}
+
+TEST_F(Shrink, OneThatDoesNotWantItIsLost_TheOthersGoOn) {
+  const auto control = Run(4);
+  Kill(1);
+  Wish(control[0], 0, 2);
+  Wish(control[2], 2, 2);
+  Kill(3);
+  EXPECT_EQ(ViewAt(control[0]), "e0 e2");
+}
+
+TEST_F(Shrink, TooFewAreLeft_RefusesWithTheFirstCause) {
+  const auto control = Run(4);
+  Kill(1);
+  Wish(control[0], 0, 3);
+  Wish(control[2], 2, 1);
+  Kill(3);
+  const auto refused = Take<JoinRefusedEvent>(control[0]);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->why.detail().rank, 1);
+  // One of them is content with less, and both have to be.
+  Wish(control[2], 2, 1);
+  EXPECT_EQ(ViewAt(control[2]), "no view");
+  Wish(control[0], 0, 2);
+  EXPECT_EQ(ViewAt(control[2]), "e0 e2");
+}
+
+TEST_F(Shrink, RefusedWorld_IsOpenedAgain) {
+  const auto control = Run(4);
+  Kill(1);
+  for (const int i : {0, 2, 3}) Wish(control[At(i)], i, 0);
+  for (const int i : {0, 2, 3}) EXPECT_TRUE(Take<JoinRefusedEvent>(control[At(i)]));
+  for (const int i : {0, 2, 3}) Wish(control[At(i)], i, 3);
+  EXPECT_EQ(ViewAt(control[3]), "e0 e2 e3");
+}
+
+TEST_F(Shrink, JoinSentAgainUnderTheOldNumber_GetsTheView) {
+  const auto control = Run(4);
+  Kill(1);
+  for (const int i : {0, 2, 3}) Wish(control[At(i)], i, 2);
+  EXPECT_EQ(ViewAt(control[3]), "e0 e2 e3");
+  Wish(control[3], 3, 2);
+  EXPECT_EQ(ViewAt(control[3]), "e0 e2 e3");
+  // It has heard of the end of the new generation, but not of its view.
+  Kill(2);
+  Wish(control[3], 3, 2, {}, 2);
+  Wish(control[0], 0, 2, {}, 2);
+  EXPECT_EQ(ViewAt(control[3]), "e0 e3");
+}
+
+TEST_F(Shrink, ReplacementThatComesLate_IsToldOfTheOtherSize) {
+  const auto control = Run(4);
+  Kill(1);
+  for (const int i : {0, 2, 3}) Wish(control[At(i)], i, 2);
+  BecomeReady({control[0], control[2], control[3]});
+  const ConnectionId newcomer = OpenControl(7);
+  Send(newcomer, JoinOp{JoinOf(1, 4)});
+  for (int answers = 0; answers < 2; ++answers) {
+    for (const int i : {0, 2, 3}) Send(control[At(i)], HeartbeatOp{1}, 0);
+  }
+  const auto refused = Take<JoinRefusedEvent>(newcomer);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->why.code(), StatusCode::kWorldSize);
+}
+
+TEST_F(Shrink, RefusalThatWasMissed_IsToldAgain) {
+  const auto control = Run(4);
+  Kill(1);
+  Wish(control[0], 0, 2);
+  Wish(control[2], 2, 2);
+  Wish(control[3], 3, 0);
+  EXPECT_TRUE(Take<JoinRefusedEvent>(control[3]));
+  Close(control[3]);
+  const ConnectionId again = OpenControl(3);
+  EXPECT_TRUE(Take<JoinRefusedEvent>(again));
+}
+
+TEST_F(Shrink, DeathReportedUnderTheOldNumber_IsOfThatProcess) {
+  const auto control = Run(4);
+  Kill(0);
+  for (const int i : {1, 2, 3}) Wish(control[At(i)], i, 2);
+  BecomeReady({control[1], control[2], control[3]});
+  DropFences(control);
+  Report report;
+  report.kind = ReportKind::kProcessDied;
+  report.generation = 1;
+  report.accused_rank = 3;  // Which there is none of any more.
+  report.accused_incarnation = HelloOf(3, Role::kControl).incarnation;
+  report.wait_status = 9;
+  Send(control[1], ReportOp{report});
+  const std::optional<Fence> fence = Take<Fence>(control[1]);
+  ASSERT_TRUE(fence);
+  EXPECT_EQ(fence->cause.detail().rank, 2);
+}
+
+TEST_F(Shrink, BadNumber_IsRefused) {
+  const auto control = Run(4);
+  Kill(1);
+  Wish(control[0], 0, 5);
+  EXPECT_EQ(Take<JoinRefusedEvent>(control[0])->why.code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace resilient::store
