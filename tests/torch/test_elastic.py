@@ -109,6 +109,22 @@ def undisturbed(rank_server, store):
         return run_all(world)
 
 
+def backward_then_restore():
+    dist.init_process_group("resilient")
+    model = nn.Linear(2, 1)
+    state = State(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    state.commit()
+    for bring_back in (state.restore, state.sync):
+        model(torch.ones(2)).backward()
+        bring_back()
+        assert all(parameter.grad is None for parameter in model.parameters())
+    dist.destroy_process_group()
+
+
+def test_what_a_failed_backward_has_left_is_not_added_to(world):
+    world.run(backward_then_restore, 2)
+
+
 def test_the_undisturbed_run(undisturbed):
     for values, step, mean, history, seen in undisturbed:
         assert values == undisturbed[0][0]

@@ -126,6 +126,7 @@ StateValue ModuleValue(const std::string& name, torch::nn::Module& module) {
     return tensors;
   };
   const auto load = [&module, read, name](const std::vector<at::Tensor>& bytes) {
+    module.zero_grad();  // What a backward that failed has left would be added to by the next one.
     return CopyInto(read(), bytes, name);
   };
   return {.name = name, .read = read, .load = load};
@@ -141,6 +142,7 @@ StateValue OptimizerValue(const std::string& name, torch::optim::Optimizer& opti
     if (bytes.size() != 1) return CopyInto({}, bytes, name);
     std::istringstream stream{std::string(plugin::TensorText(bytes.front()))};
     optimizer.state().clear();  // torch::load leaves what was not saved.
+    optimizer.zero_grad();
     torch::load(optimizer, stream);
     return Status::Ok();
   };

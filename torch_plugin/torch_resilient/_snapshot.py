@@ -36,8 +36,8 @@ def take(values, reused=None):
 
 
 def load(values, snapshot):
-    """Brings the values back. Tensors and objects are changed in place, plain values replaced. The
-    snapshot stays as it is: nothing of it is shared with the values."""
+    """Brings the values back. Tensors and objects are changed in place, plain values replaced, and
+    gradients are gone. The snapshot stays as it is: nothing of it is shared with the values."""
     for name in values:
         if name not in snapshot.kinds:
             raise ValueError(f"the value {name!r} is not in the commit: all ranks name the same")
@@ -48,8 +48,20 @@ def load(values, snapshot):
                 values[name].copy_(content)
         elif kind == _TREE:
             values[name].load_state_dict(content)
+            _drop_gradients(values[name])
         else:
             values[name] = content
+
+
+def _drop_gradients(value):
+    """What a backward that failed has left would be added to by the next one."""
+    parameters = []
+    if isinstance(value, torch.nn.Module):
+        parameters = value.parameters()
+    elif isinstance(value, torch.optim.Optimizer):
+        parameters = [each for group in value.param_groups for each in group["params"]]
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def broadcast(snapshot, source):
