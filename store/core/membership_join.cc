@@ -115,6 +115,7 @@ void Membership::JoinAgain(World& world, Participant& who, Moment moment,
   const bool fenced = world.phase == Phase::kForming || world.phase == Phase::kRefused;
   if (fenced && seat.state == SeatState::kMember) {
     seat.state = SeatState::kJoined;
+    seat.refused = false;
     ++world.joined;
     Changed(world, seat);
   }
@@ -291,6 +292,8 @@ void Membership::TakeSeat(World& world, Participant& who, Moment moment,
   Changed(who);
   ++world.live;
   ++world.joined;
+  // The seats that are still empty, if any, may have time.
+  if (std::exchange(world.shrinking, false)) Changed(world);
   Lengthen(world, who);
   effects.log.push_back(Record("join", who,
                                "joined round " + std::to_string(world.round) + " (" +

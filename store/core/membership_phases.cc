@@ -182,7 +182,7 @@ void Membership::PushState(const Participant& who, MembershipEffects& effects) c
     case Phase::kForming:
       if (seat.state == SeatState::kMember) {
         push(Fence{world->view->view.generation, world->first_cause});
-        if (world->shrinking) push(JoinRefusedEvent{world->first_cause, who.request.number});
+        if (seat.refused) push(JoinRefusedEvent{world->first_cause, who.request.number});
       }
       return;
     case Phase::kRefused:

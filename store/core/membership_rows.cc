@@ -11,7 +11,7 @@ namespace resilient::store {
 template <typename Archive>
 void Fields(Archive& archive, Seat& seat) {
   archive.Enum(seat.state, SeatState::kLeft);
-  archive(seat.session, seat.ready, seat.gone_for_good, seat.note, seat.incarnations);
+  archive(seat.session, seat.ready, seat.refused, seat.gone_for_good, seat.note, seat.incarnations);
 }
 
 template <typename Archive>

@@ -33,6 +33,7 @@ void Membership::ReopenFor(World& world, const Participant& who) {
     // Refused as it was, it waits for no view.
     if (seat.state != SeatState::kJoined) continue;
     seat.state = SeatState::kMember;
+    seat.refused = true;
     Changed(world, seat);
   }
   Changed(world);
@@ -55,9 +56,9 @@ bool Membership::ShrinkIfDue(World& world, Moment moment, MembershipEffects& eff
         std::max(due, seat.gone_for_good ? seat.vacant_since
                                          : Deadline::After(seat.vacant_since, wishes.wait).when());
   }
-  if (due > moment.now) {
-    if (wishes.all) Arm(due, TimerKind::kWorld, world.round);
-    return false;
+  if (wishes.all && due > moment.now) {
+    Arm(due, TimerKind::kWorld, world.round);
+    return true;
   }
   if (wishes.all) {
     Shrink(world, effects);
@@ -72,6 +73,7 @@ bool Membership::ShrinkIfDue(World& world, Moment moment, MembershipEffects& eff
     const JoinRequest& request = Find(seat.session)->request;
     if (seat.state != SeatState::kJoined || request.min_world > 0) continue;
     seat.state = SeatState::kMember;
+    seat.refused = true;
     --world.joined;
     Changed(world, seat);
     effects.Tell(seat.session, JoinRefusedEvent{world.first_cause, request.number});

@@ -28,6 +28,7 @@ struct Seat {
   SeatState state = SeatState::kEmpty;
   SessionId session = 0;  // The holder; for lost and left the last one.
   bool ready = false;     // In BUILDING: its communicators are built.
+  bool refused = false;   // A member, and its last join was refused: it may have missed that.
   // Left and not to be replaced: it ended well, or nobody supervises it.
   bool gone_for_good = false;
   std::string note;                       // Of a seat that lost its holder before the first view.

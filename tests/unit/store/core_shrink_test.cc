@@ -86,6 +86,35 @@ TEST_F(Shrink, SeatsMayStillBeFilled_WaitsForTheLongest) {
   EXPECT_EQ(ViewAt(control[0]), "e0 e2 e3");
 }
 
+TEST_F(Shrink, SeatsLostOneAfterTheOther_WaitsForTheLast) {
+  const auto control = Run(4, kWait);
+  Kill(1);
+  Advance(kWait / 2, {control[0], control[2], control[3]});
+  Kill(2);
+  Wish(control[0], 0, 2, kWait);
+  Wish(control[3], 3, 2, kWait);
+  Advance(kWait / 2, {control[0], control[3]});
+  EXPECT_FALSE(Take<JoinRefusedEvent>(control[0]));
+  EXPECT_EQ(ViewAt(control[0]), "no view");
+  Advance(kWait / 2, {control[0], control[3]});
+  EXPECT_EQ(ViewAt(control[0]), "e0 e3");
+}
+
+TEST_F(Shrink, SeatMayStillBeFilled_OnlyTheOneThatWantsTheWholeWorldIsRefused) {
+  const auto control = Run(4, kWait);
+  Kill(1);
+  Advance(kWait / 2, {control[0], control[2], control[3]});
+  Kill(2);
+  Wish(control[0], 0, 2, kWait);
+  Wish(control[3], 3, 0, kWait);
+  Advance(kWait / 2, {control[0], control[3]});
+  EXPECT_FALSE(Take<JoinRefusedEvent>(control[0]));
+  EXPECT_TRUE(Take<JoinRefusedEvent>(control[3]));
+  Wish(control[3], 3, 1, kWait);
+  Advance(kWait / 2, {control[0], control[3]});
+  EXPECT_EQ(ViewAt(control[3]), "e0 e3");
+}
+
 TEST_F(Shrink, SeatIsFilledMeanwhile_StaysWhole) {
   const auto control = Run(4, kWait);
   Kill(1);
@@ -183,6 +212,67 @@ TEST_F(Shrink, RefusalThatWasMissed_IsToldAgain) {
   Close(control[3]);
   const ConnectionId again = OpenControl(3);
   EXPECT_TRUE(Take<JoinRefusedEvent>(again));
+}
+
+TEST_F(Shrink, RefusalThatWasMissed_IsToldAgainWhateverHasCome) {
+  const auto control = Run(4);
+  Kill(1);
+  Wish(control[0], 0, 2);
+  Wish(control[3], 3, 0);
+  Close(control[3]);
+  Send(OpenControl(7), JoinOp{JoinOf(1, 4)});
+  EXPECT_TRUE(Take<JoinRefusedEvent>(OpenControl(3)));
+}
+
+TEST_F(Shrink, RefusalBeforeTheWorldWasOpenedAgain_IsToldAgain) {
+  const auto control = Run(4);
+  Kill(1);
+  for (const int i : {0, 2, 3}) Wish(control[At(i)], i, 0);
+  Close(control[2]);
+  Wish(control[0], 0, 2, kWait);
+  const ConnectionId again = OpenControl(2);
+  EXPECT_TRUE(Take<JoinRefusedEvent>(again));
+}
+
+TEST_F(Shrink, SeatIsFilled_NobodyIsRefusedForIt) {
+  const auto control = Run(4);
+  Kill(1);
+  Wish(control[0], 0, 2);
+  Wish(control[3], 3, 0);
+  EXPECT_TRUE(Take<JoinRefusedEvent>(control[3]));
+  const ConnectionId newcomer = OpenControl(7);
+  Send(newcomer, JoinOp{JoinOf(1, 4)});
+  Close(control[2]);
+  ConnectionId again = OpenControl(2);
+  EXPECT_FALSE(Take<JoinRefusedEvent>(again));
+  Wish(again, 2, 2);
+  Wish(control[3], 3, 0);
+  EXPECT_EQ(ViewAt(again), "e0 e1 e2 e3");
+  // Nor in what comes after it.
+  resilient::Report report;
+  report.kind = ReportKind::kCommFailed;
+  report.generation = 2;
+  Send(newcomer, ReportOp{report});
+  Close(again);
+  again = OpenControl(2);
+  EXPECT_TRUE(Take<Fence>(again));
+  EXPECT_FALSE(Take<JoinRefusedEvent>(again));
+}
+
+TEST_F(Shrink, OneOfTwoSeatsIsFilled_TheOtherHasItsTime) {
+  const auto control = Run(4, kWait);
+  Kill(1);
+  Advance(kWait / 2, {control[0], control[2], control[3]});
+  Kill(2);
+  Wish(control[0], 0, 2);
+  Wish(control[3], 3, 0, kWait);
+  Advance(kWait / 2, {control[0], control[3]});
+  EXPECT_TRUE(Take<JoinRefusedEvent>(control[3]));
+  const ConnectionId newcomer = OpenControl(7);
+  Send(newcomer, JoinOp{JoinOf(1, 4, kWait)});
+  EXPECT_FALSE(Take<JoinRefusedEvent>(newcomer));
+  Advance(kWait / 2, {control[0], control[3], newcomer});
+  EXPECT_TRUE(Take<JoinRefusedEvent>(newcomer));
 }
 
 TEST_F(Shrink, DeathReportedUnderTheOldNumber_IsOfThatProcess) {
