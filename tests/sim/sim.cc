@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
+#include <tuple>
 
 #include "runtime/base/log.h"
 
@@ -14,6 +16,8 @@ constexpr Duration kBudget = std::chrono::seconds(20);
 constexpr Duration kLittleBudget = Millis(1500);
 constexpr int kSigkill = 9;
 constexpr int kOpenOpsMax = 4;
+constexpr Duration kSeatWait = std::chrono::seconds(8);
+constexpr Duration kShortSeatWait = Millis(1500);
 
 }  // namespace
 
@@ -21,7 +25,15 @@ Sim::Sim(SimOptions options)
     : options_(options),
       random_(options.seed * 0x9E3779B97F4A7C15u + 1),
       budget_(options.seed % 5 == 0 ? kLittleBudget : kBudget),
-      durable_(options.seed % 4 != 0) {}
+      durable_(options.seed % 4 != 0) {
+  // Not of the schedule's chance, which stays what it is where nobody wants less.
+  Random policy(options.seed);
+  constexpr Policy kPolicies[] = {Policy::kNobody, Policy::kNobody, Policy::kNobody,
+                                  Policy::kAll,    Policy::kSome,   Policy::kSecondThoughts};
+  policy_ = kPolicies[policy.Below(std::size(kPolicies))];
+  const bool short_wait = policy_ != Policy::kNobody && policy.Below(2) == 0;
+  seat_wait_ = short_wait ? kShortSeatWait : kSeatWait;
+}
 
 Sim::~Sim() = default;
 
@@ -53,7 +65,9 @@ std::string Sim::Run() {
   ranks_ = 2 + static_cast<int>(random_.Below(4));
   supervised_ = Chance(50);
   at_.resize(static_cast<std::size_t>(ranks_), nullptr);
-  for (int rank = 0; rank < ranks_; ++rank) After(Between(0, 500), [this, rank] { Spawn(rank); });
+  for (int place = 0; place < ranks_; ++place) {
+    After(Between(0, 500), [this, place] { Spawn(place); });
+  }
   StartServer();
   Tick();
   PlanFaults();
@@ -78,6 +92,7 @@ std::string Sim::Run() {
   if (count_.fences != fences || !AllRun()) Violated("a fence without any fault");
   CheckWaits();
   CheckDeadlockIsFound();
+  CheckShrinks();
   quiet_ = true;
   RunUntil(now_ + kTtl, never);
   CheckWatches();
@@ -135,6 +150,9 @@ void Sim::SendUp(Line& line, const Request& request) {
           ready_.insert({connection->process, ready->generation});
         }
       }
+      if (const auto* join = std::get_if<JoinOp>(&request.op)) {
+        NoteJoin(*connection->process, join->request);
+      }
       core_->OnRequest(connection->id, request, now_, effects);
     });
   });
@@ -190,11 +208,13 @@ void Sim::BreakAtClient(const std::shared_ptr<Connection>& connection) {
 
 // ---- Processes and their launcher ----
 
-void Sim::Spawn(int rank) {
+void Sim::Spawn(int place) {
   processes_.push_back(std::make_unique<Process>());
   Process& process = *processes_.back();
-  process.rank = rank;
+  process.place = place;
+  std::tie(process.rank, process.size) = *NumberOf(place);
   process.pid = static_cast<std::int64_t>(processes_.size());
+  process.presence = PresenceOf(process);
   Hello hello;
   hello.job = "sim";
   hello.session = StrCat("session", process.pid);
@@ -202,12 +222,15 @@ void Sim::Spawn(int rank) {
   hello.process = {"host", "boot", "ns", process.pid, 1};
   hello.supervised = supervised_;
   hello.role = Role::kControl;
-  hello.leased_key = PresenceOf(process);
+  hello.leased_key = process.presence;
   hello.leased_value = "here";
   process.control = std::make_unique<Line>(hello, random_.Next());
   hello.role = Role::kRequest;
   process.request = std::make_unique<Line>(hello, random_.Next());
-  at_[static_cast<std::size_t>(rank)] = &process;
+  const auto before = std::find_if(at_.begin(), at_.end(), [place](const Process* other) {
+    return other && other->place == place;
+  });
+  *(before == at_.end() ? at_.begin() + place : before) = &process;
   Connect(process, *process.control);
   Connect(process, *process.request);
   StartSession(process);
@@ -233,6 +256,7 @@ void Sim::Crash(Process& process) {
   if (!process.alive) return;
   ++count_.crashes;
   ++count_.Of(Blow::kCrash, process.session->state());
+  if (WantsLess(process)) ++count_.shrink_crashes;
   End(process, kSigkill);
 }
 
@@ -264,7 +288,14 @@ void Sim::End(Process& process, int wait_status) {
     report.exit_code = wait_status >> 8;
     After(Between(0, 150), [this, report] { AskAsAdmin(report); });
   }
-  After(Between(100, 1500), [this, rank = process.rank] { Spawn(rank); });
+  const bool late = policy_ != Policy::kNobody && !kind_ && Chance(40);
+  After(Between(100, late ? 7000 : 1500), [this, &process] { Respawn(process); });
+}
+
+// Of a place that is no more nobody comes again.
+void Sim::Respawn(Process& process) {
+  if (NumberOf(process.place)) return Spawn(process.place);
+  std::erase(at_, &process);
 }
 
 // Those that had it in a view, as far as they see it.
@@ -272,15 +303,18 @@ void Sim::TellNeighbours(const Process& dead, int wait_status) {
   if (dead.generation() == 0 || Chance(30)) return;
   Report report;
   report.kind = ReportKind::kProcessDied;
-  report.accused_rank = dead.rank;
   report.accused_incarnation = dead.control->core.hello().incarnation;
   report.wait_status = Chance(50) ? wait_status : -1;
   for (Process* neighbour : at_) {
     if (neighbour == &dead || neighbour->generation() == 0 || Chance(30)) continue;
-    DoAfter(*neighbour, Between(0, 50), [this, neighbour, report] {
+    DoAfter(*neighbour, Between(0, 50), [this, neighbour, report, &dead] {
       ++count_.deaths_seen;
       Report told = report;
       told.generation = neighbour->generation();
+      const std::vector<Process*>& members = views_[told.generation];
+      const auto seat = std::find(members.begin(), members.end(), &dead);
+      told.accused_rank =
+          seat == members.end() ? dead.rank : static_cast<int>(seat - members.begin());
       Submit(*neighbour, *neighbour->control, ReportOp{told});
     });
   }
@@ -452,7 +486,7 @@ void Sim::Work(Process& process) {
     if (!waits(false)) ask(GetOp{"never", true});
     if (!waits(true) && Chance(30)) {
       ++process.arrivals[process.generation()];
-      ask(BarrierOp{StrCat(process.generation()), ranks_});
+      ask(BarrierOp{StrCat(process.generation()), process.size});
     }
   }
   DoAfter(process, Between(10, 150), [this, &process] { Work(process); });

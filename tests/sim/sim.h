@@ -56,6 +56,13 @@ enum class Planted : std::uint8_t {
   kFenceIgnoredInBuilding,  // A fence is overlooked while the links are made.
   kOldOperationCompletes,   // An abort leaves operations, which the next generation completes.
   kCommitsWithoutGeneration,  // The store is not told of which generation a commit is.
+  // Of worlds that become smaller.
+  kWishInvented,      // A rank that wants all or nothing is said to be content with less.
+  kSeatWaitNotTold,   // The store is not told how long a lost seat may stay empty.
+  kWishKept,          // What a caller wanted counts in the next recovery as well.
+  kNumberedAnew,      // The ranks that are left are numbered in another order.
+  kOldNumberKept,     // A rank goes on under the number that it had.
+  kRefusalOfAnyJoin,  // The refusal of an earlier join counts.
 };
 
 // What may happen to a process in each state of its recovery.
@@ -68,6 +75,8 @@ enum class Blow : std::uint8_t {
 };
 inline constexpr std::size_t kBlows = 5;
 inline constexpr std::size_t kStates = static_cast<std::size_t>(SessionState::kClosed) + 1;
+
+struct SimWish;
 
 struct SimOptions {
   std::uint64_t seed = 1;
@@ -125,6 +134,12 @@ class Sim {
     int exhausted = 0;
     int kept_commits = 0;
     int stale_commits = 0;
+    int shrinks = 0;            // Of worlds,
+    int shrinks_again = 0;      // that had become smaller before.
+    int contents = 0;           // Ranks in such a world that had been refused a larger one.
+    int shrink_crashes = 0;     // While its rank waits for a smaller world.
+    int shrink_restarts = 0;    // Of the server, likewise.
+    int late_replacements = 0;  // In a world that had become smaller.
     std::array<std::array<int, kStates>, kBlows> blows{};  // By what came, and when.
     int& Of(Blow blow, SessionState state) {
       return blows[static_cast<std::size_t>(blow)][static_cast<std::size_t>(state)];
@@ -138,6 +153,28 @@ class Sim {
   struct Connection;
   struct Contribution;
 
+  // Who wants to go on with fewer ranks.
+  enum class Policy : std::uint8_t { kNobody, kAll, kSome, kSecondThoughts };
+
+  // What the server has decided, as seen from outside: of what its steps say. A crash takes back
+  // what was not kept.
+  struct Truth {
+    struct Seat {
+      Process* holder = nullptr;
+      bool gone = false;
+      bool left = false;
+      bool for_good = false;
+      Instant since{};  // Without its holder.
+    };
+    std::map<std::pair<std::uint64_t, int>, Seat> seats;     // By round and place.
+    std::map<std::uint64_t, std::vector<Process*>> members;  // Of the latest view of each round.
+    std::set<std::uint64_t> smaller;                // Rounds of worlds that have become smaller.
+    std::map<std::int64_t, std::uint64_t> heard;    // By pid, the number of the last join.
+    std::map<std::int64_t, std::uint64_t> refused;  // Likewise, of the last that was refused.
+    std::set<std::int64_t> dropped;                 // Pids of those whose seats are no more.
+    std::uint64_t generation = 0;                   // Of the latest view.
+  };
+
   // Time and chance.
   void At(Instant when, std::function<void()> what);
   void After(Duration delay, std::function<void()> what) { At(now_ + delay, std::move(what)); }
@@ -149,6 +186,7 @@ class Sim {
   struct Step {
     Effects effects;
     std::vector<Process*> lost;
+    std::optional<Truth> truth;  // When it has changed.
   };
 
   // The server and its shell: sim_server.cc.
@@ -181,7 +219,8 @@ class Sim {
   void BreakAtClient(const std::shared_ptr<Connection>& connection);
 
   // Processes and their launcher.
-  void Spawn(int rank);
+  void Spawn(int place);
+  void Respawn(Process& process);
   void Do(Process& process, std::function<void()> what);
   void DoAfter(Process& process, Duration delay, std::function<void()> what);
   void Crash(Process& process);
@@ -193,14 +232,14 @@ class Sim {
   void OnResult(Process& process, const Op& op, const Reply& reply);
   void OnEvent(Process& process, const Event& event);
   void OnView(Process& process, const View& view);
-  void CheckRefusal(const Process& process, const Status& why);
   void OnLost(Process& process, const Status& why);
   void Beat(Process& process);
   void Work(Process& process);
   // The number of the request.
   std::uint64_t Submit(Process& process, Line& line, Op op, std::uint64_t scope = 0,
                        std::uint64_t generation = 0);
-  void JoinWorld(Process& process, std::uint64_t generation, std::uint64_t number);
+  void JoinWorld(Process& process, std::uint64_t generation, std::uint64_t number,
+                 const SimWish& wish);
 
   // Watches and holds: sim_watch.cc.
   void WriteKey(Process& process);
@@ -259,6 +298,26 @@ class Sim {
   void Strike(Process& process);
   void AbortGroup(Process& process);
 
+  // Worlds that become smaller: sim_shrink.cc.
+  SimWish PickWish(Process& process);
+  SimWish SomeWish(int most);
+  bool WantsLess(const Process& process) const;
+  void TakePlace(Process& process, const View& view);
+  std::optional<std::pair<int, int>> NumberOf(int place) const;
+  void FollowWorld(const std::vector<Process*>& members);
+  void NumberAnew(Effects& effects) const;
+  void NoteSeats(const LogRecord& record);
+  void NoteExit(const ExitReportOp& report);
+  void NoteJoin(Process& process, const JoinRequest& request);
+  void NoteDecided(Step& step);
+  void CheckRefusal(const Process& process, const JoinRefusedEvent& refused);
+  std::optional<SimWish> HeardOf(const Process& process) const;
+  void CheckMembers(const View& view);
+  void CheckSmaller(std::uint64_t round, const std::vector<Process*>& before,
+                    const std::vector<Process*>& members);
+  void CheckWish(const Process& process, std::size_t size, Duration* wait);
+  void CheckShrinks();
+
   void PlanFaults();
   void Fault();
   void StopProcess(Process& process);
@@ -269,6 +328,8 @@ class Sim {
   const SimOptions options_;
   Random random_;
   const Duration budget_;  // Of one recovery.
+  Policy policy_ = Policy::kNobody;
+  Duration seat_wait_{};  // Where nobody says otherwise.
   Instant now_{std::chrono::hours(1)};
   std::multimap<Instant, std::function<void()>> queue_;
   std::string violation_;
@@ -300,9 +361,14 @@ class Sim {
   ConnectionId last_connection_ = 0;
   std::map<ConnectionId, std::shared_ptr<Connection>> connections_;
   std::vector<std::unique_ptr<Process>> processes_;  // All that ever were; pid = index + 1.
-  std::vector<Process*> at_;                         // The present one of each rank.
+  std::vector<Process*> at_;                         // The present one of each place.
+  bool all_want_less_ = false;
+  int given_up_ = -1;  // The place that its launcher does not fill again.
 
   // Ghosts: what the truth is, as seen from outside.
+  Truth truth_;
+  Truth kept_truth_;
+  bool truth_changed_ = false;
   std::map<std::uint64_t, std::vector<Process*>> views_;  // Members by generation.
   std::map<std::uint64_t, std::string> secrets_;          // Of each view.
   std::set<std::pair<Process*, std::uint64_t>> ready_;    // Handed to the server.

@@ -57,7 +57,10 @@ struct Sim::Contribution {
 // A rank of the job: a session, and a program that runs operations, adds to a counter of its own,
 // commits, meets failures and rebuilds.
 struct Sim::Process {
-  int rank = 0;
+  int place = 0;  // Among those that its launcher starts: its rank before the world became smaller.
+  int rank = 0;   // As it knows, and so the size.
+  int size = 0;
+  std::string presence;  // Its leased key.
   std::int64_t pid = 0;
   bool alive = true;
   bool stopped = false;
@@ -70,10 +73,13 @@ struct Sim::Process {
   std::uint64_t generation() const { return session->generation(); }
   std::uint64_t round() const { return session->view().round; }
   bool running() const { return session->running(); }
-  int refusals = 0;                   // Of joins since it last ran.
-  std::uint64_t synced = 0;           // Generation of its last sync: of its commits.
-  std::int64_t commit = 0;            // Number of the last one.
-  std::optional<std::uint64_t> left;  // Seq of its goodbye.
+  int refusals = 0;       // Of joins since it last ran.
+  int tries = 0;          // Rebuilds that failed, likewise.
+  int refused_least = 0;  // The world that it wanted when it was refused last, likewise.
+  std::map<std::uint64_t, SimWish> wishes;  // Of each join.
+  std::uint64_t synced = 0;                 // Generation of its last sync: of its commits.
+  std::int64_t commit = 0;                  // Number of the last one.
+  std::optional<std::uint64_t> left;        // Seq of its goodbye.
   // What is to happen to it in a state of its recovery.
   struct Doom {
     SessionState state;

@@ -14,7 +14,6 @@ namespace resilient::store::sim {
 namespace {
 
 constexpr Duration kLong = std::chrono::minutes(10);
-constexpr Duration kSeatWait = std::chrono::seconds(8);
 constexpr Duration kRebuildTimeout = std::chrono::seconds(15);
 constexpr Duration kGoodbye = Millis(500);
 constexpr Duration kFenceGrace = std::chrono::seconds(1);
@@ -32,9 +31,11 @@ void Sim::StartSession(Process& process) {
   host.after = [this, &process](Duration delay, std::function<void()> what) {
     DoAfter(process, delay, std::move(what));
   };
-  host.join = [this, &process](std::uint64_t generation, std::uint64_t number) {
-    JoinWorld(process, generation, number);
+  host.join = [this, &process](std::uint64_t generation, std::uint64_t number,
+                               const SimWish& wish) {
+    JoinWorld(process, generation, number, wish);
   };
+  host.take_place = [this, &process](const View& view) { TakePlace(process, view); };
   host.ready = [this, &process](std::uint64_t generation) {
     Submit(process, *process.control, ReadyOp{generation});
   };
@@ -49,7 +50,8 @@ void Sim::StartSession(Process& process) {
   host.violated = [this, &process](const std::string& what) {
     Violated(StrCat("rank ", process.rank, ": ", what));
   };
-  process.session = std::make_unique<SimSession>(budget_, options_.planted, std::move(host));
+  process.session =
+      std::make_unique<SimSession>(budget_, seat_wait_, options_.planted, std::move(host));
   const bool second_thread = Chance(50);
   process.session->Init([this, &process, second_thread](const Status& status) {
     if (!status.ok()) return Destroy(process);
@@ -58,13 +60,21 @@ void Sim::StartSession(Process& process) {
   });
 }
 
-void Sim::JoinWorld(Process& process, std::uint64_t generation, std::uint64_t number) {
+void Sim::JoinWorld(Process& process, std::uint64_t generation, std::uint64_t number,
+                    const SimWish& wish) {
   JoinOp join;
   join.request.rank = process.rank;
-  join.request.world_size = ranks_;
+  join.request.world_size = process.size;
   join.request.endpoint = StrCat("endpoint", process.pid);
   join.request.join_timeout = kLong;
-  join.request.seat_wait = kSeatWait;
+  join.request.seat_wait = wish.seat_wait;
+  join.request.min_world = wish.min_world;
+  process.wishes[number] = wish;
+  if (options_.planted == Planted::kWishInvented && wish.min_world == 0 && process.round() != 0) {
+    join.request.min_world = 1;
+  }
+  if (options_.planted == Planted::kSeatWaitNotTold && wish.min_world > 0)
+    join.request.seat_wait = Duration::zero();
   join.request.generation = generation;
   join.request.number = number;
   Submit(process, *process.control, join);
@@ -93,7 +103,6 @@ void Sim::OnEvent(Process& process, const Event& event) {
   } else if (const auto* lost = std::get_if<SessionLostEvent>(&event)) {
     OnLost(process, lost->why);
   } else if (const auto* refused = std::get_if<JoinRefusedEvent>(&event)) {
-    CheckRefusal(process, refused->why);
     process.session->OnJoinRefused(refused->join, refused->why);
   } else if (const auto* where = std::get_if<WhereEvent>(&event)) {
     OnWhere(process, where->ask);
@@ -108,23 +117,12 @@ void Sim::OnView(Process& process, const View& view) {
   if (!repeated) {
     if (view.generation < process.generation()) return Violated("a view of the past");
     if (process.session->IsPresent(process.generation())) Violated("a view without a fence");
-    if (view.members[static_cast<std::size_t>(process.rank)].pid != process.pid) {
-      Violated("a view with somebody else in this seat");
-    }
+    const auto numbers =
+        std::count_if(view.members.begin(), view.members.end(),
+                      [&process](const Member& member) { return member.pid == process.pid; });
+    if (numbers != 1) Violated(StrCat("a view in which a rank is ", numbers, " times"));
   }
   process.session->OnView(view);
-}
-
-// A world is given up when a seat of it stays empty: its holder left, or ended and had no successor
-// in time.
-void Sim::CheckRefusal(const Process& process, const Status& why) {
-  const bool due = std::any_of(processes_.begin(), processes_.end(), [&](const auto& other) {
-    // One that has not got its first view may be in any.
-    const bool apart = process.round() != 0 && other->round() != 0;
-    if (apart && other->round() != process.round()) return false;
-    return other->has_left || (!other->alive && now_ - other->ended_at >= kSeatWait);
-  });
-  if (!due) Violated("a join was refused: " + why.ToString());
 }
 
 void Sim::OnLost(Process& process, const Status& why) {
@@ -137,7 +135,7 @@ void Sim::OnLost(Process& process, const Status& why) {
 void Sim::OnState(Process& process, SessionState state) {
   if (state == SessionState::kRunning) {
     ++count_.openings;
-    process.refusals = 0;
+    process.refusals = process.tries = process.refused_least = 0;
   }
   if (state == SessionState::kFailed) {
     if (!process.lost) ++count_.exhausted;
@@ -160,7 +158,7 @@ void Sim::MeetFailure(Process& process) {
 void Sim::Rebuild(Process& process) {
   if (process.doomed) return;
   const bool hasty = !kind_ && Chance(30);
-  process.session->Rebuild(hasty ? Between(0, 500) : kRebuildTimeout,
+  process.session->Rebuild(hasty ? Between(0, 500) : kRebuildTimeout, PickWish(process),
                            [this, &process](const Status& status) { OnRebuilt(process, status); });
 }
 
@@ -173,6 +171,11 @@ void Sim::OnRebuilt(Process& process, const Status& status) {
   }
   if (status.code() == StatusCode::kTimeout) ++count_.given_up;
   const bool refused = process.session->state() == SessionState::kFenced;
+  ++process.tries;
+  if (refused) {
+    const int least = process.session->wish().min_world;
+    process.refused_least = least > 0 ? least : process.size;
+  }
   if (refused && ++process.refusals > kRefusalsMost) return Destroy(process);
   MeetFailure(process);
 }
@@ -197,7 +200,7 @@ void Sim::Poke(Process& process) {
     } else {
       ++count_.refused;
       if (Chance(20)) {
-        return process.session->Rebuild(Between(0, kind_ ? 5000 : 700),
+        return process.session->Rebuild(Between(0, kind_ ? 5000 : 700), PickWish(process),
                                         [this, &process](const Status& status) {
                                           if (!status.ok()) ++count_.given_up;
                                           Poke(process);
@@ -275,9 +278,9 @@ void Sim::LoseLinks(const Process& gone) {
 
 // A link that is well is said to be lost.
 void Sim::Accuse(Process& process) {
-  if (!process.running()) return;
+  if (!process.running() || process.size == 1) return;
   const Status why(StatusCode::kCommFailed, "reset by peer");
-  process.session->OnLinkLost(process.generation(), (process.rank + 1) % ranks_, why);
+  process.session->OnLinkLost(process.generation(), (process.rank + 1) % process.size, why);
 }
 
 // Where nobody waits in a circle: this would open it, and the server's verdict come too late.

@@ -86,6 +86,11 @@ void Sim::CrashServer() {
   if (options_.trace) std::printf("%9.4f -- the server crashes\n", SecondsOf(now_));
   ++count_.restarts;
   CountBlow(Blow::kRestart, nullptr);
+  truth_ = kept_truth_;
+  const bool shrinks = std::any_of(at_.begin(), at_.end(), [this](const Process* process) {
+    return process && process->alive && WantsLess(*process);
+  });
+  count_.shrink_restarts += shrinks ? 1 : 0;
   ++start_;
   server_down_ = true;
   started_at_ = now_;
@@ -159,8 +164,10 @@ void Sim::Finish(Effects effects) {
     if (options_.trace) std::printf("%9.4f %s\n", SecondsOf(now_), ToText(record).c_str());
     if (Process* lost = CheckLoss(record)) step.lost.push_back(lost);
     NoteHolds(record, false);
+    NoteSeats(record);
     if (record.event == "leave") ProcessOf(record).has_left = true;
   }
+  if (options_.planted == Planted::kNumberedAnew) NumberAnew(effects);
   if (options_.planted == Planted::kChangeNotNoted) {
     std::erase_if(effects.write, [](const Write& write) {
       return IsOf(RowKind::kSeat, write.row) && write.value.has_value();
@@ -170,12 +177,13 @@ void Sim::Finish(Effects effects) {
   Keep(effects.write, effects.write.size(), written_);
   if (options_.seed % kSeedsPerFullCheck == 1 || ++steps_ % kStepsPerCheck == 0) CheckRows();
   step.effects = std::move(effects);
+  NoteDecided(step);
   if (held_.empty() && step.effects.write.empty()) return Release(step);
   if (options_.planted == Planted::kReleasedBeforeCommit) {
     Release(step);
     Effects rest;
     rest.write = std::move(step.effects.write);
-    step = {std::move(rest), {}};
+    step = {std::move(rest), {}, std::move(step.truth)};
   }
   held_.push_back(std::move(step));
   Commit();
@@ -205,6 +213,9 @@ void Sim::OnCommitted(std::size_t steps) {
     return CrashServer();
   }
   Keep(writes, writes.size(), disk_);
+  for (std::size_t i = 0; i < steps; ++i) {
+    if (held_[i].truth) kept_truth_ = *std::move(held_[i].truth);
+  }
   if (fate == 1) {
     // Nobody was told yet, but it is decided.
     for (std::size_t i = 0; i < steps; ++i) {
@@ -336,14 +347,15 @@ void Sim::OnServerSent(const Connection& connection, const ServerMessage& messag
     }
     secrets_[view->generation] = view->secret;
     ++count_.views;
-    if (static_cast<int>(view->members.size()) != ranks_) return Violated("an incomplete view");
-    for (int rank = 0; rank < ranks_; ++rank) {
-      const Member& member = view->members[static_cast<std::size_t>(rank)];
+    std::vector<Process*>& members = views_[view->generation];
+    for (const Member& member : view->members) {
       Process* process = processes_.at(static_cast<std::size_t>(member.pid - 1)).get();
-      if (member.rank != rank || process->rank != rank) Violated("a view out of order");
-      if (process->lost) Violated(StrCat("rank ", rank, " is in a view and was lost before"));
-      views_[view->generation].push_back(process);
+      if (process->lost) {
+        Violated(StrCat("rank ", member.rank, " is in a view and was lost before"));
+      }
+      members.push_back(process);
     }
+    FollowWorld(members);
   }
 }
 

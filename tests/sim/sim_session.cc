@@ -60,8 +60,13 @@ Status Closed() { return Status(StatusCode::kFailedPrecondition, "the session is
 
 }  // namespace
 
-SimSession::SimSession(Duration budget, Planted planted, SessionHost host)
-    : budget_(budget), planted_(planted), host_(std::move(host)), machine_(LadderOf(budget)) {}
+SimSession::SimSession(Duration budget, Duration seat_wait, Planted planted, SessionHost host)
+    : budget_(budget),
+      seat_wait_(seat_wait),
+      planted_(planted),
+      host_(std::move(host)),
+      machine_(LadderOf(budget)),
+      wish_{0, seat_wait} {}
 
 // ---- Callers ----
 
@@ -73,27 +78,31 @@ void SimSession::Init(Done done) {
   }));
 }
 
-void SimSession::Rebuild(Duration timeout, Done done) {
-  AwaitFenceOfBroken(Deadline::After(host_.now(), timeout), std::move(done));
+void SimSession::Rebuild(Duration timeout, const SimWish& wish, Done done) {
+  AwaitFenceOfBroken(Deadline::After(host_.now(), timeout), wish, std::move(done));
 }
 
 // What is broken must not be taken for rebuilt: its fence is on its way.
-void SimSession::AwaitFenceOfBroken(Deadline deadline, Done done) {
+void SimSession::AwaitFenceOfBroken(Deadline deadline, const SimWish& wish, Done done) {
   const bool due = running() && flight_ && flight_->IsBroken() && !flight_->Ended();
-  if (!due) return Acknowledge(deadline, std::move(done));
+  if (!due) return Acknowledge(deadline, wish, std::move(done));
   const Instant now = host_.now();
   if (deadline.ExpiredAt(now)) return done(Status(StatusCode::kTimeout, "its fence did not come"));
-  host_.after(std::min(kPoll, deadline.LeftAt(now)),
-              [this, deadline, done = std::move(done)] { AwaitFenceOfBroken(deadline, done); });
+  host_.after(
+      std::min(kPoll, deadline.LeftAt(now)),
+      [this, deadline, wish, done = std::move(done)] { AwaitFenceOfBroken(deadline, wish, done); });
 }
 
-void SimSession::Acknowledge(Deadline deadline, Done done) {
+void SimSession::Acknowledge(Deadline deadline, const SimWish& wish, Done done) {
   if (running()) return done(Status::Ok());
   if (state() == SessionState::kClosed) return done(Closed());
   ++rebuild_waiters_;
   promises_.must_acknowledge = false;
   const std::uint64_t openings_before = machine_.openings();
-  StepFromCaller({EventKind::kAcknowledge, 0, {}, {}});
+  promises_.wishes.push_back(wish);
+  MachineEvent acknowledge{EventKind::kAcknowledge, 0, {}, {}};
+  acknowledge.wish_changed = wish != std::exchange(wish_, wish);
+  StepFromCaller(acknowledge);
   const auto over = [this, done = std::move(done)](const Status& status) {
     --rebuild_waiters_;
     // The gate may have opened since the wait ended.
@@ -203,6 +212,11 @@ bool SimSession::IsPresent(std::uint64_t generation) const {
          state() != SessionState::kClosed;
 }
 
+bool SimSession::WasAsked(const SimWish& wish) const {
+  const std::vector<SimWish>& asked = promises_.wishes;
+  return std::find(asked.begin(), asked.end(), wish) != asked.end();
+}
+
 // ---- What the membership service says ----
 
 void SimSession::OnView(const View& view) { Apply({EventKind::kView, view.generation, {}, view}); }
@@ -223,8 +237,13 @@ void SimSession::OnFence(const Fence& fence) {
 
 void SimSession::OnJoinRefused(std::uint64_t join, const Status& why) {
   MachineEvent refused{EventKind::kJoinRefused, 0, why, {}};
-  refused.join = join;
+  refused.join = planted_ == Planted::kRefusalOfAnyJoin ? promises_.join : join;
+  const bool joins = state() == SessionState::kJoining;
   Apply(refused);
+  if (joins && state() == SessionState::kFenced && join != promises_.join) {
+    host_.violated(StrCat("the refusal of join ", join, " ended a rebuild that had sent join ",
+                          promises_.join));
+  }
 }
 
 void SimSession::OnSessionLost(const Status& why) { Apply({EventKind::kSessionLost, 0, why, {}}); }
@@ -236,8 +255,12 @@ void SimSession::Step(const MachineEvent& event) {
   const std::uint64_t openings_before = machine_.openings();
   const std::uint64_t ended_before = machine_.ended_generation();
   for (Action& action : machine_.Step(event, host_.now())) {
+    if (action.kind == ActionKind::kSendJoin) promises_.join = action.join;
+    const bool opens = action.kind == ActionKind::kOpenGate;
+    if (opens && planted_ != Planted::kWishKept) wish_ = {0, seat_wait_};
     // The two that operations must see at once.
     if (action.kind == ActionKind::kBuildWorld) {
+      host_.take_place(action.view);
       flight_ = std::make_shared<Flight>(action.generation);
     }
     if (action.kind == ActionKind::kAbortCommunicators && flight_) flight_->End(action.cause);
@@ -271,7 +294,7 @@ void SimSession::Drain() {
 void SimSession::Perform(const Action& action) {
   switch (action.kind) {
     case ActionKind::kSendJoin:
-      return host_.join(action.generation, action.join);
+      return host_.join(action.generation, action.join, wish_);
     case ActionKind::kBuildWorld:
       return BuildWorld(action.view);
     case ActionKind::kAbortCommunicators:
@@ -352,6 +375,7 @@ void SimSession::CheckStep(const MachineEvent& event, SessionState from,
     if (promises_.must_acknowledge || (!first && rebuild_waiters_ == 0)) {
       host_.violated("the gate was opened, and no caller has acknowledged the fence and waits");
     }
+    promises_.wishes.clear();
     if (promises_.said_running != generation() || promises_.built != generation()) {
       host_.violated("the gate was opened before all were ready");
     }

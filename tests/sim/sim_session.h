@@ -19,6 +19,13 @@
 
 namespace resilient::store::sim {
 
+// What a caller of Rebuild wants beyond an open gate, as RebuildOptions. Thread: value type.
+struct SimWish {
+  int min_world = 0;
+  Duration seat_wait{};
+  friend bool operator==(const SimWish&, const SimWish&) = default;
+};
+
 // What a SimSession asks of its process: time, chance, the membership line, and the program above
 // it. Owner: the session; what it captures outlives the session. Thread: one.
 struct SessionHost {
@@ -27,7 +34,8 @@ struct SessionHost {
   std::function<bool(int percent)> chance;
   // Later on this process; never, when it has ended by then.
   std::function<void(Duration, std::function<void()>)> after;
-  std::function<void(std::uint64_t generation, std::uint64_t number)> join;
+  std::function<void(std::uint64_t generation, std::uint64_t number, const SimWish&)> join;
+  std::function<void(const View&)> take_place;  // Its number in the world that is to be built.
   std::function<void(std::uint64_t generation)> ready;
   std::function<void(const Report&)> report;
   // The operations of that generation are to end with its cause, each in its own time.
@@ -46,11 +54,12 @@ class SimSession {
  public:
   using Done = std::function<void(const Status&)>;
 
-  SimSession(Duration budget, Planted planted, SessionHost host);
+  // `seat_wait`: how long lost seats may stay empty where no caller says otherwise.
+  SimSession(Duration budget, Duration seat_wait, Planted planted, SessionHost host);
 
   // As Session: callers wait, `done` says that they return.
   void Init(Done done);
-  void Rebuild(Duration timeout, Done done);
+  void Rebuild(Duration timeout, const SimWish& wish, Done done);
   void Close();
 
   // An operation's way in, and the end of it: Leave once for each Enter that was OK, at the moment
@@ -77,6 +86,10 @@ class SimSession {
   std::uint64_t ended_generation() const { return machine_.ended_generation(); }
   // Whether the operations of that generation may still complete.
   bool IsPresent(std::uint64_t generation) const;
+  // Whether some caller has asked for that since the gate was last open.
+  bool WasAsked(const SimWish& wish) const;
+  // What the last join was to say.
+  const SimWish& wish() const { return wish_; }
 
  private:
   struct Waiter {
@@ -92,6 +105,8 @@ class SimSession {
     std::uint64_t fenced = 0;                // Newest generation whose fence was delivered.
     std::uint64_t built = 0;
     std::uint64_t said_running = 0;
+    std::uint64_t join = 0;       // Number of the last one.
+    std::vector<SimWish> wishes;  // Of the callers since the gate was last open.
     // Of the present recovery, or since the last loss in it: what it spent aborting, building and
     // waiting for the others to be ready, up to the last step.
     Duration machine_time{};
@@ -114,8 +129,8 @@ class SimSession {
 
   // Callers.
   std::shared_ptr<Waiter> StartWaiting(Deadline deadline, std::uint64_t openings_before, Done done);
-  void AwaitFenceOfBroken(Deadline deadline, Done done);
-  void Acknowledge(Deadline deadline, Done done);
+  void AwaitFenceOfBroken(Deadline deadline, const SimWish& wish, Done done);
+  void Acknowledge(Deadline deadline, const SimWish& wish, Done done);
   void Look(const std::shared_ptr<Waiter>& waiter);
   void Poll(const std::shared_ptr<Waiter>& waiter);
   void WakeWaiters();
@@ -131,6 +146,7 @@ class SimSession {
   void CheckFenceIsHeeded();
 
   const Duration budget_;
+  const Duration seat_wait_;
   const Planted planted_;
   const SessionHost host_;
   recovery::StateMachine machine_;
@@ -138,6 +154,7 @@ class SimSession {
   std::shared_ptr<recovery::Flight> flight_;  // Of the latest view; null before the first.
   std::vector<std::shared_ptr<Waiter>> waiters_;
   int rebuild_waiters_ = 0;
+  SimWish wish_;  // What was wanted last.
   std::map<int, Instant> link_reports_;
   std::uint64_t link_reports_generation_ = 0;
   Promises promises_;

@@ -71,6 +71,12 @@ struct Sum {
     count.exhausted += more.exhausted;
     count.kept_commits += more.kept_commits;
     count.stale_commits += more.stale_commits;
+    count.shrinks += more.shrinks;
+    count.shrinks_again += more.shrinks_again;
+    count.contents += more.contents;
+    count.shrink_crashes += more.shrink_crashes;
+    count.shrink_restarts += more.shrink_restarts;
+    count.late_replacements += more.late_replacements;
     for (std::size_t blow = 0; blow < kBlows; ++blow) {
       for (std::size_t state = 0; state < kStates; ++state) {
         count.blows[blow][state] += more.blows[blow][state];
@@ -101,6 +107,19 @@ void CheckBlows(Sim::Count sum) {
       EXPECT_GT(sum.Of(blow, state), 20)
           << kNames[static_cast<std::size_t>(blow)] << " in " << SessionStateName(state);
     }
+  }
+}
+
+void CheckShrinks(const Sim::Count& sum) {
+  std::printf(
+      "%d worlds became smaller, %d of them not for the first time, %d ranks of them were refused "
+      "a larger one, %d crashes and %d restarts of the server meanwhile, %d replacements later\n",
+      sum.shrinks, sum.shrinks_again, sum.contents, sum.shrink_crashes, sum.shrink_restarts,
+      sum.late_replacements);
+  if (TheSeeds().count < 2000) return;
+  for (const int count : {sum.shrinks, sum.shrinks_again, sum.contents, sum.shrink_crashes,
+                          sum.shrink_restarts, sum.late_replacements}) {
+    EXPECT_GT(count, 20);
   }
 }
 
@@ -152,6 +171,7 @@ TEST(StoreSim, RandomFaults_BreakNoRule) {
       "commits of the program, %d refused, %d closes, %d exhausted\n",
       sum.openings, sum.rebuilds, sum.given_up, sum.operations, sum.aborted, sum.refused,
       sum.kept_commits, sum.stale_commits, sum.closes, sum.exhausted);
+  CheckShrinks(sum);
   CheckBlows(sum);
   if (TheSeeds().count < 200) return;
   // The faults did happen.
@@ -226,7 +246,13 @@ INSTANTIATE_TEST_SUITE_P(
         Bug{Planted::kGateNotAsked, "GateNotAsked", "before its fence was acknowledged"},
         Bug{Planted::kFenceIgnoredInBuilding, "FenceIgnoredWhileBuilding", "behind its fence"},
         Bug{Planted::kOldOperationCompletes, "OldOperationCompletes", "completed on rank"},
-        Bug{Planted::kCommitsWithoutGeneration, "CommitsWithoutGeneration", "two generations"}),
+        Bug{Planted::kCommitsWithoutGeneration, "CommitsWithoutGeneration", "two generations"},
+        Bug{Planted::kWishInvented, "SmallerWithoutAWish", "did not want"},
+        Bug{Planted::kSeatWaitNotTold, "SeatWaitNotTold", "before its wait was over"},
+        Bug{Planted::kWishKept, "WishOfAnEarlierRecovery", "nobody asked for"},
+        Bug{Planted::kNumberedAnew, "NumberedInAnotherOrder", "in another order"},
+        Bug{Planted::kOldNumberKept, "OldNumberKept", "takes the place of"},
+        Bug{Planted::kRefusalOfAnyJoin, "RefusalOfAnyJoin", "ended a rebuild"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

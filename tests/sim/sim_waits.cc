@@ -48,8 +48,8 @@ void Sim::Enter(Process& process) {
   calls.flight = std::move(*flight);
   calls.waiting = true;
   calls.since = now_;
-  if (std::exchange(process.will_receive, false)) {
-    calls.receives_from = (process.rank + 1) % ranks_;
+  if (process.size > 1 && std::exchange(process.will_receive, false)) {
+    calls.receives_from = (process.rank + 1) % process.size;
   } else {
     ++calls.entered;
     Announce(process, generation);
@@ -174,8 +174,10 @@ std::vector<int> Sim::Missing(Process& process, std::uint64_t generation) const 
   Process::Calls& calls = process.calls[generation];
   if (calls.receives_from >= 0) return {calls.receives_from};
   std::vector<int> missing;
-  for (int rank = 0; rank < ranks_; ++rank) {
-    if (rank != process.rank && calls.known[rank].number < calls.entered) missing.push_back(rank);
+  const std::vector<Process*>& members = views_.at(generation);
+  for (int rank = 0; rank < static_cast<int>(members.size()); ++rank) {
+    const bool other = members[static_cast<std::size_t>(rank)] != &process;
+    if (other && calls.known[rank].number < calls.entered) missing.push_back(rank);
   }
   return missing;
 }
@@ -198,7 +200,7 @@ void Sim::TellWaiting(Process& process, std::uint64_t generation, int number) {
   call.operation.point_to_point = calls.receives_from >= 0;
   call.operation.age = now_ - calls.since;
   call.operation.missing =
-      over ? std::vector<int>{(process.rank + 1) % ranks_} : Missing(process, generation);
+      over ? std::vector<int>{(process.rank + 1) % process.size} : Missing(process, generation);
   call.blocked = true;
   calls.told.insert(call.operation.missing.begin(), call.operation.missing.end());
   report.calls.push_back(std::move(call));
@@ -303,6 +305,7 @@ void Sim::CheckVerdict(std::uint64_t generation, const Status& cause) {
 
 // With nothing else going wrong a circle ends the generation, in time, and the next one runs.
 void Sim::CheckDeadlockIsFound() {
+  if (at_.size() < 2) return;
   const int found = count_.deadlocks;
   at_[random_.Below(at_.size())]->will_receive = true;
   RunUntil(now_ + kDeadlockFound, [&] { return count_.deadlocks > found; });

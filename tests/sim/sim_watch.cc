@@ -111,7 +111,7 @@ void Sim::CheckWatches() {
 // Of every other one the key of its rank, which its successor may not have.
 std::string Sim::PresenceOf(const Process& process) const {
   if (process.pid % 2 == 0) return StrCat(kPresent, process.pid);
-  return PresenceKey({.world_size = ranks_, .rank = process.rank});
+  return PresenceKey({.world_size = process.size, .rank = process.rank});
 }
 
 // Who is here is present, and nobody else.
@@ -124,7 +124,7 @@ void Sim::CheckPresence() {
     if (leased) present.insert(name->key);
   }
   std::set<std::string> here;
-  for (const Process* process : at_) here.insert(PresenceOf(*process));
+  for (const Process* process : at_) here.insert(process->presence);
   if (present == here) return;
   std::string names;
   for (const std::string& key : present) names += StrCat(" ", key);
@@ -144,6 +144,7 @@ void Sim::AskAsAdmin(Op op) {
     hello.role = Role::kAdmin;
     core_->OnConnect(id, now_);
     core_->OnRequest(id, Request{.op = hello}, now_, effects);
+    if (const auto* report = std::get_if<ExitReportOp>(&op)) NoteExit(*report);
     core_->OnRequest(id, Request{.seq = 1, .op = op}, now_, effects);
     core_->OnDisconnect(id, now_, effects);
   });
