@@ -197,12 +197,12 @@ void SessionImpl::SendJoin(const Action& action) {
 // A world that has become smaller has its ranks numbered anew: this one finds itself by its
 // endpoint, the world's group follows, and what was made of the old numbers is no more.
 void SessionImpl::TakePlaceLocked(const View& view) {
+  const auto size = static_cast<int>(view.members.size());
+  if (size == world_size_) return;
   const std::string own = factory_->endpoint();
   const auto is_own = [&own](const Member& member) {
     return DecodeSessionEndpoint(member.endpoint).communicator == own;
   };
-  const auto size = static_cast<int>(view.members.size());
-  if (size == world_size_) return;
   const auto place = std::find_if(view.members.begin(), view.members.end(), is_own);
   if (place == view.members.end()) return;  // BuildWorld says that it is not in it.
   rank_ = place->rank;
