@@ -9,8 +9,6 @@
 namespace resilient::recovery {
 namespace {
 
-constexpr int kBeatsPerLease = 5;
-
 std::string Seconds(Duration duration) { return StrCat(ToSeconds(duration), "s"); }
 
 // Of programs in C++: what comes from the environment was checked there.
@@ -58,7 +56,7 @@ LogRecord DeadlinesRecord(const SessionOptions& options, Duration lease) {
   };
   if (lease > Duration::zero()) {
     record.fields.emplace_back("lease", Seconds(lease));
-    record.fields.emplace_back("beat", Seconds(lease / kBeatsPerLease));
+    record.fields.emplace_back("beat", Seconds(lease / kHeartbeatsPerLease));
     record.fields.emplace_back("known", Seconds(SumOf(lease, kKnownAfterLease)));
   }
   record.fields.emplace_back("op_deadline", Seconds(options.op_deadline));

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <resilient/ladder.h>
+
 #include "runtime/base/check.h"
 #include "runtime/base/json.h"
 #include "runtime/net/frame.h"
@@ -11,7 +13,6 @@
 namespace resilient::store {
 namespace {
 
-constexpr int kHeartbeatsPerLease = 5;
 constexpr int kPresenceBeats = 3;  // A process that is seen each beat counts as alive for so many.
 
 // Whether a repeat must not take effect again. Reads are simply done again.

@@ -6,6 +6,9 @@
 
 namespace resilient {
 
+// So many times within its lease a process says that it lives.
+inline constexpr int kHeartbeatsPerLease = 5;
+
 // How long each rung of a recovery may take, on one rank: all of it follows from RESILIENT_BUDGET
 // and RESILIENT_SEAT_WAIT, here and nowhere else. A rung that misses its deadline hands over to the
 // next: a try to build to another one, the budget to FAILED. Ranks may differ in both settings:
