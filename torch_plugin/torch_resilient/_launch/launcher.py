@@ -1,0 +1,205 @@
+"""The loop that starts the ranks of a job, watches them, and replaces those that die."""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+
+from torch_resilient import _server
+from torch_resilient._launch.backoff import Backoff
+from torch_resilient._launch.output import say
+from torch_resilient._launch.store import Store
+from torch_resilient._launch.worker import Worker, how
+
+_END_SECONDS = 3.0  # From the first signal to the last process.
+
+
+class Launcher:
+    """One job: its store, its workers, and the loop that watches them. Single-threaded."""
+
+    def __init__(self, options):
+        self._options = options
+        self._selector = selectors.DefaultSelector()
+        self._workers = {}  # rank -> Worker
+        self._delayed = []  # (when, rank) of replacements that are held back.
+        self._backoff = Backoff()
+        self._restarts = 0
+        self._finished = set()
+        self._exit_code = None  # Decided; what runs is being ended.
+        self._kill_at = None
+        self._signals = 0
+        self._store = Store(options, self._selector, self._goes_on, self._event)
+        self._job = options.job or os.environ.get("RESILIENT_JOB") or f"run-{os.getpid()}"
+        self._port = _free_port()
+        if options.token_file:  # For the store, the ranks and the exit reports alike.
+            os.environ[_server.TOKEN_FILE] = os.path.abspath(options.token_file)
+        self._events = None
+        if options.events:
+            self._events = open(options.events, "a", buffering=1)  # noqa: SIM115 - as long as self
+
+    def run(self):
+        """The exit code, once nothing runs any more."""
+        wakeup = self._watch_signals()
+        try:
+            self._store.start()
+            for rank in range(self._options.nproc):
+                self._start(rank)
+            while self._workers or (self._delayed and self._exit_code is None):
+                self._turn()
+        finally:
+            self._end()
+            signal.set_wakeup_fd(-1)
+            for end in wakeup:
+                end.close()
+            if self._events:
+                self._events.close()
+        return self._exit_code or 0
+
+    def _goes_on(self):
+        return self._exit_code is None and bool(self._workers or self._delayed)
+
+    def _turn(self):
+        for key, _ in self._selector.select(self._patience()):
+            callback, argument = key.data
+            callback(argument)
+        now = time.monotonic()
+        self._store.turn(now)
+        due = [entry for entry in self._delayed if entry[0] <= now]
+        for entry in due:
+            self._delayed.remove(entry)
+            if self._exit_code is None:
+                self._start(entry[1])
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self._signal_all(signal.SIGKILL)
+
+    def _patience(self):
+        times = [when for when, _ in self._delayed]
+        times += [when for when in (self._kill_at, self._store.due) if when is not None]
+        return max(min(times) - time.monotonic(), 0) if times else None
+
+    # ---- workers
+
+    def _start(self, rank):
+        worker = Worker(rank, self._command(), self._environment(rank), self._selector)
+        worker.watch(self._exited)
+        self._workers[rank] = worker
+        self._event("started", rank=rank, pid=worker.process.pid)
+
+    def _command(self):
+        options = self._options
+        if options.no_python:
+            return [options.script, *options.args]
+        python = [sys.executable, "-u"]
+        if options.module:
+            python.append("-m")
+        return [*python, options.script, *options.args]
+
+    def _environment(self, rank):
+        size = str(self._options.nproc)
+        environment = dict(os.environ)
+        environment.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=size,
+            LOCAL_WORLD_SIZE=size,
+            GROUP_RANK="0",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(self._port),
+            RESILIENT_STORE=self._store.address,
+            RESILIENT_JOB=self._job,
+            RESILIENT_SUPERVISED="1",
+            PYTHONUNBUFFERED="1",
+        )
+        environment.pop("RESILIENT_OWNER", None)
+        environment.setdefault("RESILIENT_SEAT_WAIT", "10min")
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        return environment
+
+    def _exited(self, worker):
+        exit_code = worker.reap()
+        del self._workers[worker.rank]
+        pid = worker.process.pid
+        self._event("exited", rank=worker.rank, pid=pid, exit_code=exit_code)
+        if exit_code == 0:
+            self._finished.add(worker.rank)
+            return
+        if self._exit_code is not None:
+            return  # Being ended: this is the answer to our signal.
+        self._store.report(self._job, worker.rank, pid, exit_code)
+        self._replace(
+            worker, exit_code, f"rank {worker.rank} (pid {pid}) ended with {how(exit_code)}"
+        )
+
+    def _replace(self, worker, exit_code, text):
+        if self._finished:
+            self._give_up(exit_code, f"{text}, and other ranks have finished: it cannot rejoin")
+        elif self._restarts >= self._options.max_restarts:
+            self._give_up(exit_code, f"{text}; all {self._restarts} restarts are used")
+        else:
+            self._restarts += 1
+            pause = self._backoff.pause(worker.rank, time.monotonic() - worker.started)
+            say(
+                f"{text}; replacing it ({self._restarts} of {self._options.max_restarts} restarts)"
+                + (f" in {pause:.1f} s" if pause else "")
+            )
+            self._event("restarted", rank=worker.rank, restarts=self._restarts)
+            if pause:
+                self._delayed.append((time.monotonic() + pause, worker.rank))
+            else:
+                self._start(worker.rank)
+
+    def _give_up(self, exit_code, text):
+        say(f"{text}; ending the job")
+        self._begin_end(128 - exit_code if exit_code < 0 else exit_code, signal.SIGTERM)
+
+    # ---- the end
+
+    def _watch_signals(self):
+        receiver, sender = socket.socketpair()
+        for end in (receiver, sender):
+            end.setblocking(False)
+        signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        self._selector.register(receiver, selectors.EVENT_READ, (self._signalled, receiver))
+        return receiver, sender
+
+    def _signalled(self, receiver):
+        for number in receiver.recv(64):
+            self._signals += 1
+            if self._signals > 1:
+                self._signal_all(signal.SIGKILL)
+            else:
+                self._begin_end(128 + number, number)
+
+    def _begin_end(self, exit_code, number):
+        self._exit_code = exit_code
+        self._delayed.clear()
+        self._signal_all(number)
+        # The rest of the bound is for SIGKILL and for the store.
+        self._kill_at = time.monotonic() + _END_SECONDS - 0.5
+
+    def _signal_all(self, number):
+        for worker in self._workers.values():
+            worker.signal(number)
+
+    def _end(self):
+        """Leaves no process behind, however the loop ended."""
+        self._signal_all(signal.SIGKILL)
+        for worker in list(self._workers.values()):
+            worker.reap()
+        self._store.end()
+
+    def _event(self, name, **fields):
+        if self._events:
+            self._events.write(json.dumps({"event": name, "time": time.time(), **fields}) + "\n")
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

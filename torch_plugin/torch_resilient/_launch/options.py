@@ -1,0 +1,54 @@
+"""The command line of resilient-run."""
+
+import argparse
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(
+        prog="resilient-run",
+        description="Runs a script as the ranks of a job and replaces ranks that die.",
+    )
+    parser.add_argument("--nproc", type=_positive, default=1, help="number of ranks (default 1)")
+    parser.add_argument(
+        "--max-restarts",
+        type=_not_negative,
+        default=3,
+        metavar="K",
+        help="how many dead ranks are replaced, in total (default 3)",
+    )
+    parser.add_argument("--store", metavar="HOST:PORT", help="a running store; default: its own")
+    parser.add_argument(
+        "--store-data",
+        metavar="DIR",
+        help="where its own store keeps its state (default: a temporary directory)",
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="token that the store asks for and the ranks present (default: RESILIENT_TOKEN_FILE)",
+    )
+    parser.add_argument("--job", metavar="NAME", help="name of the job on the store")
+    parser.add_argument("--events", metavar="FILE", help="write what happens as JSON lines")
+    parser.add_argument(
+        "--no-python", action="store_true", help="the script is a program, not Python"
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module, python -m")
+    parser.add_argument("script")
+    parser.add_argument("args", nargs=argparse.REMAINDER)
+    options = parser.parse_args(arguments)
+    if options.store and options.store_data:
+        parser.error("--store-data is for a store of its own; leave it or --store out")
+    return options
+
+
+def _positive(text):
+    number = _not_negative(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _not_negative(text):
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return int(text)

@@ -1,0 +1,139 @@
+"""The store of a job: the launcher's own, which is kept running, or one that is there."""
+
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+from torch_resilient import _server
+from torch_resilient._launch import LaunchError
+from torch_resilient._launch.backoff import FIRST_SECONDS, LAST_SECONDS
+from torch_resilient._launch.output import Output, say
+from torch_resilient._launch.worker import how
+
+_START_SECONDS = 10.0
+_RESTARTS = 8  # In a row; a store that has lived for so long begins a new one:
+_STEADY_SECONDS = 60.0
+
+
+class Store:
+    """Owner and thread: the launcher, whose loop calls `turn`.
+
+    wanted: whether the job goes on, asked when the store has ended. event: writes what happens.
+    """
+
+    def __init__(self, options, selector, wanted, event):
+        self.address = options.store
+        self.due = None  # When it is started again.
+        self._given = options.store is not None
+        self._data = options.store_data
+        self._temporary_data = None
+        self._selector = selector
+        self._wanted = wanted
+        self._event = event
+        self._process = None
+        self._started = 0.0
+        self._restarts = 0
+        self._reports = []
+
+    def start(self):
+        """Does nothing for a store that is there. LaunchError, OSError: there is none."""
+        if self._given:
+            return
+        if self._data is None:
+            self._temporary_data = tempfile.mkdtemp(prefix="resilient-store-")
+            self._data = self._temporary_data
+        self._launch("127.0.0.1:0", "--print-address")
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            line = self._process.stdout.readline() if selector.select(_START_SECONDS) else b""
+        words = line.decode(errors="replace").split()
+        if not words:
+            raise LaunchError("the store did not start; its reason is above")
+        self.address = words[0]
+
+    def turn(self, now):
+        if self.due is not None and now >= self.due:
+            self.due = None
+            if self._wanted():
+                self._launch(self.address)
+        self._reports = [report for report in self._reports if report.poll() is None]
+
+    def report(self, job, rank, pid, exit_code):
+        """Tells the store how a process ended, beside the start of its replacement."""
+        command = [_server.binary(), "report", "--store", self.address, "--job", job]
+        command += ["--rank", str(rank), "--pid", str(pid)]
+        if exit_code < 0:
+            command += ["--signal", str(-exit_code)]
+        else:
+            command += ["--exit-code", str(exit_code)]
+        self._reports.append(
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        )
+
+    def end(self):
+        for report in self._reports:
+            if report.poll() is None:
+                report.kill()
+            report.wait()
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.terminate()
+                try:
+                    self._process.wait(0.4)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait()
+            self._process.stdout.close()
+        if self._temporary_data is not None:
+            shutil.rmtree(self._temporary_data, ignore_errors=True)
+
+    def _launch(self, listen, *options):
+        command = [*_server.serve_command(listen, self._data), "--parent-death", *options]
+        if "RESILIENT_LOG" not in os.environ:
+            command += ["--log-level", "warn"]
+        self._started = time.monotonic()
+        self._process = subprocess.Popen(
+            command,
+            bufsize=0,  # What is read here as a line leaves nothing behind.
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # A Ctrl-C ends the workers first.
+        )
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._selector.register(self._pidfd, selectors.EVENT_READ, (self._ended, None))
+        output = Output(self._process.stdout, b"[store] ", sys.stderr.buffer)
+        self._selector.register(output.pipe, selectors.EVENT_READ, (self._read, output))
+
+    def _read(self, output):
+        if not output.read():
+            self._selector.unregister(output.pipe)
+            output.pipe.close()
+
+    def _ended(self, _):
+        self._selector.unregister(self._pidfd)
+        os.close(self._pidfd)
+        code = self._process.wait()
+        if not self._wanted():
+            return
+        if time.monotonic() - self._started >= _STEADY_SECONDS:
+            self._restarts = 0
+        text = f"the store ended with {how(code)}"
+        if self._restarts == _RESTARTS:
+            say(
+                f"{text}, {_RESTARTS} times after a restart; it stays away, and without it "
+                "no rank can be replaced"
+            )
+            return
+        pause = FIRST_SECONDS * 2 ** (self._restarts - 1)
+        pause = min(pause, LAST_SECONDS) if self._restarts else 0.0
+        self._restarts += 1
+        self.due = time.monotonic() + pause
+        say(
+            f"{text}; starting it again with what it kept"
+            f" ({self._restarts} of {_RESTARTS})" + (f" in {pause:.1f} s" if pause else "")
+        )
+        self._event("store_restarted", exit_code=code, restarts=self._restarts)

@@ -1,0 +1,106 @@
+"""The process of a rank."""
+
+import ctypes
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+
+from torch_resilient._launch.output import Output
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Worker:
+    """A process that holds a rank. The launcher owns it until it is reaped."""
+
+    def __init__(self, rank, command, environment, selector):
+        self.rank = rank
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=_die_with_parent(os.getpid()),
+            start_new_session=True,  # Signals of the terminal come through us, once.
+        )
+        self.pidfd = os.pidfd_open(self.process.pid)
+        self._selector = selector
+        prefix = f"[{rank}] ".encode()
+        self._outputs = [
+            Output(self.process.stdout, prefix, sys.stdout.buffer),
+            Output(self.process.stderr, prefix, sys.stderr.buffer),
+        ]
+        for output in self._outputs:
+            os.set_blocking(output.pipe.fileno(), False)
+            selector.register(output.pipe, selectors.EVENT_READ, (self._read, output))
+
+    def watch(self, on_exit):
+        self._selector.register(self.pidfd, selectors.EVENT_READ, (on_exit, self))
+
+    def _read(self, output):
+        # Not one that an end told of in the same turn has closed: by then all of it has been read.
+        if output in self._outputs and not output.read():
+            self._drop(output)
+
+    def _drop(self, output):
+        if output in self._outputs:
+            self._outputs.remove(output)
+            self._selector.unregister(output.pipe)
+            output.pipe.close()
+
+    def reap(self):
+        """Exit code of the ended process, negative for a signal. Ends what it has left behind, and
+        passes its last lines on."""
+        os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
+        try:
+            # Not reaped yet, so that the number still means this process's group.
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        self._selector.unregister(self.pidfd)
+        os.close(self.pidfd)
+        exit_code = self.process.wait()
+        for output in list(self._outputs):
+            while _readable(output.pipe) and output.read():
+                pass
+            output.finish()
+            self._drop(output)
+        return exit_code
+
+    def signal(self, number):
+        try:
+            signal.pidfd_send_signal(self.pidfd, number)
+        except ProcessLookupError:
+            pass
+
+
+def _readable(pipe):
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+def _die_with_parent(parent):
+    libc = ctypes.CDLL(None, use_errno=True)  # Loaded here: not between fork and exec.
+
+    def prepare():
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    return prepare
+
+
+def how(exit_code):
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    except ValueError:
+        return f"signal {-exit_code}"
