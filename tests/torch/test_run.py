@@ -1,6 +1,5 @@
 """resilient-run as a launcher, with shell scripts for workers: no torch."""
 
-import json
 import os
 import select
 import signal
@@ -9,31 +8,9 @@ import sys
 import time
 
 import pytest
+from launching import events, launch, run, shell
 
 from torch_resilient import _server
-
-
-def launch(*arguments, **options):
-    command = [sys.executable, "-m", "torch_resilient.run", *map(str, arguments)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )
-
-
-def run(*arguments, seconds=20, **options):
-    process = launch(*arguments, **options)
-    stdout, stderr = process.communicate(timeout=seconds)
-    return process.returncode, stdout, stderr
-
-
-def shell(tmp_path, text):
-    path = tmp_path / "worker.sh"
-    path.write_text(text)
-    return ["--no-python", "/bin/sh", path]
-
-
-def events(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_it_does_not_import_torch():

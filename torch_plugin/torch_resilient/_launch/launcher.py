@@ -10,7 +10,7 @@ import time
 
 from torch_resilient import _server
 from torch_resilient._launch.backoff import Backoff
-from torch_resilient._launch.output import say
+from torch_resilient._launch.output import Console, Logs, Outputs
 from torch_resilient._launch.store import Store
 from torch_resilient._launch.worker import Worker, how
 
@@ -31,7 +31,10 @@ class Launcher:
         self._exit_code = None  # Decided; what runs is being ended.
         self._kill_at = None
         self._signals = 0
-        self._store = Store(options, self._selector, self._goes_on, self._event)
+        self._console = Console()
+        logs = Logs(options.log_dir, self._console.say)
+        self._outputs = Outputs(self._console, logs, options.log_only)
+        self._store = Store(options, self._selector, self._console, self._goes_on, self._event)
         self._job = options.job or os.environ.get("RESILIENT_JOB") or f"run-{os.getpid()}"
         self._port = _free_port()
         if options.token_file:  # For the store, the ranks and the exit reports alike.
@@ -51,6 +54,7 @@ class Launcher:
                 self._turn()
         finally:
             self._end()
+            self._outputs.close()
             signal.set_wakeup_fd(-1)
             for end in wakeup:
                 end.close()
@@ -84,7 +88,9 @@ class Launcher:
     # ---- workers
 
     def _start(self, rank):
-        worker = Worker(rank, self._command(), self._environment(rank), self._selector)
+        worker = Worker(
+            rank, self._command(), self._environment(rank), self._selector, self._outputs
+        )
         worker.watch(self._exited)
         self._workers[rank] = worker
         self._event("started", rank=rank, pid=worker.process.pid)
@@ -142,7 +148,7 @@ class Launcher:
         else:
             self._restarts += 1
             pause = self._backoff.pause(worker.rank, time.monotonic() - worker.started)
-            say(
+            self._console.say(
                 f"{text}; replacing it ({self._restarts} of {self._options.max_restarts} restarts)"
                 + (f" in {pause:.1f} s" if pause else "")
             )
@@ -153,7 +159,7 @@ class Launcher:
                 self._start(worker.rank)
 
     def _give_up(self, exit_code, text):
-        say(f"{text}; ending the job")
+        self._console.say(f"{text}; ending the job")
         self._begin_end(128 - exit_code if exit_code < 0 else exit_code, signal.SIGTERM)
 
     # ---- the end

@@ -28,6 +28,14 @@ def parse(arguments):
         help="token that the store asks for and the ranks present (default: RESILIENT_TOKEN_FILE)",
     )
     parser.add_argument("--job", metavar="NAME", help="name of the job on the store")
+    parser.add_argument(
+        "--log-dir",
+        metavar="DIR",
+        help="also write what each rank says to DIR/rank-R.out and DIR/rank-R.err",
+    )
+    parser.add_argument(
+        "--log-only", action="store_true", help="with --log-dir: and not to the console"
+    )
     parser.add_argument("--events", metavar="FILE", help="write what happens as JSON lines")
     parser.add_argument(
         "--no-python", action="store_true", help="the script is a program, not Python"
@@ -38,6 +46,8 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     if options.store and options.store_data:
         parser.error("--store-data is for a store of its own; leave it or --store out")
+    if options.log_only and not options.log_dir:
+        parser.error("--log-only needs --log-dir, as the output would go nowhere")
     return options
 
 

@@ -4,14 +4,13 @@ import os
 import selectors
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 
 from torch_resilient import _server
 from torch_resilient._launch import LaunchError
 from torch_resilient._launch.backoff import FIRST_SECONDS, LAST_SECONDS
-from torch_resilient._launch.output import Output, say
+from torch_resilient._launch.output import Output
 from torch_resilient._launch.worker import how
 
 _START_SECONDS = 10.0
@@ -25,13 +24,14 @@ class Store:
     wanted: whether the job goes on, asked when the store has ended. event: writes what happens.
     """
 
-    def __init__(self, options, selector, wanted, event):
+    def __init__(self, options, selector, console, wanted, event):
         self.address = options.store
         self.due = None  # When it is started again.
         self._given = options.store is not None
         self._data = options.store_data
         self._temporary_data = None
         self._selector = selector
+        self._console = console
         self._wanted = wanted
         self._event = event
         self._process = None
@@ -105,8 +105,11 @@ class Store:
         )
         self._pidfd = os.pidfd_open(self._process.pid)
         self._selector.register(self._pidfd, selectors.EVENT_READ, (self._ended, None))
-        output = Output(self._process.stdout, b"[store] ", sys.stderr.buffer)
+        output = Output(self._process.stdout, self._say_of_store)
         self._selector.register(output.pipe, selectors.EVENT_READ, (self._read, output))
+
+    def _say_of_store(self, lines):
+        self._console.write("err", "[store] ", lines)
 
     def _read(self, output):
         if not output.read():
@@ -123,7 +126,7 @@ class Store:
             self._restarts = 0
         text = f"the store ended with {how(code)}"
         if self._restarts == _RESTARTS:
-            say(
+            self._console.say(
                 f"{text}, {_RESTARTS} times after a restart; it stays away, and without it "
                 "no rank can be replaced"
             )
@@ -132,7 +135,7 @@ class Store:
         pause = min(pause, LAST_SECONDS) if self._restarts else 0.0
         self._restarts += 1
         self.due = time.monotonic() + pause
-        say(
+        self._console.say(
             f"{text}; starting it again with what it kept"
             f" ({self._restarts} of {_RESTARTS})" + (f" in {pause:.1f} s" if pause else "")
         )

@@ -5,7 +5,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 
 from torch_resilient._launch.output import Output
@@ -16,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 class Worker:
     """A process that holds a rank. The launcher owns it until it is reaped."""
 
-    def __init__(self, rank, command, environment, selector):
+    def __init__(self, rank, command, environment, selector, outputs):
         self.rank = rank
         self.started = time.monotonic()
         self.process = subprocess.Popen(
@@ -30,10 +29,10 @@ class Worker:
         )
         self.pidfd = os.pidfd_open(self.process.pid)
         self._selector = selector
-        prefix = f"[{rank}] ".encode()
+        outputs.begin(rank, self.process.pid)
         self._outputs = [
-            Output(self.process.stdout, prefix, sys.stdout.buffer),
-            Output(self.process.stderr, prefix, sys.stderr.buffer),
+            Output(self.process.stdout, outputs.of(rank, "out")),
+            Output(self.process.stderr, outputs.of(rank, "err")),
         ]
         for output in self._outputs:
             os.set_blocking(output.pipe.fileno(), False)

@@ -1,0 +1,28 @@
+"""resilient-run as the tests start it, with shell scripts for workers."""
+
+import json
+import subprocess
+import sys
+
+
+def launch(*arguments, **options):
+    command = [sys.executable, "-m", "torch_resilient.run", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, **{**pipes, **options})
+
+
+def run(*arguments, seconds=20, **options):
+    """(exit code, stdout, stderr)"""
+    process = launch(*arguments, **options)
+    stdout, stderr = process.communicate(timeout=seconds)
+    return process.returncode, stdout, stderr
+
+
+def shell(tmp_path, text):
+    path = tmp_path / "worker.sh"
+    path.write_text(text)
+    return ["--no-python", "/bin/sh", path]
+
+
+def events(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
