@@ -29,6 +29,7 @@ _STORE_IS_ENDING = ("STORE_LOST", "JOB")  # JOB: another server has the address 
 _LEVELS = ("debug", "info", "warn", "error")
 
 _warned = set()
+_tells_launcher = False
 
 
 def init_process_group(original, asked, *args, **kwargs):
@@ -39,6 +40,7 @@ def init_process_group(original, asked, *args, **kwargs):
     arguments = call.arguments
     if c10d._world.default_pg is not None:
         return original(*args, **kwargs)  # Its own error: initialised twice.
+    _tell_launcher_of_config_errors()
     native = _native.load()
     launched = _launchers.adopt(arguments, os.environ)
     settings = read_settings(native, os.environ)
@@ -71,6 +73,23 @@ def init_process_group(original, asked, *args, **kwargs):
         world.asked[world.process_group.group_name] = str(asked or _autoload.TORCH_DEFAULT)
     _worlds.registry.add(world)
     _worlds.claim_ownership()
+
+
+def _tell_launcher_of_config_errors():
+    """Under resilient-run a rank that a ConfigError ends is not started again: its exit code is
+    EX_CONFIG. The program's own hook prints the error, and what it has for its end runs."""
+    global _tells_launcher
+    if _tells_launcher or os.environ.get("RESILIENT_SUPERVISED") != "1":
+        return
+    _tells_launcher = True
+    print_error = sys.excepthook
+
+    def hook(kind, error, trace):
+        print_error(kind, error, trace)
+        if issubclass(kind, _errors.ConfigError):
+            raise SystemExit(os.EX_CONFIG)
+
+    sys.excepthook = hook
 
 
 def _joined_world(native, arguments, settings, rank, world_size, timeout, started):

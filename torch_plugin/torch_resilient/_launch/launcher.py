@@ -15,6 +15,7 @@ from torch_resilient._launch.store import Store
 from torch_resilient._launch.worker import Worker, how
 
 _END_SECONDS = 3.0  # From the first signal to the last process.
+_DO_NOT_RESTART = os.EX_CONFIG  # 78: what a worker says by this would be the same once more.
 
 
 class Launcher:
@@ -27,6 +28,9 @@ class Launcher:
         self._delayed = []  # (when, rank) of replacements that are held back.
         self._backoff = Backoff()
         self._restarts = 0
+        self._attempt = 0  # How often all ranks were started anew.
+        self._renewing = False  # What runs is being ended, to be started anew,
+        self._renew_at = 0.0  # not before this.
         self._finished = set()
         self._exit_code = None  # Decided; what runs is being ended.
         self._kill_at = None
@@ -73,8 +77,8 @@ class Launcher:
         self._store.turn(now)
         due = [entry for entry in self._delayed if entry[0] <= now]
         for entry in due:
-            self._delayed.remove(entry)
-            if self._exit_code is None:
+            if entry in self._delayed and self._exit_code is None:
+                self._delayed.remove(entry)
                 self._start(entry[1])
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
@@ -121,7 +125,10 @@ class Launcher:
             PYTHONUNBUFFERED="1",
         )
         environment.pop("RESILIENT_OWNER", None)
-        environment.setdefault("RESILIENT_SEAT_WAIT", "10min")
+        if self._options.restart_policy == "replace":
+            environment.setdefault("RESILIENT_SEAT_WAIT", "10min")
+        if self._attempt:  # The store ends what is left of an earlier one.
+            environment["RESILIENT_ATTEMPT"] = str(self._attempt)
         environment.setdefault("OMP_NUM_THREADS", "1")
         return environment
 
@@ -130,33 +137,61 @@ class Launcher:
         del self._workers[worker.rank]
         pid = worker.process.pid
         self._event("exited", rank=worker.rank, pid=pid, exit_code=exit_code)
+        if self._renewing:
+            self._renew()
+            return
         if exit_code == 0:
             self._finished.add(worker.rank)
             return
         if self._exit_code is not None:
             return  # Being ended: this is the answer to our signal.
         self._store.report(self._job, worker.rank, pid, exit_code)
-        self._replace(
+        self._after(
             worker, exit_code, f"rank {worker.rank} (pid {pid}) ended with {how(exit_code)}"
         )
 
-    def _replace(self, worker, exit_code, text):
-        if self._finished:
+    def _after(self, worker, exit_code, text):
+        """A rank has died: starts it again, or all, or ends the job."""
+        policy, most = self._options.restart_policy, self._options.max_restarts
+        if exit_code == _DO_NOT_RESTART:
+            self._give_up(exit_code, f"{text}, by which it says that a restart is of no use")
+        elif policy == "never":
+            self._give_up(exit_code, text)
+        elif policy == "replace" and self._finished:
             self._give_up(exit_code, f"{text}, and other ranks have finished: it cannot rejoin")
-        elif self._restarts >= self._options.max_restarts:
+        elif self._restarts >= most:
             self._give_up(exit_code, f"{text}; all {self._restarts} restarts are used")
         else:
             self._restarts += 1
-            pause = self._backoff.pause(worker.rank, time.monotonic() - worker.started)
+            who = worker.rank if policy == "replace" else None
+            pause = self._backoff.pause(who, time.monotonic() - worker.started)
             self._console.say(
-                f"{text}; replacing it ({self._restarts} of {self._options.max_restarts} restarts)"
-                + (f" in {pause:.1f} s" if pause else "")
+                f"{text}; {'replacing it' if policy == 'replace' else 'starting all ranks anew'}"
+                f" ({self._restarts} of {most} restarts)" + (f" in {pause:.1f} s" if pause else "")
             )
             self._event("restarted", rank=worker.rank, restarts=self._restarts)
-            if pause:
+            if policy == "replace":
                 self._delayed.append((time.monotonic() + pause, worker.rank))
             else:
-                self._start(worker.rank)
+                self._renew_after(pause)
+
+    def _renew_after(self, pause):
+        self._attempt += 1
+        self._renewing = True
+        self._renew_at = time.monotonic() + pause
+        self._signal_all(signal.SIGTERM)
+        self._kill_at = time.monotonic() + _END_SECONDS - 0.5
+        self._renew()
+
+    def _renew(self):
+        """All ranks anew, once the last one of the old ones has ended."""
+        if self._workers or self._exit_code is not None:
+            return
+        self._renewing = False
+        self._kill_at = None
+        self._finished.clear()
+        self._port = _free_port()
+        self._delayed = [(self._renew_at, rank) for rank in range(self._options.nproc)]
 
     def _give_up(self, exit_code, text):
         self._console.say(f"{text}; ending the job")

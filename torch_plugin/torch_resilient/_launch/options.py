@@ -14,7 +14,14 @@ def parse(arguments):
         type=_not_negative,
         default=3,
         metavar="K",
-        help="how many dead ranks are replaced, in total (default 3)",
+        help="how many deaths are followed by a start, in total (default 3)",
+    )
+    parser.add_argument(
+        "--restart-policy",
+        choices=("replace", "all", "never"),
+        default="replace",
+        help="what a death is followed by: the rank alone is started again (default), all ranks"
+        " are ended and started anew, or the job ends",
     )
     parser.add_argument("--store", metavar="HOST:PORT", help="a running store; default: its own")
     parser.add_argument(
