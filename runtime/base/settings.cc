@@ -84,6 +84,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_SUPERVISED", Form::kSwitch},
     Known{"RESILIENT_FAKE_DEVICES", Form::kDevices},
     Known{"RESILIENT_ATTEMPT", Form::kCount},
+    Known{"RESILIENT_LAUNCH", Form::kText},  // For resilient-run alone: whose child this is.
     Known{"RESILIENT_HOST_WATCH", Form::kSwitch},
 };
 

@@ -124,6 +124,7 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_OWNER", "12:345"},
                                                    {"RESILIENT_SUPERVISED", "1"},
                                                    {"RESILIENT_ATTEMPT", "7"},
+                                                   {"RESILIENT_LAUNCH", "4711.123.1"},
                                                    {"RESILIENT_HEAL", "auto"},
                                                    {"RESILIENT_HOST_WATCH", "0"}});
   ASSERT_TRUE(settings.ok()) << settings.status().message();
@@ -162,6 +163,7 @@ const Environment kWithEffect = {{"RESILIENT_STORE", "host:1"},
                                  {"RESILIENT_OWNER", "1:0"},
                                  {"RESILIENT_SUPERVISED", "0"},
                                  {"RESILIENT_ATTEMPT", "0"},
+                                 {"RESILIENT_LAUNCH", "1.1.1"},
                                  {"RESILIENT_HOST_WATCH", "1"},
                                  {"RESILIENT_TIMEOUT_POLICY", "strict"},
                                  {"RESILIENT_OP_DEADLINE", "120s"},

@@ -10,6 +10,8 @@ import time
 
 from torch_resilient import _server
 from torch_resilient._launch.backoff import Backoff
+from torch_resilient._launch.family import MARK, Family
+from torch_resilient._launch.guard import Guard
 from torch_resilient._launch.output import Console, Logs, Outputs
 from torch_resilient._launch.store import Store
 from torch_resilient._launch.worker import Worker, how
@@ -49,6 +51,8 @@ class Launcher:
 
     def run(self):
         """The exit code, once nothing runs any more."""
+        self._family = Family(self._own_processes)
+        self._guard = Guard(self._family.mark)
         wakeup = self._watch_signals()
         try:
             self._store.start()
@@ -66,6 +70,9 @@ class Launcher:
                 self._events.close()
         return self._exit_code or 0
 
+    def _own_processes(self):
+        return {self._guard.pid} | self._store.processes()
+
     def _goes_on(self):
         return self._exit_code is None and bool(self._workers or self._delayed)
 
@@ -75,6 +82,8 @@ class Launcher:
             callback(argument)
         now = time.monotonic()
         self._store.turn(now)
+        if self._family.due is not None and now >= self._family.due:
+            self._family.sweep()
         due = [entry for entry in self._delayed if entry[0] <= now]
         for entry in due:
             if entry in self._delayed and self._exit_code is None:
@@ -86,15 +95,19 @@ class Launcher:
 
     def _patience(self):
         times = [when for when, _ in self._delayed]
-        times += [when for when in (self._kill_at, self._store.due) if when is not None]
+        times += [
+            when for when in (self._kill_at, self._store.due, self._family.due) if when is not None
+        ]
         return max(min(times) - time.monotonic(), 0) if times else None
 
     # ---- workers
 
     def _start(self, rank):
-        worker = Worker(
-            rank, self._command(), self._environment(rank), self._selector, self._outputs
-        )
+        mark = self._family.next_mark()
+        environment = {**self._environment(rank), MARK: mark}
+        worker = Worker(rank, self._command(), environment, self._selector, self._outputs)
+        self._family.began(worker.process.pid, mark)
+        self._guard.began(worker.process.pid)
         worker.watch(self._exited)
         self._workers[rank] = worker
         self._event("started", rank=rank, pid=worker.process.pid)
@@ -133,7 +146,7 @@ class Launcher:
         return environment
 
     def _exited(self, worker):
-        exit_code = worker.reap()
+        exit_code = worker.reap(self._ended)
         del self._workers[worker.rank]
         pid = worker.process.pid
         self._event("exited", rank=worker.rank, pid=pid, exit_code=exit_code)
@@ -149,6 +162,10 @@ class Launcher:
         self._after(
             worker, exit_code, f"rank {worker.rank} (pid {pid}) ended with {how(exit_code)}"
         )
+
+    def _ended(self, pid):
+        self._family.ended(pid)
+        self._guard.ended(pid)
 
     def _after(self, worker, exit_code, text):
         """A rank has died: starts it again, or all, or ends the job."""
@@ -204,13 +221,16 @@ class Launcher:
         for end in (receiver, sender):
             end.setblocking(False)
         signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
         self._selector.register(receiver, selectors.EVENT_READ, (self._signalled, receiver))
         return receiver, sender
 
     def _signalled(self, receiver):
         for number in receiver.recv(64):
+            if number == signal.SIGCHLD:
+                self._family.sweep()
+                continue
             self._signals += 1
             if self._signals > 1:
                 self._signal_all(signal.SIGKILL)
@@ -232,8 +252,10 @@ class Launcher:
         """Leaves no process behind, however the loop ended."""
         self._signal_all(signal.SIGKILL)
         for worker in list(self._workers.values()):
-            worker.reap()
+            worker.reap(self._ended)
+        self._family.end()
         self._store.end()
+        self._guard.dismiss()
 
     def _event(self, name, **fields):
         if self._events:

@@ -74,6 +74,11 @@ class Store:
             subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         )
 
+    def processes(self):
+        """Numbers of what has been started and not been reaped."""
+        started = [*self._reports, *([self._process] if self._process else [])]
+        return {process.pid for process in started if process.returncode is None}
+
     def end(self):
         for report in self._reports:
             if report.poll() is None:

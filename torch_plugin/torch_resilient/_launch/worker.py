@@ -52,15 +52,11 @@ class Worker:
             self._selector.unregister(output.pipe)
             output.pipe.close()
 
-    def reap(self):
-        """Exit code of the ended process, negative for a signal. Ends what it has left behind, and
-        passes its last lines on."""
+    def reap(self, before):
+        """Exit code of the ended process, negative for a signal. Passes its last lines on.
+        `before` is called with its number while that is still its own."""
         os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
-        try:
-            # Not reaped yet, so that the number still means this process's group.
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
+        before(self.process.pid)
         self._selector.unregister(self.pidfd)
         os.close(self.pidfd)
         exit_code = self.process.wait()
