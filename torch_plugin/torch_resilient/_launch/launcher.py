@@ -9,6 +9,7 @@ import sys
 import time
 
 from torch_resilient import _server
+from torch_resilient._launch import status
 from torch_resilient._launch.backoff import Backoff
 from torch_resilient._launch.family import MARK, Family
 from torch_resilient._launch.guard import Guard
@@ -51,6 +52,7 @@ class Launcher:
 
     def run(self):
         """The exit code, once nothing runs any more."""
+        self._started = time.monotonic()
         self._family = Family(self._own_processes)
         self._guard = Guard(self._family.mark)
         wakeup = self._watch_signals()
@@ -59,8 +61,11 @@ class Launcher:
             for rank in range(self._options.nproc):
                 self._start(rank)
             while self._workers or (self._delayed and self._exit_code is None):
+                self._show_status()
                 self._turn()
         finally:
+            if self._console.has_status:
+                self._console.show("")
             self._end()
             self._outputs.close()
             signal.set_wakeup_fd(-1)
@@ -98,7 +103,23 @@ class Launcher:
         times += [
             when for when in (self._kill_at, self._store.due, self._family.due) if when is not None
         ]
+        if self._console.has_status:
+            times.append(time.monotonic() + status.SECONDS)
         return max(min(times) - time.monotonic(), 0) if times else None
+
+    def _show_status(self):
+        if not self._console.has_status:
+            return
+        doing = "ending the job" if self._exit_code is not None else ""
+        doing = doing or ("ending all ranks, to start them anew" if self._renewing else "")
+        states = {
+            "running": self._workers.keys(),
+            "held back": [rank for _, rank in self._delayed],
+            "finished": self._finished,
+        }
+        seconds = time.monotonic() - self._started
+        most = self._options.max_restarts
+        self._console.show(status.text(states, self._restarts, most, seconds, doing))
 
     # ---- workers
 

@@ -4,8 +4,11 @@ import os
 import sys
 import time
 
+from torch_resilient._launch import status
+
 _CHUNK = 65536
 _LINE_LIMIT = 1 << 20  # A longer line is passed on in pieces.
+_CLEAR = b"\r\x1b[K"  # The line of the cursor.
 
 
 class Output:
@@ -40,19 +43,35 @@ class Output:
 
 
 class Console:
-    """The launcher's own stdout and stderr. Nobody needs to read them: the job goes on."""
+    """The launcher's own stdout and stderr. Nobody needs to read them: the job goes on. Where
+    stderr is a terminal a line of status stays below what is said."""
 
     def __init__(self):
         self._targets = {"out": sys.stdout.buffer, "err": sys.stderr.buffer}
+        self.has_status = status.is_wanted(sys.stderr.fileno())
+        self._status = b""
 
     def say(self, text):
         self.write("err", "resilient-run: ", [text.encode()])
 
     def write(self, stream, prefix, lines):
-        target = self._targets[stream]
+        if self._status:
+            self._put("err", _CLEAR)
+        self._put(stream, b"".join(prefix.encode() + line + b"\n" for line in lines))
+        if self._status:
+            self._put("err", self._status)
+
+    def show(self, text):
+        """The line of status from here on; "": none. Only where `has_status`."""
+        shown = text[: status.width(sys.stderr.fileno())].encode()
+        if shown != self._status:
+            self._status = shown
+            self._put("err", _CLEAR + shown)
+
+    def _put(self, stream, data):
         try:
-            target.write(b"".join(prefix.encode() + line + b"\n" for line in lines))
-            target.flush()
+            self._targets[stream].write(data)
+            self._targets[stream].flush()
         except (OSError, ValueError):
             pass
 
