@@ -32,8 +32,8 @@ std::string SignalName(int signal) {
 }  // namespace
 
 std::string Name(const Claimant& who, bool started) {
-  std::string name = "rank " + std::to_string(who.rank) + " (host " + who.process.host + ", pid " +
-                     std::to_string(who.process.pid);
+  std::string name = who.rank == kSpareRank ? "a spare" : "rank " + std::to_string(who.rank);
+  name += " (host " + who.process.host + ", pid " + std::to_string(who.process.pid);
   if (started) name += ", started at tick " + std::to_string(who.process.start_time);
   return name + ")";
 }

@@ -39,6 +39,7 @@ void PutOp(const JoinOp& op, pb::Request* out) {
   message->set_generation(op.request.generation);
   message->set_min_world(op.request.min_world);
   message->set_number(op.request.number);
+  message->set_spare_if_taken(op.request.spare_if_taken);
   if (op.request.device) Put(*op.request.device, message->mutable_device());
 }
 
@@ -52,6 +53,7 @@ Op ToJoin(const pb::JoinRequest& message) {
   join.request.generation = message.generation();
   join.request.min_world = message.min_world();
   join.request.number = message.number();
+  join.request.spare_if_taken = message.spare_if_taken();
   if (message.has_device()) join.request.device = ToDevice(message.device());
   return join;
 }

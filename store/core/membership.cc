@@ -246,6 +246,7 @@ void Membership::OnControlOpen(SessionId session, Moment moment, MembershipEffec
   PushHolds(session, moment, effects);
   if (who->answers_due > 0) effects.Tell(session, PingEvent{++pings_});
   if (who->Active()) who->last_seen = moment.now;
+  if (who->state == State::kSpare) FillLostSeats(moment, effects);
 }
 
 void Membership::OnControlFrame(SessionId session, Moment moment, MembershipEffects& effects) {
@@ -262,7 +263,7 @@ void Membership::OnControlFrame(SessionId session, Moment moment, MembershipEffe
 }
 
 void Membership::OnAnswers(Participant& who, Moment moment, MembershipEffects& effects) {
-  RefuseClaimants(who, effects);
+  RefuseClaimants(who, moment, effects);
   if (!who.accusation) return;
   const Accusation accusation = *who.accusation;
   who.accusation.reset();
@@ -467,6 +468,9 @@ void Membership::OnTimer(Timer timer, Moment moment, MembershipEffects& effects)
             moment, effects);
       }
       break;
+    case TimerKind::kSpare:
+      SendAwayIfDue(*who, moment, effects);
+      break;
     case TimerKind::kHold:
       if (who->hold && who->held_until <= moment.now) due_holds_.push_back(who->session);
       break;
@@ -556,7 +560,7 @@ LogRecord Membership::Record(std::string_view event, const Participant& who,
   const ProcessIdentity& process = who.hello.process;
   return {event,
           {{"job", job_},
-           {"rank", std::to_string(who.request.rank)},
+           {"rank", who.request.rank == kSpareRank ? "spare" : std::to_string(who.request.rank)},
            {"host", process.host},
            {"pid", std::to_string(process.pid)},
            {"incarnation", who.hello.incarnation},

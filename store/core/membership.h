@@ -71,6 +71,8 @@ struct MembershipLimits {
   Duration exit_report_grace = Millis(40);
   Duration presence_life = std::chrono::seconds(3);  // Three beats.
   std::size_t worlds = kWorldsPerJobMax;
+  // How long spares wait for the next world when theirs has ended: six leases.
+  Duration spare_grace = std::chrono::seconds(30);
 };
 
 // Who is in a job: its lives, worlds and seats, and who is held for dead. The rules are those of
@@ -146,7 +148,7 @@ class Membership {
   std::size_t worlds() const { return worlds_.size(); }
   // True when the last one to go said so (or nobody was ever there).
   bool EndedWell() const { return ended_well_; }
-  // Appends "life":..,"generation":..,"worlds":[..] to an open JSON object.
+  // Appends "life":..,"generation":..,"worlds":[..],"spares":[..] to an open JSON object.
   void AppendJson(std::string& out, Moment moment) const;
 
  private:
@@ -154,7 +156,7 @@ class Membership {
   // A frame that was under way when the ping was sent must not count as its answer, so the accused
   // answers twice in a row.
   static constexpr int kAnswersWanted = 2;
-  enum class TimerKind : std::uint8_t { kLoneClose, kExitReport, kPing, kWorld, kHold };
+  enum class TimerKind : std::uint8_t { kLoneClose, kExitReport, kPing, kWorld, kHold, kSpare };
   using Timer = std::pair<TimerKind, std::uint64_t>;  // Of a session, or of a world's round.
 
   // Joining: membership_join.cc.
@@ -165,6 +167,8 @@ class Membership {
   void WaitForHolder(World& world, Participant& who, SessionId holder, Moment moment,
                      MembershipEffects& effects);
   void TakeSeat(World& world, Participant& who, Moment moment, MembershipEffects& effects);
+  // The seat that it asks for is its own from now on.
+  void Occupy(World& world, Participant& who, MembershipEffects& effects);
   void JoinAgain(World& world, Participant& who, Moment moment, MembershipEffects& effects);
   // By what `who` asks for.
   void Lengthen(World& world, const Participant& who);
@@ -172,7 +176,7 @@ class Membership {
   std::optional<Status> SharedDeviceIn(const World& world,
                                        const Participant* newcomer = nullptr) const;
   void Refuse(Participant& who, Status why, MembershipEffects& effects);
-  void RefuseClaimants(Participant& holder, MembershipEffects& effects);
+  void RefuseClaimants(Participant& holder, Moment moment, MembershipEffects& effects);
   void ReplaceClaimants(Participant& holder);
   World& NewWorld(const Participant& who, Moment moment, MembershipEffects& effects);
   // Joins that waited for a seat and have to be looked at again.
@@ -206,6 +210,27 @@ class Membership {
   // True: the world is building with the seats that it has left, or waits for the others' wishes.
   bool ShrinkIfDue(World& world, Moment moment, MembershipEffects& effects);
   void Shrink(World& world, MembershipEffects& effects);
+
+  // Spares: membership_spares.cc.
+  void BecomeSpare(Participant& who, Moment moment, MembershipEffects& effects);
+  // The lost seats of a world that had a view are given to those who wait for one.
+  void SeatSpares(World& world, MembershipEffects& effects);
+  void LetWait(Participant& who, Moment moment);
+  void Await(Participant& who, MembershipEffects& effects);
+  void FillLostSeats(Moment moment, MembershipEffects& effects);
+  // False: there is none left that could take the seat.
+  bool SeatSpare(World& world, std::size_t rank, MembershipEffects& effects);
+  // One on the host of the last holder rather than another, then the one that has waited longest.
+  Participant* SpareFor(const World& world, const Seat& seat);
+  // A spare that has a seat and has not worked in its world yet.
+  static bool IsFresh(const Participant& who);
+  // Those in a world that is refused wait for another seat.
+  void TakeBackSpares(World& world, MembershipEffects& effects);
+  void LoseSparesBefore(std::uint64_t attempt, Moment moment, MembershipEffects& effects);
+  // Their time runs while the job has no world.
+  void MindSpares(Moment moment);
+  void SendAwayIfDue(Participant& who, Moment moment, MembershipEffects& effects);
+  void RestoreSpare(Participant& who, Moment moment);
 
   // Evidence: membership.cc.
   // `event`: its name in the log.
@@ -284,6 +309,7 @@ class Membership {
   static Claimant ClaimantOf(const Participant& who);
   // For the log, about `who`.
   LogRecord Record(std::string_view event, const Participant& who, std::string text) const;
+  static void AppendHolder(const Participant& who, Moment moment, std::string& out);
   bool AnyoneSeated() const;
   void Arm(Instant when, TimerKind kind, std::uint64_t id);
 
@@ -323,6 +349,9 @@ class Membership {
   std::deque<Instant> closes_;        // Of control connections, within the last second.
   std::vector<SessionId> due_holds_;  // Within a tick.
   std::deque<SessionId> to_replace_;  // Claimants whose holder is gone.
+  std::set<SessionId> spares_;        // And some that are none any more.
+  bool bereft_ = true;                // The job had no world when spares were looked at last.
+  std::uint64_t last_attempt_ = 0;    // Of the worlds that have ended, as far as is known.
   Changes changed_;
 };
 

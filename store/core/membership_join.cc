@@ -58,13 +58,14 @@ Status Membership::Join(SessionId session, const Hello& hello, const JoinRequest
   World* world = who.state == State::kSeated ? WorldOf(who) : nullptr;
   const JoinRequest held = std::exchange(who.request, request);
   if (world) {
-    // Also where its ranks have been numbered anew since it asked.
+    // Also where its ranks have been numbered anew since it asked, or it was given another seat.
     who.request.rank = held.rank;
     who.request.world_size = held.world_size;
   }
+  if (who.state == State::kSpare) who.request.rank = kSpareRank;
   if (world) {
     JoinAgain(*world, who, moment, effects);
-  } else if (who.state != State::kWaiting) {
+  } else if (who.state != State::kWaiting && who.state != State::kSpare) {
     Place(who, moment, effects);
   }
   Settle(moment, effects);
@@ -74,8 +75,9 @@ Status Membership::Join(SessionId session, const Hello& hello, const JoinRequest
 Status Membership::CheckRequest(const Participant& who, const JoinRequest& request) const {
   const bool held = who.state == State::kSeated || who.state == State::kWaiting;
   const World* world = held ? WorldOf(who) : nullptr;
-  if (request.world_size < 1 || request.world_size > kWorldSizeMax || request.rank < 0 ||
-      request.rank >= request.world_size) {
+  const bool is_rank = request.rank >= 0 && request.rank < request.world_size;
+  if (request.world_size < 1 || request.world_size > kWorldSizeMax ||
+      (!is_rank && request.rank != kSpareRank)) {
     return Status(StatusCode::kInvalidArgument,
                   "rank " + std::to_string(request.rank) + " of a world of " +
                       std::to_string(request.world_size) + " cannot be; ranks are 0 to " +
@@ -94,7 +96,8 @@ Status Membership::CheckRequest(const Participant& who, const JoinRequest& reque
                       std::to_string(request.world_size) + " ranks cannot be");
   }
   // It may not have heard of its new number yet.
-  const bool renumbered = world && world->shrunk_at > 0;
+  const bool renumbered =
+      (world && world->shrunk_at > 0) || request.rank == kSpareRank || request.spare_if_taken;
   if (!renumbered && ((held && request.rank != who.request.rank) ||
                       (world && request.world_size != world->size()))) {
     return Status(StatusCode::kInvalidArgument,
@@ -138,6 +141,9 @@ void Membership::Place(Participant& who, Moment moment, MembershipEffects& effec
   who.holder = 0;
   Changed(who);
   if (!CheckAttempt(who, moment, effects)) return;
+  if (who.request.rank == kSpareRank && !(host_left_ && worlds_.empty())) {
+    return BecomeSpare(who, moment, effects);
+  }
   for (auto& [round, world] : worlds_) {
     if (PlaceIn(world, who, moment, effects)) return;
   }
@@ -205,6 +211,7 @@ bool Membership::CheckAttempt(Participant& who, Moment moment, MembershipEffects
     return false;
   }
   for (const std::uint64_t round : older) SupersedeWorld(round, attempt, moment, effects);
+  LoseSparesBefore(attempt, moment, effects);
   return true;
 }
 
@@ -224,11 +231,15 @@ void Membership::WaitForHolder(World& world, Participant& who, SessionId holder,
 }
 
 // The holder answered: two live processes want one seat, or worlds of two sizes.
-void Membership::RefuseClaimants(Participant& holder, MembershipEffects& effects) {
+void Membership::RefuseClaimants(Participant& holder, Moment moment, MembershipEffects& effects) {
   const std::vector<SessionId> claimants = std::exchange(holder.claimants, {});
   for (const SessionId session : claimants) {
     Participant* who = Find(session);
     if (!who || who->state != State::kWaiting || who->holder != holder.session) continue;
+    if (who->request.spare_if_taken) {
+      BecomeSpare(*who, moment, effects);
+      continue;
+    }
     const std::string both =
         Name(ClaimantOf(*who), true) + " and " + Name(ClaimantOf(holder), true);
     FailureDetail detail;
@@ -269,10 +280,10 @@ void Membership::Settle(Moment moment, MembershipEffects& effects) {
     to_replace_.pop_front();
     if (who && who->state == State::kWaiting) Place(*who, moment, effects);
   }
+  MindSpares(moment);
 }
 
-void Membership::TakeSeat(World& world, Participant& who, Moment moment,
-                          MembershipEffects& effects) {
+void Membership::Occupy(World& world, Participant& who, MembershipEffects& effects) {
   Seat& seat = world.seats[static_cast<std::size_t>(who.request.rank)];
   std::vector<std::string> incarnations = std::move(seat.incarnations);
   if (world.incarnations.insert(who.hello.incarnation).second) {
@@ -299,6 +310,11 @@ void Membership::TakeSeat(World& world, Participant& who, Moment moment,
                                "joined round " + std::to_string(world.round) + " (" +
                                    std::to_string(world.joined) + " of " +
                                    std::to_string(world.size()) + ")"));
+}
+
+void Membership::TakeSeat(World& world, Participant& who, Moment moment,
+                          MembershipEffects& effects) {
+  Occupy(world, who, effects);
   if (!world.viewed && world.joined == world.seats.size()) {
     // Only now all can be told, and nobody has loaded anything yet.
     if (const std::optional<Status> why = SharedDeviceIn(world)) {

@@ -78,6 +78,7 @@ void Membership::FenceWorld(World& world, const Status& cause, Moment moment,
 }
 
 void Membership::RefuseIfDue(World& world, Moment moment, MembershipEffects& effects) {
+  SeatSpares(world, effects);
   if (ShrinkIfDue(world, moment, effects)) return;
   const std::optional<Instant> due = world.RefusalDue();
   if (!due || *due == kNever) return;
@@ -91,6 +92,7 @@ void Membership::RefuseIfDue(World& world, Moment moment, MembershipEffects& eff
 
 void Membership::RefuseWorld(World& world, Moment moment, MembershipEffects& effects) {
   if (world.viewed) {
+    TakeBackSpares(world, effects);
     world.phase = Phase::kRefused;
     Changed(world);
     effects.ended.push_back({world.round, world.first_cause, false});
@@ -134,7 +136,9 @@ void Membership::EndWorld(std::uint64_t round, const Status& why, MembershipEffe
                                    {"round", std::to_string(round)},
                                    {"code", std::string(CodeName(why.code()))}},
                                   "the world of this round has ended"});
-  Gone(worlds_.at(round));
+  const World& world = worlds_.at(round);
+  last_attempt_ = std::max(last_attempt_, world.launcher_attempt);
+  Gone(world);
   worlds_.erase(round);
 }
 
@@ -165,6 +169,7 @@ void Membership::PushState(const Participant& who, MembershipEffects& effects) c
       if (!who.out.ok()) push(JoinRefusedEvent{who.out, who.request.number});
       return;
     case State::kWaiting:
+    case State::kSpare:
     case State::kLeft:
       return;
     case State::kSeated:
@@ -211,23 +216,35 @@ void Membership::AppendJson(std::string& out, Moment moment) const {
       out += std::exchange(comma, ",");
       out += "{\"rank\":" + std::to_string(rank) + ",\"state\":\"" +
              std::string(SeatStateName(seat.state)) + "\"";
-      if (const Participant* who = Find(seat.session)) {
-        out += ",\"host\":" + JsonString(who->hello.process.host) +
-               ",\"pid\":" + std::to_string(who->hello.process.pid) +
-               ",\"session\":" + JsonString(who->hello.session) +
-               ",\"connected\":" + (who->connected ? "true" : "false") +
-               ",\"last_seen_s\":" + Seconds(moment.now - who->last_seen) +
-               ",\"held\":" + (who->hold ? "true" : "false");
-        if (who->hold) {
-          out += ",\"held_for_s\":" + Seconds(who->held_until - moment.now) +
-                 ",\"held_because\":" + JsonString(who->hold->reason);
-        }
-      }
+      if (const Participant* who = Find(seat.session)) AppendHolder(*who, moment, out);
       out += "}";
     }
     out += "]}";
   }
+  out += "],\"spares\":[";
+  const char* comma = "";
+  for (const SessionId session : spares_) {
+    const Participant* who = Find(session);
+    if (!who || who->state != State::kSpare) continue;
+    out += std::exchange(comma, ",");
+    out += "{\"state\":\"spare\"";
+    AppendHolder(*who, moment, out);
+    out += "}";
+  }
   out += "]";
+}
+
+// Opens no object and closes none.
+void Membership::AppendHolder(const Participant& who, Moment moment, std::string& out) {
+  out += ",\"host\":" + JsonString(who.hello.process.host) +
+         ",\"pid\":" + std::to_string(who.hello.process.pid) +
+         ",\"session\":" + JsonString(who.hello.session) +
+         ",\"connected\":" + (who.connected ? "true" : "false") +
+         ",\"last_seen_s\":" + Seconds(moment.now - who.last_seen) +
+         ",\"held\":" + (who.hold ? "true" : "false");
+  if (!who.hold) return;
+  out += ",\"held_for_s\":" + Seconds(who.held_until - moment.now) +
+         ",\"held_because\":" + JsonString(who.hold->reason);
 }
 
 }  // namespace resilient::store

@@ -27,8 +27,8 @@ void Fields(Archive& archive, Hold& hold) {
 template <typename Archive>
 void Fields(Archive& archive, Participant& who) {
   archive(who.request);
-  archive.Enum(who.state, ParticipantState::kLost);
-  archive(who.round, who.out, who.accusation, who.holder, who.wanted_size, who.hold);
+  archive.Enum(who.state, ParticipantState::kSpare);
+  archive(who.round, who.out, who.accusation, who.holder, who.wanted_size, who.hold, who.was_spare);
 }
 
 namespace {
@@ -210,6 +210,8 @@ Status Membership::CheckRestored(const Participant& who) const {
         !SeatOf(*const_cast<World*>(world), who).Live()) {
       return damaged("is to hold a seat and holds none");
     }
+  } else if (who.state == State::kSpare) {
+    if (who.request.rank != kSpareRank) return damaged("waits for any seat and has a rank");
   } else if (who.request.rank < 0) {
     // Refused for it; the row tells a repeat of the join so.
     if (who.state == State::kWaiting) return damaged("waits for a seat and has no rank");
@@ -238,6 +240,7 @@ Status Membership::FinishRestore(Moment moment, MembershipEffects& effects) {
     effects.granted.push_back(session);
     if (who.hold) BeginHold(who, moment, effects);
     if (who.accusation) who.answers_due = kAnswersWanted;
+    if (who.state == State::kSpare) RestoreSpare(who, moment);
     if (who.state != State::kWaiting) continue;
     Participant& holder = participants_.at(who.holder);
     holder.claimants.push_back(session);

@@ -12,7 +12,9 @@ Membership::Wishes Membership::WishesOf(const World& world) const {
     if (!seat.Live()) continue;
     const Participant* who = Find(seat.session);
     RESILIENT_CHECK(who != nullptr);
-    const bool wants = seat.state == SeatState::kJoined && who->request.min_world > 0;
+    const bool joined = seat.state == SeatState::kJoined;
+    const bool wants = joined && who->request.min_world > 0;
+    if (IsFresh(*who)) continue;  // It has lost nothing that it could give up.
     wishes.all = wishes.all && wants;
     if (!wants) continue;
     wishes.any = true;
@@ -70,13 +72,14 @@ bool Membership::ShrinkIfDue(World& world, Moment moment, MembershipEffects& eff
   if (!world.shrinking && (!whole || *whole > moment.now)) return false;
   if (!std::exchange(world.shrinking, true)) Changed(world);
   for (Seat& seat : world.seats) {
-    const JoinRequest& request = Find(seat.session)->request;
-    if (seat.state != SeatState::kJoined || request.min_world > 0) continue;
+    if (seat.state != SeatState::kJoined) continue;
+    const Participant& who = *Find(seat.session);
+    if (who.request.min_world > 0 || IsFresh(who)) continue;
     seat.state = SeatState::kMember;
     seat.refused = true;
     --world.joined;
     Changed(world, seat);
-    effects.Tell(seat.session, JoinRefusedEvent{world.first_cause, request.number});
+    effects.Tell(seat.session, JoinRefusedEvent{world.first_cause, who.request.number});
   }
   return true;
 }

@@ -50,6 +50,11 @@ void Membership::Waiting(SessionId session, const WaitingReport& report, Moment 
                          MembershipEffects& effects) {
   const Participant* who = Find(session);
   if (!who || !who->Active()) return;
+  if (report.generation == 0 && who->state == State::kSpare) {
+    // A world of no ranks: there is nobody whom it waits for.
+    if (report.tell) effects.Tell(session, LateEvent{LateNotice{}});
+    return;
+  }
   if (report.generation == 0) {
     World* world = who->state == State::kSeated ? WorldOf(*who) : nullptr;
     if (!world || world->phase != Phase::kForming) return;

@@ -20,6 +20,7 @@ enum class ParticipantState : std::uint8_t {
   kRefused,  // Alive, without a seat.
   kLeft,
   kLost,
+  kSpare,  // For any seat to become free.
 };
 
 // A member's word that the links to another broke; looked into by a ping.
@@ -53,6 +54,7 @@ struct Participant {
   SessionId holder = 0;                  // In kWaiting: who must answer or end.
   int wanted_size = 0;                   // In kWaiting: of the holder's world.
   std::optional<Hold> hold;              // Only while Active().
+  bool was_spare = false;                // Its seat was given to it as a spare.
 
   // Not kept: found out anew by a server that starts.
   bool connected = true;  // Its control connection is up.
@@ -63,10 +65,13 @@ struct Participant {
   std::vector<SessionId> claimants;  // Wait for this one's seat.
   int answers_due = 0;               // Frames until it counts as alive.
   Instant held_until{};              // Of a hold; its limit anew when a server starts.
+  // Of a spare while the job has no world: when it is sent away, and whether there was one before.
+  Instant bereft_until = kNever;
+  bool saw_world = false;
 
   bool Active() const {
     return state == ParticipantState::kWaiting || state == ParticipantState::kSeated ||
-           state == ParticipantState::kRefused;
+           state == ParticipantState::kRefused || state == ParticipantState::kSpare;
   }
 };
 

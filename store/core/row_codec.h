@@ -23,7 +23,7 @@
 // kRowFormat says which fields there are; it is kept in the store's own row.
 namespace resilient::store {
 
-inline constexpr std::uint64_t kRowFormat = 5;
+inline constexpr std::uint64_t kRowFormat = 6;
 
 // Thread: value type on the stack.
 class RowWriter {
@@ -216,7 +216,8 @@ void Fields(Archive& archive, DeviceClaim& claim) {
 template <typename Archive>
 void Fields(Archive& archive, JoinRequest& request) {
   archive(request.rank, request.world_size, request.endpoint, request.join_timeout,
-          request.seat_wait, request.generation, request.device, request.min_world, request.number);
+          request.seat_wait, request.generation, request.device, request.min_world, request.number,
+          request.spare_if_taken);
 }
 
 template <typename Archive>

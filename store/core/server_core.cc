@@ -14,6 +14,7 @@ namespace resilient::store {
 namespace {
 
 constexpr int kPresenceBeats = 3;  // A process that is seen each beat counts as alive for so many.
+constexpr int kSpareLeases = 6;    // So long spares wait for the next world when theirs has ended.
 
 // Whether a repeat must not take effect again. Reads are simply done again.
 bool IsMutation(const Op& op) {
@@ -458,8 +459,9 @@ Result<Job*> ServerCore::Impl::MakeJob(const std::string& name) {
                       " jobs, the most it can; use another store or try again later");
   }
   const MembershipLimits limits{
-      options_.lone_close_grace, options_.ping_grace, options_.exit_report_grace,
-      kPresenceBeats * leases_.ttl() / kHeartbeatsPerLease, options_.limits.worlds_per_job};
+      options_.lone_close_grace,      options_.ping_grace,
+      options_.exit_report_grace,     kPresenceBeats * leases_.ttl() / kHeartbeatsPerLease,
+      options_.limits.worlds_per_job, kSpareLeases * leases_.ttl()};
   KeyspaceLimits key_limits;
   key_limits.keys = options_.limits.keys_per_job;
   key_limits.bytes = options_.limits.bytes_per_job;

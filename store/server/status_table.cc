@@ -58,12 +58,12 @@ void AppendAligned(const std::vector<Row>& rows, std::string* out) {
   }
 }
 
-// What is left of a lease of `ttl` seconds; only those in their seats hold one.
+// What is left of a lease of `ttl` seconds; only those with a seat and spares hold one.
 std::string LeaseLeft(const json& member, double ttl) {
   const std::string state = Text(member, "state");
   const auto seen = member.find("last_seen_s");
   if (ttl <= 0 || seen == member.end() || !seen->is_number()) return "-";
-  if (state != "joined" && state != "member") return "-";
+  if (state != "joined" && state != "member" && state != "spare") return "-";
   if (Text(member, "held") == "true") return "held, " + SecondsField(member, "held_for_s");
   return Seconds(std::max(0.0, ttl - seen->get<double>()));
 }
@@ -79,6 +79,18 @@ void AppendWorld(const json& world, double ttl, std::string* out) {
     rows.push_back({Text(member, "rank"), Text(member, "host"), Text(member, "pid"),
                     Text(member, "state"), LeaseLeft(member, ttl),
                     beat == "-" ? beat : beat + " ago"});
+  }
+  AppendAligned(rows, out);
+}
+
+void AppendSpares(const json& job, double ttl, std::string* out) {
+  const json& spares = List(job, "spares");
+  if (spares.empty()) return;
+  *out += " spares:\n";
+  std::vector<Row> rows = {{"HOST", "PID", "LEASE LEFT", "LAST BEAT"}};
+  for (const json& spare : spares) {
+    rows.push_back({Text(spare, "host"), Text(spare, "pid"), LeaseLeft(spare, ttl),
+                    SecondsField(spare, "last_seen_s") + " ago"});
   }
   AppendAligned(rows, out);
 }
@@ -105,6 +117,10 @@ json MembersJson(const json& status) {
         member["generation"] = world.value("generation", std::uint64_t{0});
         members.push_back(std::move(member));
       }
+    }
+    for (json spare : List(job, "spares")) {
+      spare["job"] = Text(job, "job");
+      members.push_back(std::move(spare));
     }
   }
   return members;
@@ -140,6 +156,7 @@ std::string StatusTable(const json& status) {
     out += "job " + Text(job, "job") + ": life " + Text(job, "life") + ", generation " +
            Text(job, "generation") + ", " + Text(job, "keys") + " keys\n";
     for (const json& world : List(job, "worlds")) AppendWorld(world, ttl, &out);
+    AppendSpares(job, ttl, &out);
   }
   return out;
 }

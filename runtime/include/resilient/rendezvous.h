@@ -44,6 +44,9 @@ struct Fence {
   Status cause;                  // First cause; the same on every member.
 };
 
+// JoinRequest::rank of a process that waits for a seat to become free.
+inline constexpr int kSpareRank = -2;
+
 // What a rank asks for when it wants into a world.
 struct JoinRequest {
   int rank = -1;
@@ -57,6 +60,8 @@ struct JoinRequest {
   int min_world = 0;
   // Counts the joins of a session: a refusal says which one it answers.
   std::uint64_t number = 0;
+  // Where a living process holds the seat: wait as a spare, instead of being refused.
+  bool spare_if_taken = false;
   std::optional<DeviceClaim>
       device;  // The GPU that is for this rank alone; nullopt: none is known.
 };
@@ -111,7 +116,7 @@ struct LateRank {
 struct LateNotice {
   std::uint64_t generation = 0;  // Of the report; 0: about a join.
   int ready = 0;                 // Of a join: ranks that have joined,
-  int world_size = 0;            // of so many.
+  int world_size = 0;            // of so many. 0: this one waits as a spare, for nobody.
   std::vector<LateRank> ranks;   // The lowest ones.
   int more = 0;                  // So many beyond them.
 };

@@ -1,0 +1,166 @@
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/check.h"
+#include "store/core/membership.h"
+
+namespace resilient::store {
+
+void Membership::BecomeSpare(Participant& who, Moment moment, MembershipEffects& effects) {
+  Await(who, effects);
+  // Also of one that has ended before this one came, unless its launcher begins anew.
+  who.saw_world = life_ > 0 && who.hello.launcher_attempt <= last_attempt_;
+  who.bereft_until = kNever;
+  if (worlds_.empty()) LetWait(who, moment);
+  FillLostSeats(moment, effects);
+}
+
+void Membership::LetWait(Participant& who, Moment moment) {
+  const Duration left = who.saw_world ? limits_.spare_grace : who.request.join_timeout;
+  who.bereft_until = Deadline::After(moment.now, left).when();
+  Arm(who.bereft_until, TimerKind::kSpare, who.session);
+}
+
+void Membership::Await(Participant& who, MembershipEffects& effects) {
+  who.state = State::kSpare;
+  who.holder = 0;
+  who.round = 0;
+  who.request.rank = kSpareRank;
+  who.was_spare = false;
+  who.out = Status();
+  Changed(who);
+  spares_.insert(who.session);
+  effects.log.push_back(Record("spare", who, "waits for a seat to become free"));
+}
+
+void Membership::FillLostSeats(Moment moment, MembershipEffects& effects) {
+  // Worlds that had a view do not end by being filled.
+  for (auto& [round, world] : worlds_) {
+    if (world.viewed) RefuseIfDue(world, moment, effects);
+  }
+}
+
+void Membership::SeatSpares(World& world, MembershipEffects& effects) {
+  if (spares_.empty() || world.phase != Phase::kForming || !world.viewed) return;
+  bool any = false;
+  for (std::size_t rank = 0; rank < world.seats.size(); ++rank) {
+    if (world.seats[rank].state != SeatState::kLost) continue;
+    if (!SeatSpare(world, rank, effects)) break;
+    any = true;
+  }
+  if (any) BuildIfComplete(world, effects);
+}
+
+bool Membership::SeatSpare(World& world, std::size_t rank, MembershipEffects& effects) {
+  while (Participant* who = SpareFor(world, world.seats[rank])) {
+    spares_.erase(who->session);
+    who->request.rank = static_cast<int>(rank);
+    who->request.world_size = world.size();
+    if (std::optional<Status> why = SharedDeviceIn(world, who)) {
+      Refuse(*who, *std::move(why), effects);
+      continue;
+    }
+    who->was_spare = true;
+    Occupy(world, *who, effects);
+    return true;
+  }
+  return false;
+}
+
+Participant* Membership::SpareFor(const World& world, const Seat& seat) {
+  const Participant* last = Find(seat.session);
+  Participant* best = nullptr;
+  bool best_is_near = false;
+  for (auto next = spares_.begin(); next != spares_.end();) {
+    Participant* who = Find(*next);
+    if (!who || who->state != State::kSpare) {
+      next = spares_.erase(next);
+      continue;
+    }
+    ++next;
+    // One without a connection may be dead; it is looked at again when it is back.
+    const bool fits = who->connected && who->hello.launcher_attempt == world.launcher_attempt &&
+                      (who->request.world_size == world.size() || world.shrunk_at > 0);
+    if (!fits) continue;
+    const bool near = last && last->hello.process.host == who->hello.process.host;
+    if (best && (best_is_near || !near)) continue;  // They come in the order of their sessions.
+    best = who;
+    best_is_near = near;
+  }
+  return best;
+}
+
+bool Membership::IsFresh(const Participant& who) {
+  return who.was_spare && who.request.generation == 0;
+}
+
+void Membership::TakeBackSpares(World& world, MembershipEffects& effects) {
+  for (Seat& seat : world.seats) {
+    Participant* who = seat.state == SeatState::kJoined ? Find(seat.session) : nullptr;
+    if (!who || !IsFresh(*who)) continue;
+    seat.state = SeatState::kLost;
+    seat.session = 0;
+    --world.live;
+    --world.joined;
+    Changed(world, seat);
+    Await(*who, effects);
+  }
+}
+
+void Membership::LoseSparesBefore(std::uint64_t attempt, Moment moment,
+                                  MembershipEffects& effects) {
+  const std::set<SessionId> spares = spares_;
+  for (const SessionId session : spares) {
+    Participant* who = Find(session);
+    if (!who || who->state != State::kSpare || who->hello.launcher_attempt >= attempt) continue;
+    Lose(*who, Superseded(generation_, who->hello.launcher_attempt, attempt), moment, effects);
+  }
+}
+
+void Membership::MindSpares(Moment moment) {
+  if (std::exchange(bereft_, worlds_.empty()) == worlds_.empty()) return;
+  for (const SessionId session : spares_) {
+    Participant* who = Find(session);
+    if (!who || who->state != State::kSpare) continue;
+    who->saw_world = true;
+    who->bereft_until = kNever;
+    if (bereft_) LetWait(*who, moment);
+  }
+}
+
+void Membership::SendAwayIfDue(Participant& who, Moment moment, MembershipEffects& effects) {
+  if (who.state != State::kSpare || who.bereft_until > moment.now) return;
+  const int size = who.request.world_size;
+  const bool on_its_way = std::any_of(present_.begin(), present_.end(), [size](const auto& entry) {
+    return entry.first.first == size && !entry.second.holders.empty();
+  });
+  if (on_its_way) return LetWait(who, moment);  // Some rank lives, and has not come to its init.
+  if (who.saw_world) {
+    return Refuse(who,
+                  Status(StatusCode::kLeft,
+                         "the world of this job has ended, no other one has begun for " +
+                             Seconds(limits_.spare_grace) +
+                             " s, and this process, which waited as a spare, is not needed; let it "
+                             "end, or start it anew with the next world"),
+                  effects);
+  }
+  Refuse(who,
+         Status(StatusCode::kJoinTimeout,
+                "no rank of the job has joined for " + Seconds(who.request.join_timeout) +
+                    " s while this process waited as a spare; start the ranks with this store "
+                    "and job name (RESILIENT_STORE, RESILIENT_JOB)"),
+         effects);
+}
+
+// How long it has waited is not known any more.
+void Membership::RestoreSpare(Participant& who, Moment moment) {
+  spares_.insert(who.session);
+  bereft_ = worlds_.empty();
+  who.saw_world = life_ > 0;
+  if (bereft_) LetWait(who, moment);
+}
+
+}  // namespace resilient::store
