@@ -38,6 +38,7 @@ enum class Form {
   kOwner,
   kDevices,
   kCount,
+  kSpares,
 };
 
 enum class Effect {
@@ -67,6 +68,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_LEASE_TTL", Form::kDuration, Effect::kYes, 1},
     Known{"RESILIENT_BUDGET", Form::kDuration, Effect::kYes, 1},
     Known{"RESILIENT_SEAT_WAIT", Form::kDuration},
+    Known{"RESILIENT_SPARES", Form::kSpares},
     Known{"RESILIENT_HEAL", Form::kHeal},
     Known{"RESILIENT_TIMEOUT_POLICY", Form::kPolicy},
     Known{"RESILIENT_OP_DEADLINE", Form::kDuration, Effect::kYes, 1},
@@ -226,6 +228,9 @@ Status Check(const Known& known, std::string_view value) {
     case Form::kCount:
       return require(ParseNumber<std::uint64_t>(value).has_value(),
                      "a number (internal: set by launchers; unset it)");
+    case Form::kSpares:
+      return require(ParseNumber<std::uint16_t>(value).has_value(),
+                     "how many of the WORLD_SIZE processes are spares, as in 1");
   }
   return {};
 }
@@ -314,6 +319,8 @@ void Assign(const Values& values, Settings* settings) {
   duration("RESILIENT_LEASE_TTL", &settings->lease_ttl);
   duration("RESILIENT_BUDGET", &settings->budget);
   duration("RESILIENT_SEAT_WAIT", &settings->seat_wait);
+  if (const auto found = values.find("RESILIENT_SPARES"); found != values.end())
+    settings->spares = ParseNumber<std::uint16_t>(found->second).value_or(0);
   is("RESILIENT_TIMEOUT_POLICY", "strict", &settings->strict_timeouts);
   duration("RESILIENT_OP_DEADLINE", &settings->op_deadline);
   duration("RESILIENT_STALL", &settings->stall);

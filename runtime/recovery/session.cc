@@ -231,9 +231,10 @@ bool SessionImpl::MayWaitLongerLocked(Instant now) const {
 }
 
 Status SessionImpl::OverdueLocked() const {
-  const std::string where =
-      StrCat("state ", SessionStateName(machine_.state()), ", generation ",
-             machine_.view().generation, ", rank ", rank_.load(), " of ", world_size_.load());
+  const std::string where = StrCat("state ", SessionStateName(machine_.state()), ", generation ",
+                                   machine_.view().generation, ", ",
+                                   rank_ == kSpareRank ? "a spare" : StrCat("rank ", rank_.load()),
+                                   " of ", world_size_.load());
   const Status& cause = machine_.first_cause();
   if (machine_.ever_ran()) {
     return Status(
@@ -362,7 +363,8 @@ void SessionImpl::AbandonInChild() {
 Result<std::shared_ptr<Session>> OpenSession(SessionOptions options,
                                              std::unique_ptr<Rendezvous> rendezvous,
                                              const FactoryMaker& make_factory, const Clock& clock) {
-  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size) {
+  const bool is_rank = options.rank >= 0 && options.rank < options.world_size;
+  if (options.world_size < 1 || (!is_rank && options.rank != kSpareRank)) {
     return Status(StatusCode::kInvalidArgument,
                   StrCat("rank ", options.rank, " is outside a world of ", options.world_size,
                          "; ranks run from 0 to world size - 1"));

@@ -186,6 +186,7 @@ void SessionImpl::SendJoin(const Action& action) {
   request.generation = action.generation;
   request.number = action.join;
   request.device = options_.device;
+  request.spare_if_taken = options_.spare_if_taken;
   {
     Lock lock(mutex_);
     request.seat_wait = wish_.seat_wait;
@@ -194,15 +195,22 @@ void SessionImpl::SendJoin(const Action& action) {
   rendezvous_->Join(request);
 }
 
-// A world that has become smaller has its ranks numbered anew: this one finds itself by its
-// endpoint, the world's group follows, and what was made of the old numbers is no more.
+// A world that has become smaller has its ranks numbered anew, and a spare gets a rank: this one
+// finds itself by its endpoint, the world's group follows, and what was made of the old numbers is
+// no more.
 void SessionImpl::TakePlaceLocked(const View& view) {
   const auto size = static_cast<int>(view.members.size());
-  if (size == world_size_) return;
   const std::string own = factory_->endpoint();
   const auto is_own = [&own](const Member& member) {
     return DecodeSessionEndpoint(member.endpoint).communicator == own;
   };
+  const int rank = rank_;
+  const bool may_differ = rank == kSpareRank || options_.spare_if_taken;
+  if (size == world_size_ &&
+      (!may_differ ||
+       (rank >= 0 && rank < size && is_own(view.members[static_cast<std::size_t>(rank)])))) {
+    return;
+  }
   const auto place = std::find_if(view.members.begin(), view.members.end(), is_own);
   if (place == view.members.end()) return;  // BuildWorld says that it is not in it.
   rank_ = place->rank;

@@ -120,6 +120,7 @@ std::string WaitDesk::Line(const LateNotice& notice, Instant now) {
   const bool of_join = notice.generation == 0;
   if (!asked_ || of_join == asked_about_.has_value()) return {};
   asked_.reset();
+  if (of_join && notice.world_size == 0) return {};
   const auto age = WholeSeconds(now - asked_about_since_);
   if (of_join) {
     return StrCat("rank ", options_.rank, " has waited ", age, " s to join: ", notice.ready, " of ",
@@ -136,8 +137,8 @@ std::string WaitDesk::OverdueLine(Instant now) {
   asked_.reset();
   const auto age = WholeSeconds(now - asked_about_since_);
   if (!asked_about_) {
-    return StrCat("rank ", options_.rank, " has waited ", age,
-                  " s to join; the store does not say for whom");
+    return StrCat(options_.rank == kSpareRank ? "this spare" : StrCat("rank ", options_.rank),
+                  " has waited ", age, " s to join; the store does not say for whom");
   }
   const std::vector<int>& missing = asked_about_->operation.missing;
   return StrCat("rank ", options_.rank, " has waited ", age, " s in ", CallText(*asked_about_),

@@ -33,13 +33,17 @@ std::string_view SessionStateName(SessionState state);
 
 // Fixed for the life of a session, but for rank and size, with which it begins. Thread: value type.
 struct SessionOptions {
+  // kSpareRank: Init waits until a seat of the world becomes free, without limit as long as the job
+  // has a world, and the session takes its rank. kLeft when the world has ended without need of it.
   int rank = -1;
   int world_size = 0;
   Duration init_timeout =
       std::chrono::minutes(30);  // Bounds the wait for peers that nobody has heard of.
   Duration budget = std::chrono::seconds(20);  // Machine time of one recovery.
   Duration seat_wait = Duration::zero();       // Waiting for a lost seat to be filled.
-  std::optional<DeviceClaim> device;           // No other rank may use it; nullopt: not known.
+  // Where a living process holds the rank already: as kSpareRank, instead of DUPLICATE_RANK.
+  bool spare_if_taken = false;
+  std::optional<DeviceClaim> device;  // No other rank may use it; nullopt: not known.
   // See the end of other ranks of this host at once, and let them see ours.
   bool host_watch = true;
   InterruptCheck interrupt;                      // Polled by every wait on a caller's thread.

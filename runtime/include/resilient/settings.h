@@ -24,10 +24,12 @@ struct Settings {
   std::string bind;        // RESILIENT_BIND
   std::string token_file;  // RESILIENT_TOKEN_FILE: what the store asks for, and clients present
   TlsFiles tls;            // RESILIENT_TLS_CERT, RESILIENT_TLS_KEY, RESILIENT_TLS_CA
-  Duration linger = std::chrono::seconds(60);        // RESILIENT_LINGER
-  Duration lease_ttl = std::chrono::seconds(5);      // RESILIENT_LEASE_TTL, floor 1 s; beat = TTL/5
-  Duration budget = std::chrono::seconds(20);        // RESILIENT_BUDGET
-  Duration seat_wait = Duration::zero();             // RESILIENT_SEAT_WAIT
+  Duration linger = std::chrono::seconds(60);    // RESILIENT_LINGER
+  Duration lease_ttl = std::chrono::seconds(5);  // RESILIENT_LEASE_TTL, floor 1 s; beat = TTL/5
+  Duration budget = std::chrono::seconds(20);    // RESILIENT_BUDGET
+  Duration seat_wait = Duration::zero();         // RESILIENT_SEAT_WAIT
+  // RESILIENT_SPARES: the last so many of WORLD_SIZE processes wait for a seat to become free.
+  int spares = 0;
   bool strict_timeouts = false;                      // RESILIENT_TIMEOUT_POLICY=strict
   Duration op_deadline = std::chrono::seconds(120);  // RESILIENT_OP_DEADLINE, floor 1 s
   Duration stall = std::chrono::hours(1);            // RESILIENT_STALL, floor 1 s

@@ -126,9 +126,11 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_ATTEMPT", "7"},
                                                    {"RESILIENT_LAUNCH", "4711.123.1"},
                                                    {"RESILIENT_HEAL", "auto"},
+                                                   {"RESILIENT_SPARES", "2"},
                                                    {"RESILIENT_HOST_WATCH", "0"}});
   ASSERT_TRUE(settings.ok()) << settings.status().message();
   EXPECT_TRUE(settings->auto_heal);
+  EXPECT_EQ(settings->spares, 2);
   EXPECT_EQ(settings->store, "a:1,[::1]:2");
   EXPECT_EQ(settings->job, "j");
   EXPECT_EQ(settings->bind, "10.0.0.1");
