@@ -131,7 +131,14 @@ Result<Launch> PlanLaunch(const InitOptions& options, const Settings& settings,
                   c10::str("rank ", *rank, " of a world of ", *size,
                            ": WORLD_SIZE must be at least 1 and RANK 0 to WORLD_SIZE - 1"));
   }
-  Launch launch{.rank = *rank, .world_size = *size};
+  if (settings.spares >= *size) {
+    return Status(StatusCode::kSetting,
+                  c10::str("RESILIENT_SPARES is ", settings.spares, " and WORLD_SIZE ", *size,
+                           ": WORLD_SIZE counts the spares too, and one rank must be left"));
+  }
+  Launch launch{.rank = *rank, .world_size = *size - settings.spares};
+  launch.process = *rank;
+  if (launch.rank >= launch.world_size) launch.rank = kSpareRank;
   const std::string master = MasterAddress(variables);
   RESILIENT_RETURN_IF_ERROR(FindStore(options, settings, variables, master, &launch));
   const std::string address = !master.empty() ? master : settings.store;

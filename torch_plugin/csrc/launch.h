@@ -13,8 +13,9 @@ namespace resilient::plugin {
 
 // What a C++ program's world is started with. Thread: value type.
 struct Launch {
-  int rank = -1;
-  int world_size = 0;
+  int rank = -1;                   // kSpareRank: of none yet.
+  int world_size = 0;              // Without spares.
+  int process = -1;                // RANK: among all that were started.
   std::vector<std::string> store;  // "host:port"
   bool store_given = false;        // Somebody else starts it; nothing is spawned.
   std::string job;

@@ -71,6 +71,10 @@ Status RebuildWorld(const ProcessGroup& world, std::optional<Duration> budget, i
 
 namespace {
 
+std::string TagOf(int rank) {
+  return rank == kSpareRank ? std::string("spare") : c10::str("rank ", rank);
+}
+
 void PrintWarnings(const Settings& settings) {
   for (const std::string& warning : settings.warnings) {
     std::fprintf(stderr, "[resilient] warning: %s\n", warning.c_str());
@@ -90,6 +94,7 @@ ContextOptions MakeOptions(const InitOptions& init, const Settings& settings,
   options.session.world_size = launch.world_size;
   options.session.budget = settings.budget;
   options.session.seat_wait = settings.seat_wait;
+  options.session.spare_if_taken = settings.spares > 0;
   options.session.wait_log = settings.wait_log;
   options.session.stall = settings.stall;
   options.session.op_deadline = settings.op_deadline;
@@ -108,11 +113,12 @@ ContextOptions MakeOptions(const InitOptions& init, const Settings& settings,
 
 // One try to open and join a world, whose store is found or started first.
 Result<std::shared_ptr<SessionContext>> Join(ContextOptions options, const Settings& settings,
-                                             bool store_given, const std::shared_ptr<Host>& host,
-                                             const Clock& clock, Deadline deadline) {
-  if (!store_given) {
+                                             const Launch& launch,
+                                             const std::shared_ptr<Host>& host, const Clock& clock,
+                                             Deadline deadline) {
+  if (!launch.store_given) {
     const store::LocateOptions locate{.connect = options.connect,
-                                      .rank = options.session.rank,
+                                      .rank = launch.process,
                                       .bind = settings.bind,
                                       .linger = settings.linger};
     const auto located = store::FindOrStart(
@@ -141,8 +147,8 @@ Result<std::shared_ptr<SessionContext>> JoinWorld(const InitOptions& init, const
   const SystemClock clock;
   const Deadline deadline = Deadline::After(clock.Now(), init.timeout);
   while (true) {
-    auto context = Join(MakeOptions(init, settings, launch), settings, launch.store_given, host,
-                        clock, deadline);
+    auto context =
+        Join(MakeOptions(init, settings, launch), settings, launch, host, clock, deadline);
     const StatusCode code = context.status().code();
     const bool ending = code == StatusCode::kStoreLost || code == StatusCode::kJob;
     if (launch.store_given || !ending || deadline.ExpiredAt(clock.Now())) return context;
@@ -159,16 +165,17 @@ ProcessGroup init_process_group(const InitOptions& options) {
   plugin::PrintWarnings(settings);
   const plugin::Launch launch =
       plugin::ValueOrThrow(*host, plugin::PlanLaunch(options, settings, environment));
-  plugin::Check(*host, ConfigureLog(settings.log, c10::str("rank ", launch.rank)));
+  plugin::Check(*host, ConfigureLog(settings.log, plugin::TagOf(launch.rank)));
   const auto context =
       plugin::ValueOrThrow(*host, plugin::JoinWorld(options, settings, launch, host));
   const c10::intrusive_ptr<c10d::Store> store =
       plugin::ValueOrThrow(*host, plugin::ResilientStore::OfSession(context, options.timeout));
+  const Membership place = context->session().membership();  // A spare has its rank by now.
+  const auto size = static_cast<int>(place.members.size());
+  SetLogTag(plugin::TagOf(place.rank));
   const auto backend = plugin::ValueOrThrow(
-      *host, plugin::ResilientBackend::Create(context, "0", launch.rank, launch.world_size, {},
-                                              options.timeout));
-  ProcessGroup group =
-      c10::make_intrusive<c10d::ProcessGroup>(store, launch.rank, launch.world_size);
+      *host, plugin::ResilientBackend::Create(context, "0", place.rank, size, {}, options.timeout));
+  ProcessGroup group = c10::make_intrusive<c10d::ProcessGroup>(store, place.rank, size);
   const auto custom = c10d::ProcessGroup::BackendType::CUSTOM;
   group->setBackend(c10::DeviceType::CPU, custom, backend);
   group->setBackend(c10::DeviceType::CUDA, custom, backend);

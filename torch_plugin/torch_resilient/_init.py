@@ -27,6 +27,8 @@ from torch_resilient import (
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 _STORE_IS_ENDING = ("STORE_LOST", "JOB")  # JOB: another server has the address by now.
 _LEVELS = ("debug", "info", "warn", "error")
+SPARES = "RESILIENT_SPARES"
+SPARE = -2  # The rank of a process that waits for one.
 
 _warned = set()
 _tells_launcher = False
@@ -44,24 +46,26 @@ def init_process_group(original, asked, *args, **kwargs):
     native = _native.load()
     launched = _launchers.adopt(arguments, os.environ)
     settings = read_settings(native, os.environ)
-    rank, world_size = rank_and_size(arguments, os.environ)
+    process, processes = rank_and_size(arguments, os.environ)
+    rank, _ = seat(process, processes, settings["spares"])
     timeout = arguments["timeout"] or DEFAULT_TIMEOUT
     started = time.monotonic()
-    native.set_log(settings["log"], f"rank {rank}")
+    native.set_log(settings["log"], _tag(rank))
     if asked != arguments["backend"]:
         text = f"{_autoload.TAKE_OVER}: resilient serves this world, the program asks for {asked!r}"
         log_line(settings, rank, "info" if rank else "warn", text)
     if launched is not None:
-        log_line(settings, rank, "info", f"{launched.launcher} started rank {rank} of {world_size}")
-    world = _joined_world(native, arguments, settings, rank, world_size, timeout, started)
+        text = f"{launched.launcher} started rank {process} of {processes}"
+        log_line(settings, rank, "info", text)
+    world = _joined_world(native, arguments, settings, process, processes, timeout, started)
     _presence.end()  # The session has a lease of its own.
     try:
         world.store = world.session.store(timeout)
         arguments.update(
             store=world.store,
             init_method=None,
-            rank=rank,
-            world_size=world_size,
+            rank=world.rank,
+            world_size=world.world_size,
             timeout=timeout,
         )
         original(*call.args, **call.kwargs)
@@ -92,21 +96,44 @@ def _tell_launcher_of_config_errors():
     sys.excepthook = hook
 
 
-def _joined_world(native, arguments, settings, rank, world_size, timeout, started):
+def _tag(rank):
+    return "spare" if rank == SPARE else f"rank {rank}"
+
+
+def _joined_world(native, arguments, settings, process, processes, timeout, started):
     """A world whose session has joined. A store that was found may be ending, because its host has
-    just left the world before: then the one of the next world is looked for."""
+    just left the world before: then the one of the next world is looked for. SystemExit for a spare
+    whose world has ended without need of it."""
     while True:
-        world = _open_world(native, arguments, settings, rank, world_size, timeout, started)
+        world = _open_world(native, arguments, settings, process, processes, timeout, started)
         try:
+            if world.rank == SPARE:
+                log_line(settings, SPARE, "info", f"waits for a seat among {world.world_size}")
             world.session.init()
+            if settings["spares"]:
+                _take_number(native, world, settings, os.environ)
             _devices.warn_of_crowd(world)
             return world
         except BaseException as error:
             world.close()
             code = getattr(error, "code", "")
+            if code == "LEFT" and error.rank is None:  # A rank that has left is named.
+                log_line(settings, SPARE, "warn", "the world has ended without need of this spare")
+                raise SystemExit(0) from None
             over = time.monotonic() > started + timeout.total_seconds()
             if world.store_given or over or code not in _STORE_IS_ENDING:
                 raise
+
+
+def _take_number(native, world, settings, environment):
+    """From here on this process is a rank like any other, to whoever reads the environment too."""
+    now = world.session.membership()
+    if world.rank != now["rank"]:
+        log_line(settings, now["rank"], "info", f"was {_tag(world.rank)}, has a seat now")
+    world.rank, world.world_size = now["rank"], len(now["members"])
+    native.set_log(settings["log"], _tag(world.rank))
+    environment.update(RANK=str(world.rank), WORLD_SIZE=str(world.world_size))
+    environment.pop(SPARES, None)
 
 
 def create_backend(options, backend_options):
@@ -165,6 +192,17 @@ def rank_and_size(arguments, environment):
     return rank, size
 
 
+def seat(process, processes, spares):
+    """Rank and world size of one of `processes`, the last `spares` of which have no rank yet."""
+    world_size = processes - spares
+    if world_size < 1:
+        raise _errors.ConfigError(
+            f"{SPARES}={spares} and WORLD_SIZE={processes}: WORLD_SIZE counts the spares too, and"
+            " one rank must be left"
+        )
+    return (process if process < world_size else SPARE), world_size
+
+
 def _number(name, argument, query, variable, environment):
     if argument is not None and argument >= 0:
         return int(argument)
@@ -198,11 +236,12 @@ def launcher_attempt(settings, environment):
 def log_line(settings, rank, level, text):
     threshold = settings["log"].rpartition(":")[2]
     if threshold in _LEVELS and _LEVELS.index(level) >= _LEVELS.index(threshold):
-        print(f"[resilient] rank {rank}: {text}", file=sys.stderr, flush=True)
+        print(f"[resilient] {_tag(rank)}: {text}", file=sys.stderr, flush=True)
 
 
-def _open_world(native, arguments, settings, rank, world_size, timeout, started):
+def _open_world(native, arguments, settings, process, processes, timeout, started):
     environment = os.environ
+    rank, world_size = seat(process, processes, settings["spares"])
     helper = _worlds.is_helper(environment)
     if not helper:
         _presence.announce(environment)  # Torch may have been imported before RANK was set.
@@ -215,14 +254,14 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
     search = _address.Search(
         native,
         settings,
-        rank,
+        process,
         job,
         started + timeout.total_seconds(),
         log=lambda text: log_line(settings, rank, "info", text),
         warn=lambda text: log_line(settings, rank, "warn", text),
     )
     endpoint = _find_store(arguments, settings, environment, search, timeout)
-    device = _devices.claim_of(native, settings, rank, arguments["device_id"], environment)
+    device = _devices.claim_of(native, settings, process, arguments["device_id"], environment)
     session = native.Session(
         addresses=endpoint.addresses,
         job=job,
@@ -231,6 +270,7 @@ def _open_world(native, arguments, settings, rank, world_size, timeout, started)
         init_timeout=max(search.deadline - time.monotonic(), 0.001),
         budget=settings["budget"],
         seat_wait=settings["seat_wait"],
+        spare_if_taken=settings["spares"] > 0,
         launcher_attempt=0 if helper else launcher_attempt(settings, environment),
         supervised=settings["supervised"] and not helper,
         host_watch=settings["host_watch"],

@@ -28,8 +28,14 @@ def prefix(environment):
         return ""
     job = environment.get("RESILIENT_JOB", "")
     run = environment.get("TORCHELASTIC_RUN_ID", "")
-    text = "\0".join((address, port, job, run, environment.get("WORLD_SIZE", "")))
+    text = "\0".join((address, port, job, run, str(_world_size(environment))))
     return "resilient/" + hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _world_size(environment):
+    """Of the ranks, without the spares among WORLD_SIZE; 0: not known."""
+    size, spares = environment.get("WORLD_SIZE", ""), environment.get("RESILIENT_SPARES", "0")
+    return int(size) - int(spares) if size.isdigit() and spares.isdigit() else 0
 
 
 def announce(environment=os.environ):
@@ -75,7 +81,9 @@ def at_import(environment=os.environ):
         if found is None:
             return
         addresses, job, access = found
-        rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        rank, size = int(environment["RANK"]), _world_size(environment)
+        if rank >= size:
+            return  # A spare: nobody waits for it.
         _prepare()
         _announcement = native.Announcement(addresses, job, rank, size, **access)
 

@@ -127,7 +127,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                 const std::shared_ptr<PythonHost>& host) {
   session.def(
       py::init([host](std::vector<std::string> addresses, std::string job, int rank, int world_size,
-                      double init_timeout, double budget, double seat_wait,
+                      double init_timeout, double budget, double seat_wait, bool spare_if_taken,
                       std::uint64_t launcher_attempt, bool supervised, bool host_watch,
                       std::string expected_server, bool hosts_store, std::string bind_address,
                       std::string token_file, const TlsTuple& tls, std::string socket_ifname,
@@ -149,6 +149,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.session.init_timeout = FromSeconds(init_timeout);
         options.session.budget = FromSeconds(budget);
         options.session.seat_wait = FromSeconds(seat_wait);
+        options.session.spare_if_taken = spare_if_taken;
         options.session.host_watch = host_watch;
         options.session.device = std::move(device);
         options.bind_address = std::move(bind_address);
@@ -169,10 +170,10 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       }),
       py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("rank"), py::arg("world_size"),
       py::arg("init_timeout"), py::arg("budget"), py::arg("seat_wait"),
-      py::arg("launcher_attempt") = 0, py::arg("supervised") = false, py::arg("host_watch") = true,
-      py::arg("expected_server") = "", py::arg("hosts_store") = false,
-      py::arg("bind_address") = "127.0.0.1", py::arg("token_file") = "",
-      py::arg("tls") = TlsTuple(), py::arg("socket_ifname") = "",
+      py::arg("spare_if_taken") = false, py::arg("launcher_attempt") = 0,
+      py::arg("supervised") = false, py::arg("host_watch") = true, py::arg("expected_server") = "",
+      py::arg("hosts_store") = false, py::arg("bind_address") = "127.0.0.1",
+      py::arg("token_file") = "", py::arg("tls") = TlsTuple(), py::arg("socket_ifname") = "",
       py::arg("socket_streams") = CpuFabricOptions().streams,
       py::arg("shm_limit") = CpuFabricOptions().shm_limit, py::arg("checksums") = false,
       py::arg("hierarchical_order") = false, py::arg("auto_heal") = false,

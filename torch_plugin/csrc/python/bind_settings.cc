@@ -45,6 +45,7 @@ py::dict ToDict(const Settings& settings) {
   fields["owner"] = settings.owner;
   fields["supervised"] = settings.supervised;
   fields["attempt"] = settings.attempt;
+  fields["spares"] = settings.spares;
   fields["host_watch"] = settings.host_watch;
   fields["warnings"] = settings.warnings;
   return fields;
