@@ -249,12 +249,16 @@ Op Script::MembershipOp(const Peer& peer) {
     case 2: {
       JoinOp join;
       const auto session = static_cast<int>(peer.hello.process.pid - 100);
-      join.request.rank = (which & 0x80) != 0 ? static_cast<int>(bytes_.Below(5)) - 1 : session;
+      // A spare among them.
+      join.request.rank = (which & 0x80) != 0 ? static_cast<int>(bytes_.Below(6)) - 2 : session;
       join.request.world_size = static_cast<int>(which / 8 % 4);
       join.request.endpoint = "e";
       join.request.join_timeout = Millis(bytes_.Below(4) * 1000);
       join.request.seat_wait = Millis((which & 0x40) != 0 ? 2000 : 0);
       join.request.generation = (which & 0x20) != 0 ? generation : 0;
+      const auto wish = static_cast<int>(bytes_.Below(6));
+      join.request.min_world = wish / 2;
+      join.request.spare_if_taken = wish % 2 != 0;
       return join;
     }
     case 3:
