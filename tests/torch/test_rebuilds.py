@@ -1,0 +1,86 @@
+"""A world that is rebuilt a thousand times has no more descriptors, threads, shared memory and
+memory than one that was rebuilt ten times. Its shared memory has no names: it is seen where it is
+mapped; /dev/shm must not be used at all."""
+
+import gc
+import itertools
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torch_resilient
+
+SIZE = 4
+AUTO = {"RESILIENT_HEAL": "auto", "RESILIENT_LOG": "error"}
+WARM = 10  # What is made once is made by then.
+PER_REBUILD_BYTES = 2048  # Of resident memory; a leak of one group or session is much more.
+SLACK_BYTES = 4 << 20  # Arenas of the allocator, and pages that come and go.
+
+
+def used():
+    """Counts, and resident memory in bytes."""
+    gc.collect()
+    maps = Path("/proc/self/maps").read_text()
+    status = Path("/proc/self/status").read_text()
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "shared mappings": maps.count("/memfd:"),
+        "in /dev/shm": maps.count("/dev/shm"),
+        "resident": int(re.search(r"VmRSS:\s+(\d+)", status)[1]) << 10,
+    }
+
+
+def rebuild_again_and_again(count):
+    """Rank 0's groups abort in turn: the world, one in which all are, one of two ranks. The next
+    operation rebuilds."""
+    dist.init_process_group("resilient")
+    rank = dist.get_rank()
+    groups = [dist.group.WORLD, dist.new_group(list(range(SIZE))), dist.new_group([0, 1])]
+    cpu = torch.device("cpu")
+    before = torch_resilient.membership()["generation"]
+    warm = None
+    for number in range(count):
+        for group in groups if rank < 2 else groups[:2]:
+            dist.all_reduce(torch.ones(5000), group=group)
+        dist.barrier()
+        if number == WARM:
+            warm = used()
+        with pytest.raises(torch_resilient.CommError):
+            for operation in itertools.count():  # The fence comes in some operation.
+                if operation == 1 and rank == 0:
+                    # All have entered the first one: they are past the barrier.
+                    groups[number % len(groups)]._get_backend(cpu).abort()
+                dist.all_reduce(torch.ones(5000))
+    for group in groups if rank < 2 else groups[:2]:
+        dist.all_reduce(torch.ones(5000), group=group)
+    dist.barrier()
+    end = used()
+    rebuilt = torch_resilient.membership()["generation"] - before
+    dist.barrier()
+    dist.destroy_process_group()
+    return warm, end, rebuilt
+
+
+def check(world, count, seconds):
+    for rank, (warm, end, rebuilt) in enumerate(
+        world.run(rebuild_again_and_again, SIZE, count, env=AUTO, seconds=seconds)
+    ):
+        assert rebuilt == count
+        resident = end.pop("resident") - warm.pop("resident")
+        assert end == warm and not end["in /dev/shm"], f"rank {rank}"
+        assert resident <= SLACK_BYTES + (count - WARM) * PER_REBUILD_BYTES, f"rank {rank}"
+        print(f"rank {rank}: {count} rebuilds, {end}, resident memory grew by {resident} bytes")
+
+
+def test_thirty_rebuilds(world):
+    check(world, 30, 60)
+
+
+@pytest.mark.soak
+def test_a_thousand_rebuilds(world):
+    check(world, 1000, 900)
