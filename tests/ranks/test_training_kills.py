@@ -33,6 +33,24 @@ def test_twenty_kills(tmp_path):
     check(tmp_path, 20, 60, 2, 300)
 
 
+@pytest.mark.slow
+def test_torchrun_begins_anew_from_the_checkpoint(tmp_path):
+    """It restarts all ranks: what they held is gone, and the checkpoint has the same bits."""
+    calm, _ = training_run.run(tmp_path, "calm", "--workers", 0, seconds=120)
+    plan = training_run.Kills(2, 20, 4, replaced=False)
+    checkpoint = tmp_path / "checkpoint"
+    restarted, lines = training_run.run(
+        tmp_path,
+        "restarted",
+        *("--checkpoint", checkpoint),
+        launcher=[*training_run.TORCHRUN, "--max-restarts", 2],
+        kills=plan,
+        seconds=240,
+    )
+    assert restarted == calm, plan.sent
+    assert sum("begins at step" in line for line in lines) >= 1
+
+
 @pytest.mark.soak
 def test_two_hundred_kills(tmp_path):
     check(tmp_path, 200, 400, 3, 3000)

@@ -208,6 +208,12 @@ class Step:
 
 
 def train(state, loader, checkpoint, args):
+    if state.step == 0:
+        # Here and not before: where nothing is committed yet, elastic begins with rank 0's values
+        # everywhere, and the statistics are part of the model as well.
+        checkpoint.load(state, dist.get_rank())
+        if state.step and dist.get_rank() == 0:
+            os.write(1, f"begins at step {state.step} of the checkpoint\n".encode())
     step = Step(state)
     while state.step < args.steps:
         state.sampler.set_epoch(state.step // STEPS_PER_EPOCH)
@@ -222,7 +228,7 @@ def train(state, loader, checkpoint, args):
             state.sampler.advance(BATCH_SIZE * ACCUMULATED)
             state.commit()
             if dist.get_rank() == 0:
-                print(f"step {state.step} {time.time()}", flush=True)
+                os.write(1, f"step {state.step} at {time.time()}\n".encode())
             if state.step % CHECKPOINT_EVERY == 0:
                 checkpoint.save(state)
             if state.step == args.steps:
@@ -291,10 +297,10 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group(args.backend)
+    # One write: where a launcher has one pipe for all ranks, parts of lines would mix.
+    os.write(1, f"rank {dist.get_rank()} is process {os.getpid()}\n".encode())
     state = make_state(dist.get_rank(), args.backend)
     checkpoint = Checkpoint(args.checkpoint)
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT"):  # Of torchrun: all begin anew together.
-        checkpoint.load(state, dist.get_rank())
     # The loader outlives a recovery with its process. Its own generator: an iterator draws a seed
     # when it begins, and how often it begins must not change what dropout draws.
     loader = DataLoader(

@@ -16,15 +16,18 @@ STEPS_PER_EPOCH = 10  # Of the program.
 HERE = [sys.executable, "-m", "torch_resilient.run", "--nproc", str(RANKS)]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 TORCHRUN += ["--nproc-per-node", str(RANKS), "--monitor-interval", "0.1"]
+STEP = re.compile(r"\bstep (\d+) at ([\d.]+)")
+STARTED = re.compile(r"\brank (\d+) is process (\d+)")
 
 
 class Kills:
-    """When which rank is killed: at steps drawn from a seed, evenly over the run, and every second
-    time another one as soon as the launcher has seen that end, in the midst of the recovery."""
+    """When which rank is killed: at steps drawn from a seed, evenly over the run, and, where only
+    who is lost is replaced, every second time another one as soon as the launcher has seen that
+    end, in the midst of the recovery."""
 
-    def __init__(self, count, steps, seed):
+    def __init__(self, count, steps, seed, replaced=True):
         self._chance = random.Random(seed)
-        self._in_recovery = count // 2
+        self._in_recovery = count // 2 if replaced else 0
         pairs = count - self._in_recovery
         span = (steps - 4) // pairs
         assert span >= 1, "a step for each"
@@ -35,7 +38,7 @@ class Kills:
 
     def look(self, line, pids):
         """Kills if it is time, with this line of the output."""
-        if found := re.search(r"\[0\] step (\d+) ", line):
+        if found := STEP.search(line):
             if self._steps and int(found[1]) >= self._steps[-1]:
                 self._steps.pop()
                 self._kill(pids(), "at step " + found[1])
@@ -79,8 +82,11 @@ def run(folder, name, *options, launcher=None, kills=None, seconds=60, env=None)
     )
 
     def pids():
-        lines = map(json.loads, events.read_text().splitlines())
-        return {e["rank"]: e["pid"] for e in lines if e["event"] == "started"}
+        if not events.exists():  # Of another launcher.
+            said = map(STARTED.search, lines)
+            return {int(found[1]): int(found[2]) for found in said if found}
+        told = map(json.loads, events.read_text().splitlines())
+        return {e["rank"]: e["pid"] for e in told if e["event"] == "started"}
 
     lines = []
     watchdog = threading.Timer(seconds, process.kill)
