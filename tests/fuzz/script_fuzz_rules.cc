@@ -123,7 +123,7 @@ void Script::TakeEvent(Peer& peer, const Event& event) {
 
 // Nobody is lost for silence before the lease has ended.
 void Script::TakeLog(const LogRecord& record) {
-  if (record.text.find("sent no heartbeat") == std::string::npos) return;
+  if (record.event != "expiry") return;
   const auto heard =
       heard_.find({std::string(record.Value("job")), std::string(record.Value("incarnation"))});
   // Of two sessions of a process the other one may have been heard.
