@@ -27,7 +27,8 @@ class Launcher:
     def __init__(self, options):
         self._options = options
         self._selector = selectors.DefaultSelector()
-        self._workers = {}  # rank -> Worker
+        self._processes = options.nproc + options.spares
+        self._workers = {}  # RANK -> Worker; a spare's RANK is beyond those of the world.
         self._delayed = []  # (when, rank) of replacements that are held back.
         self._backoff = Backoff()
         self._restarts = 0
@@ -58,7 +59,7 @@ class Launcher:
         wakeup = self._watch_signals()
         try:
             self._store.start()
-            for rank in range(self._options.nproc):
+            for rank in range(self._processes):
                 self._start(rank)
             while self._workers or (self._delayed and self._exit_code is None):
                 self._show_status()
@@ -143,7 +144,7 @@ class Launcher:
         return [*python, options.script, *options.args]
 
     def _environment(self, rank):
-        size = str(self._options.nproc)
+        size = str(self._processes)
         environment = dict(os.environ)
         environment.update(
             RANK=str(rank),
@@ -158,6 +159,8 @@ class Launcher:
             RESILIENT_SUPERVISED="1",
             PYTHONUNBUFFERED="1",
         )
+        if self._options.spares:
+            environment["RESILIENT_SPARES"] = str(self._options.spares)
         environment.pop("RESILIENT_OWNER", None)
         if self._options.restart_policy == "replace":
             environment.setdefault("RESILIENT_SEAT_WAIT", "10min")
@@ -176,6 +179,8 @@ class Launcher:
             return
         if exit_code == 0:
             self._finished.add(worker.rank)
+            if self._workers and self._exit_code is None and self._is_done():
+                self._begin_end(0, signal.SIGTERM)  # Spares that nobody will need.
             return
         if self._exit_code is not None:
             return  # Being ended: this is the answer to our signal.
@@ -183,6 +188,9 @@ class Launcher:
         self._after(
             worker, exit_code, f"rank {worker.rank} (pid {pid}) ended with {how(exit_code)}"
         )
+
+    def _is_done(self):
+        return self._options.spares > 0 and len(self._finished) >= self._options.nproc
 
     def _ended(self, pid):
         self._family.ended(pid)
@@ -229,7 +237,7 @@ class Launcher:
         self._kill_at = None
         self._finished.clear()
         self._port = _free_port()
-        self._delayed = [(self._renew_at, rank) for rank in range(self._options.nproc)]
+        self._delayed = [(self._renew_at, rank) for rank in range(self._processes)]
 
     def _give_up(self, exit_code, text):
         self._console.say(f"{text}; ending the job")

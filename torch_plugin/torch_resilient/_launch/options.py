@@ -17,6 +17,13 @@ def parse(arguments):
         help="how many deaths are followed by a start, in total (default 3)",
     )
     parser.add_argument(
+        "--spares",
+        type=_not_negative,
+        default=0,
+        metavar="K",
+        help="start K more processes, which wait for a rank to be lost and take its seat",
+    )
+    parser.add_argument(
         "--restart-policy",
         choices=("replace", "all", "never"),
         default="replace",

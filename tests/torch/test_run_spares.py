@@ -1,0 +1,51 @@
+"""resilient-run with spares: processes of no rank that wait for one to be lost."""
+
+import re
+
+from launching import events, run, shell
+
+LOSES_ONE = """
+import os, signal
+import torch, torch.distributed as dist
+import torch_resilient
+
+process = int(os.environ["RANK"])
+dist.init_process_group("resilient")
+if torch_resilient.membership()["generation"] == 1:
+    dist.barrier()
+    if process == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            dist.barrier()
+    except torch_resilient.RankLostError:
+        torch_resilient.rebuild()
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"process {process} is rank {os.environ['RANK']} of {int(total)}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_they_are_counted_and_end_with_the_ranks(tmp_path):
+    log = tmp_path / "events"
+    text = 'echo "$RANK of $WORLD_SIZE with $RESILIENT_SPARES"; [ "$RANK" -ge 2 ] && exec sleep 60'
+    script = shell(tmp_path, f"{text}\nexit 0")
+    code, stdout, stderr = run("--nproc", 2, "--spares", 2, "--events", log, *script)
+    assert code == 0, stderr
+    said = sorted(line.partition("] ")[2] for line in stdout.splitlines())
+    assert said == [f"{rank} of 4 with 2" for rank in range(4)]
+    ends = {e["rank"]: e["exit_code"] for e in events(log) if e["event"] == "exited"}
+    assert ends == {0: 0, 1: 0, 2: -15, 3: -15}
+
+
+def test_a_spare_takes_the_seat_and_the_next_one_is_started(tmp_path):
+    script = tmp_path / "loses_one.py"
+    script.write_text(LOSES_ONE)
+    code, stdout, stderr = run("--nproc", 2, "--spares", 1, script, seconds=60)
+    assert code == 0, stderr
+    assert sorted(re.findall(r"process \d is rank \d of \d", stdout)) == [
+        "process 0 is rank 0 of 2",
+        "process 2 is rank 1 of 2",
+    ]
+    assert "rank 1" in stderr and "replacing it (1 of 3 restarts)" in stderr
