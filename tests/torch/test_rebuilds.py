@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch_resilient
 
 SIZE = 4
+GROUPS = 3
 AUTO = {"RESILIENT_HEAL": "auto", "RESILIENT_LOG": "error"}
 WARM = 10  # What is made once is made by then.
 PER_REBUILD_BYTES = 2048  # Of resident memory; a leak of one group or session is much more.
@@ -26,9 +27,14 @@ def used():
     gc.collect()
     maps = Path("/proc/self/maps").read_text()
     status = Path("/proc/self/status").read_text()
+    threads = [
+        Path(f"/proc/self/task/{task}/comm").read_text().strip()
+        for task in os.listdir("/proc/self/task")
+    ]
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": len(os.listdir("/proc/self/task")),
+        "res-shm": threads.count("res-shm"),
+        "threads": len(threads) - threads.count("res-shm"),
         "shared mappings": maps.count("/memfd:"),
         "in /dev/shm": maps.count("/dev/shm"),
         "resident": int(re.search(r"VmRSS:\s+(\d+)", status)[1]) << 10,
@@ -72,6 +78,8 @@ def check(world, count, seconds):
     ):
         assert rebuilt == count
         resident = end.pop("resident") - warm.pop("resident")
+        # One of a group, from the first operation on that no caller runs itself.
+        assert max(end.pop("res-shm"), warm.pop("res-shm")) <= GROUPS
         assert end == warm and not end["in /dev/shm"], f"rank {rank}"
         assert resident <= SLACK_BYTES + (count - WARM) * PER_REBUILD_BYTES, f"rank {rank}"
         print(f"rank {rank}: {count} rebuilds, {end}, resident memory grew by {resident} bytes")
