@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from launching import events, run, shell
 
 LOSES_ONE = """
@@ -37,6 +38,25 @@ def test_they_are_counted_and_end_with_the_ranks(tmp_path):
     assert said == [f"{rank} of 4 with 2" for rank in range(4)]
     ends = {e["rank"]: e["exit_code"] for e in events(log) if e["event"] == "exited"}
     assert ends == {0: 0, 1: 0, 2: -15, 3: -15}
+
+
+@pytest.mark.parametrize("policy", [("--max-restarts", 0), ("--restart-policy", "never")])
+def test_spares_are_enough_where_nothing_is_started_again(tmp_path, policy):
+    script = tmp_path / "loses_one.py"
+    script.write_text(LOSES_ONE)
+    code, stdout, stderr = run("--nproc", 2, "--spares", 1, *policy, script, seconds=60)
+    assert code == 0, stderr
+    assert "process 2 is rank 1 of 2" in stdout
+    assert "it is not started again, as a spare takes its seat" in stderr
+
+
+def test_without_spares_left_the_job_ends(tmp_path):
+    text = '[ "$RANK" -le 1 ] && exit 7; exec sleep 60'
+    options = ["--nproc", 2, "--spares", 1, "--max-restarts", 0]
+    code, _, stderr = run(*options, *shell(tmp_path, text))
+    assert code == 7
+    assert stderr.count("it is not started again, as a spare takes its seat") == 1
+    assert stderr.count("all 0 restarts are used; ending the job") == 1
 
 
 def test_a_spare_takes_the_seat_and_the_next_one_is_started(tmp_path):

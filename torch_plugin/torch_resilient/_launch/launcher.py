@@ -179,7 +179,7 @@ class Launcher:
             return
         if exit_code == 0:
             self._finished.add(worker.rank)
-            if self._workers and self._exit_code is None and self._is_done():
+            if self._exit_code is None and self._is_done():
                 self._begin_end(0, signal.SIGTERM)  # Spares that nobody will need.
             return
         if self._exit_code is not None:
@@ -192,6 +192,9 @@ class Launcher:
     def _is_done(self):
         return self._options.spares > 0 and len(self._finished) >= self._options.nproc
 
+    def _has_spare(self):
+        return not self._finished and len(self._workers) >= self._options.nproc
+
     def _ended(self, pid):
         self._family.ended(pid)
         self._guard.ended(pid)
@@ -201,10 +204,12 @@ class Launcher:
         policy, most = self._options.restart_policy, self._options.max_restarts
         if exit_code == _DO_NOT_RESTART:
             self._give_up(exit_code, f"{text}, by which it says that a restart is of no use")
-        elif policy == "never":
-            self._give_up(exit_code, text)
         elif policy == "replace" and self._finished:
             self._give_up(exit_code, f"{text}, and other ranks have finished: it cannot rejoin")
+        elif self._has_spare() and (policy == "never" or self._restarts >= most):
+            self._console.say(f"{text}; it is not started again, as a spare takes its seat")
+        elif policy == "never":
+            self._give_up(exit_code, text)
         elif self._restarts >= most:
             self._give_up(exit_code, f"{text}; all {self._restarts} restarts are used")
         else:
