@@ -205,7 +205,7 @@ void SessionImpl::TakePlaceLocked(const View& view) {
     return DecodeSessionEndpoint(member.endpoint).communicator == own;
   };
   const int rank = rank_;
-  const bool may_differ = rank == kSpareRank || options_.spare_if_taken;
+  const bool may_differ = options_.rank == kSpareRank || options_.spare_if_taken;
   if (size == world_size_ &&
       (!may_differ ||
        (rank >= 0 && rank < size && is_own(view.members[static_cast<std::size_t>(rank)])))) {

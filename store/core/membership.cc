@@ -112,7 +112,7 @@ void Membership::LeaveSeat(World& world, Participant& who, Moment moment,
   who.accusation.reset();
   world.diagnosis.OnWaiting(who.request.rank, {}, moment.now);  // It waits no more.
   if (world.live > 0 && (building || accused)) FenceWorld(world, cause, moment, effects);
-  EndIfDeserted(round, cause, effects);
+  EndIfDeserted(round, cause, moment, effects);
   if (const auto found = worlds_.find(round); found != worlds_.end()) {
     RefuseIfDue(found->second, moment, effects);
   }
@@ -406,7 +406,7 @@ void Membership::Lose(Participant& who, const Status& cause, Moment moment,
   if (world->phase == Phase::kBuilding || world->phase == Phase::kRunning) {
     FenceWorld(*world, cause, moment, effects);
   }
-  EndIfDeserted(round, cause, effects);
+  EndIfDeserted(round, cause, moment, effects);
   if (const auto found = worlds_.find(round); found != worlds_.end()) {
     RefuseIfDue(found->second, moment, effects);
   }

@@ -189,8 +189,9 @@ class Membership {
   void RefuseWorld(World& world, Moment moment, MembershipEffects& effects);
   // Refuses everybody in a world that never had a view, and drops it.
   void RefuseAll(World& world, const Status& why, MembershipEffects& effects);
-  // Drops a world without live seats.
-  void EndIfDeserted(std::uint64_t round, const Status& why, MembershipEffects& effects);
+  // Drops a world without live seats, but for those that were given to spares and not built yet.
+  void EndIfDeserted(std::uint64_t round, const Status& why, Moment moment,
+                     MembershipEffects& effects);
   void EndWorld(std::uint64_t round, const Status& why, MembershipEffects& effects);
   void SupersedeWorld(std::uint64_t round, std::uint64_t attempt, Moment moment,
                       MembershipEffects& effects);
@@ -222,10 +223,13 @@ class Membership {
   bool SeatSpare(World& world, std::size_t rank, MembershipEffects& effects);
   // One on the host of the last holder rather than another, then the one that has waited longest.
   Participant* SpareFor(const World& world, const Seat& seat);
-  // A spare that has a seat and has not worked in its world yet.
-  static bool IsFresh(const Participant& who);
-  // Those in a world that is refused wait for another seat.
-  void TakeBackSpares(World& world, MembershipEffects& effects);
+  // Nobody else is there, so that nothing of what the world has done is left.
+  bool IsLeftToSpares(const World& world) const;
+  // Those in a world that is refused or ends wait for another seat.
+  void TakeBackSpares(World& world, Moment moment, MembershipEffects& effects);
+  // Those that asked for a rank have it in a world that begins: a world has come, or gone.
+  void CallClaimants();
+  void TakeClaim(Participant& who, Moment moment, MembershipEffects& effects);
   void LoseSparesBefore(std::uint64_t attempt, Moment moment, MembershipEffects& effects);
   // Their time runs while the job has no world.
   void MindSpares(Moment moment);
@@ -348,10 +352,12 @@ class Membership {
   std::multimap<Instant, Timer> timers_;
   std::deque<Instant> closes_;        // Of control connections, within the last second.
   std::vector<SessionId> due_holds_;  // Within a tick.
-  std::deque<SessionId> to_replace_;  // Claimants whose holder is gone.
+  std::deque<SessionId> to_replace_;  // Claimants whose holder is gone, or world.
   std::set<SessionId> spares_;        // And some that are none any more.
   bool bereft_ = true;                // The job had no world when spares were looked at last.
-  std::uint64_t last_attempt_ = 0;    // Of the worlds that have ended, as far as is known.
+  // Of the worlds that have ended, as far as is known: the attempt, and how the last one went.
+  std::uint64_t last_attempt_ = 0;
+  bool ended_by_leave_ = false;
   Changes changed_;
 };
 

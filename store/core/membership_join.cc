@@ -275,12 +275,14 @@ void Membership::ReplaceClaimants(Participant& holder) {
 }
 
 void Membership::Settle(Moment moment, MembershipEffects& effects) {
+  MindSpares(moment);
   while (!to_replace_.empty()) {
     Participant* who = Find(to_replace_.front());
     to_replace_.pop_front();
     if (who && who->state == State::kWaiting) Place(*who, moment, effects);
+    if (who && who->state == State::kSpare && who->claim >= 0) TakeClaim(*who, moment, effects);
+    MindSpares(moment);
   }
-  MindSpares(moment);
 }
 
 void Membership::Occupy(World& world, Participant& who, MembershipEffects& effects) {
@@ -369,6 +371,7 @@ World& Membership::NewWorld(const Participant& who, Moment moment, MembershipEff
   world.seats.resize(static_cast<std::size_t>(who.request.world_size));
   world.first_join = moment.now;
   SeatThePresent(world);
+  CallClaimants();
   return world;
 }
 

@@ -39,8 +39,9 @@ void Membership::BuildIfComplete(World& world, MembershipEffects& effects) {
     seat.state = SeatState::kMember;
     seat.ready = false;
     Changed(world, seat);
-    const Participant* who = Find(seat.session);
+    Participant* who = Find(seat.session);
     RESILIENT_CHECK(who != nullptr);
+    if (std::exchange(who->fresh, false)) Changed(*who);
     view.members.push_back({who->request.rank, who->hello.incarnation, who->hello.process.host,
                             who->hello.process.pid, who->request.endpoint});
   }
@@ -92,7 +93,7 @@ void Membership::RefuseIfDue(World& world, Moment moment, MembershipEffects& eff
 
 void Membership::RefuseWorld(World& world, Moment moment, MembershipEffects& effects) {
   if (world.viewed) {
-    TakeBackSpares(world, effects);
+    TakeBackSpares(world, moment, effects);
     world.phase = Phase::kRefused;
     Changed(world);
     effects.ended.push_back({world.round, world.first_cause, false});
@@ -124,9 +125,12 @@ void Membership::RefuseAll(World& world, const Status& why, MembershipEffects& e
   EndWorld(world.round, why, effects);
 }
 
-void Membership::EndIfDeserted(std::uint64_t round, const Status& why, MembershipEffects& effects) {
+void Membership::EndIfDeserted(std::uint64_t round, const Status& why, Moment moment,
+                               MembershipEffects& effects) {
   const auto world = worlds_.find(round);
-  if (world != worlds_.end() && world->second.live == 0) EndWorld(round, why, effects);
+  if (world == worlds_.end() || !IsLeftToSpares(world->second)) return;
+  TakeBackSpares(world->second, moment, effects);
+  EndWorld(round, why, effects);
 }
 
 void Membership::EndWorld(std::uint64_t round, const Status& why, MembershipEffects& effects) {
@@ -138,8 +142,10 @@ void Membership::EndWorld(std::uint64_t round, const Status& why, MembershipEffe
                                   "the world of this round has ended"});
   const World& world = worlds_.at(round);
   last_attempt_ = std::max(last_attempt_, world.launcher_attempt);
+  ended_by_leave_ = why.code() == StatusCode::kLeft;
   Gone(world);
   worlds_.erase(round);
+  CallClaimants();
 }
 
 // The launcher restarted the job: whoever is still there of the old attempt is out.

@@ -28,7 +28,8 @@ template <typename Archive>
 void Fields(Archive& archive, Participant& who) {
   archive(who.request);
   archive.Enum(who.state, ParticipantState::kSpare);
-  archive(who.round, who.out, who.accusation, who.holder, who.wanted_size, who.hold, who.was_spare);
+  archive(who.round, who.out, who.accusation, who.holder, who.wanted_size, who.hold, who.claim,
+          who.fresh);
 }
 
 namespace {
@@ -157,6 +158,7 @@ Status Membership::Restore(const RowName& name, std::string_view value, const He
     generation_ = job.generation;
     ended_well_ = job.ended_well;
     host_left_ = job.host_left;
+    ended_by_leave_ = job.ended_well;
     changed_.job = false;
     return {};
   }

@@ -14,7 +14,7 @@ Membership::Wishes Membership::WishesOf(const World& world) const {
     RESILIENT_CHECK(who != nullptr);
     const bool joined = seat.state == SeatState::kJoined;
     const bool wants = joined && who->request.min_world > 0;
-    if (IsFresh(*who)) continue;  // It has lost nothing that it could give up.
+    if (who->fresh) continue;  // It has lost nothing that it could give up.
     wishes.all = wishes.all && wants;
     if (!wants) continue;
     wishes.any = true;
@@ -74,7 +74,7 @@ bool Membership::ShrinkIfDue(World& world, Moment moment, MembershipEffects& eff
   for (Seat& seat : world.seats) {
     if (seat.state != SeatState::kJoined) continue;
     const Participant& who = *Find(seat.session);
-    if (who.request.min_world > 0 || IsFresh(who)) continue;
+    if (who.request.min_world > 0 || who.fresh) continue;
     seat.state = SeatState::kMember;
     seat.refused = true;
     --world.joined;

@@ -10,16 +10,17 @@
 namespace resilient::store {
 
 void Membership::BecomeSpare(Participant& who, Moment moment, MembershipEffects& effects) {
+  who.claim = who.request.rank;
   Await(who, effects);
-  // Also of one that has ended before this one came, unless its launcher begins anew.
-  who.saw_world = life_ > 0 && who.hello.launcher_attempt <= last_attempt_;
+  // Its launcher may begin anew.
+  who.outlived = life_ > 0 && ended_by_leave_ && who.hello.launcher_attempt <= last_attempt_;
   who.bereft_until = kNever;
   if (worlds_.empty()) LetWait(who, moment);
   FillLostSeats(moment, effects);
 }
 
 void Membership::LetWait(Participant& who, Moment moment) {
-  const Duration left = who.saw_world ? limits_.spare_grace : who.request.join_timeout;
+  const Duration left = who.outlived ? limits_.spare_grace : who.request.join_timeout;
   who.bereft_until = Deadline::After(moment.now, left).when();
   Arm(who.bereft_until, TimerKind::kSpare, who.session);
 }
@@ -29,7 +30,7 @@ void Membership::Await(Participant& who, MembershipEffects& effects) {
   who.holder = 0;
   who.round = 0;
   who.request.rank = kSpareRank;
-  who.was_spare = false;
+  who.fresh = false;
   who.out = Status();
   Changed(who);
   spares_.insert(who.session);
@@ -45,6 +46,7 @@ void Membership::FillLostSeats(Moment moment, MembershipEffects& effects) {
 
 void Membership::SeatSpares(World& world, MembershipEffects& effects) {
   if (spares_.empty() || world.phase != Phase::kForming || !world.viewed) return;
+  if (IsLeftToSpares(world)) return;
   bool any = false;
   for (std::size_t rank = 0; rank < world.seats.size(); ++rank) {
     if (world.seats[rank].state != SeatState::kLost) continue;
@@ -63,7 +65,7 @@ bool Membership::SeatSpare(World& world, std::size_t rank, MembershipEffects& ef
       Refuse(*who, *std::move(why), effects);
       continue;
     }
-    who->was_spare = true;
+    who->fresh = true;
     Occupy(world, *who, effects);
     return true;
   }
@@ -93,20 +95,46 @@ Participant* Membership::SpareFor(const World& world, const Seat& seat) {
   return best;
 }
 
-bool Membership::IsFresh(const Participant& who) {
-  return who.was_spare && who.request.generation == 0;
+bool Membership::IsLeftToSpares(const World& world) const {
+  return std::none_of(world.seats.begin(), world.seats.end(), [this](const Seat& seat) {
+    return seat.Live() && !Find(seat.session)->fresh;
+  });
 }
 
-void Membership::TakeBackSpares(World& world, MembershipEffects& effects) {
+void Membership::TakeBackSpares(World& world, Moment moment, MembershipEffects& effects) {
   for (Seat& seat : world.seats) {
-    Participant* who = seat.state == SeatState::kJoined ? Find(seat.session) : nullptr;
-    if (!who || !IsFresh(*who)) continue;
+    Participant* who = seat.Live() ? Find(seat.session) : nullptr;
+    if (!who || !who->fresh) continue;  // Without a view it has joined, and is no member yet.
     seat.state = SeatState::kLost;
     seat.session = 0;
+    seat.vacant_since = moment.now;
     --world.live;
     --world.joined;
     Changed(world, seat);
     Await(*who, effects);
+  }
+}
+
+void Membership::TakeClaim(Participant& who, Moment moment, MembershipEffects& effects) {
+  const auto rank = static_cast<std::size_t>(who.claim);
+  for (auto& [round, world] : worlds_) {
+    const bool fits = world.phase == Phase::kForming && !world.viewed &&
+                      world.size() == who.request.world_size &&
+                      world.launcher_attempt == who.hello.launcher_attempt;
+    if (!fits || !world.seats[rank].Open()) continue;
+    who.request.rank = who.claim;
+    return TakeSeat(world, who, moment, effects);
+  }
+  // Where the last world was lost nobody else may be left who would begin the next one.
+  if (!worlds_.empty() || ended_by_leave_) return;
+  who.request.rank = who.claim;
+  Place(who, moment, effects);
+}
+
+void Membership::CallClaimants() {
+  for (const SessionId session : spares_) {
+    const Participant* who = Find(session);
+    if (who && who->state == State::kSpare && who->claim >= 0) to_replace_.push_back(session);
   }
 }
 
@@ -125,7 +153,7 @@ void Membership::MindSpares(Moment moment) {
   for (const SessionId session : spares_) {
     Participant* who = Find(session);
     if (!who || who->state != State::kSpare) continue;
-    who->saw_world = true;
+    who->outlived = ended_by_leave_;
     who->bereft_until = kNever;
     if (bereft_) LetWait(*who, moment);
   }
@@ -138,7 +166,7 @@ void Membership::SendAwayIfDue(Participant& who, Moment moment, MembershipEffect
     return entry.first.first == size && !entry.second.holders.empty();
   });
   if (on_its_way) return LetWait(who, moment);  // Some rank lives, and has not come to its init.
-  if (who.saw_world) {
+  if (who.outlived) {
     return Refuse(who,
                   Status(StatusCode::kLeft,
                          "the world of this job has ended, no other one has begun for " +
@@ -159,7 +187,7 @@ void Membership::SendAwayIfDue(Participant& who, Moment moment, MembershipEffect
 void Membership::RestoreSpare(Participant& who, Moment moment) {
   spares_.insert(who.session);
   bereft_ = worlds_.empty();
-  who.saw_world = life_ > 0;
+  who.outlived = life_ > 0 && ended_by_leave_;
   if (bereft_) LetWait(who, moment);
 }
 

@@ -54,7 +54,8 @@ struct Participant {
   SessionId holder = 0;                  // In kWaiting: who must answer or end.
   int wanted_size = 0;                   // In kWaiting: of the holder's world.
   std::optional<Hold> hold;              // Only while Active().
-  bool was_spare = false;                // Its seat was given to it as a spare.
+  int claim = -1;      // Of a spare: the rank that it asked for, and has in the next world.
+  bool fresh = false;  // Its seat was given to it as a spare, and it has had no view yet.
 
   // Not kept: found out anew by a server that starts.
   bool connected = true;  // Its control connection is up.
@@ -65,9 +66,10 @@ struct Participant {
   std::vector<SessionId> claimants;  // Wait for this one's seat.
   int answers_due = 0;               // Frames until it counts as alive.
   Instant held_until{};              // Of a hold; its limit anew when a server starts.
-  // Of a spare while the job has no world: when it is sent away, and whether there was one before.
+  // Of a spare while the job has no world: when it is sent away, and whether as one that nobody
+  // needs any more.
   Instant bereft_until = kNever;
-  bool saw_world = false;
+  bool outlived = false;
 
   bool Active() const {
     return state == ParticipantState::kWaiting || state == ParticipantState::kSeated ||

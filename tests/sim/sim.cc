@@ -32,7 +32,9 @@ Sim::Sim(SimOptions options)
                                   Policy::kAll,    Policy::kSome,   Policy::kSecondThoughts};
   policy_ = kPolicies[policy.Below(std::size(kPolicies))];
   const bool short_wait = policy_ != Policy::kNobody && policy.Below(2) == 0;
-  seat_wait_ = short_wait ? kShortSeatWait : kSeatWait;
+  const bool spares = policy.Below(policy_ == Policy::kNobody ? 2 : 8) == 0;
+  spare_count_ = spares ? 1 + static_cast<int>(policy.Below(2)) : 0;
+  seat_wait_ = short_wait || (spares && policy.Below(2) == 0) ? kShortSeatWait : kSeatWait;
 }
 
 Sim::~Sim() = default;
@@ -68,6 +70,7 @@ std::string Sim::Run() {
   for (int place = 0; place < ranks_; ++place) {
     After(Between(0, 500), [this, place] { Spawn(place); });
   }
+  for (int i = 0; i < spare_count_; ++i) After(Between(0, 2000), [this] { SpawnSpare(); });
   StartServer();
   Tick();
   PlanFaults();
@@ -75,7 +78,7 @@ std::string Sim::Run() {
   RunUntil(now_ + options_.faults, never);
   if (!violation_.empty()) return violation_;
   kind_ = true;
-  for (Process* process : at_) process->will_receive = process->will_stand_still = false;
+  for (const auto& process : processes_) process->will_receive = process->will_stand_still = false;
   RunUntil(now_ + options_.settle, [this] { return AllRun(); });
   // A report made just before may still be looked into.
   RunUntil(now_ + kTtl, never);
@@ -92,6 +95,7 @@ std::string Sim::Run() {
   if (count_.fences != fences || !AllRun()) Violated("a fence without any fault");
   CheckWaits();
   CheckDeadlockIsFound();
+  CheckSpares();
   CheckShrinks();
   quiet_ = true;
   RunUntil(now_ + kTtl, never);
@@ -99,6 +103,7 @@ std::string Sim::Run() {
   CheckPresence();
   last_member_left_ = false;
   for (Process* process : at_) Submit(*process, *process->control, LeaveOp{});
+  for (Process* process : spares_) Submit(*process, *process->control, LeaveOp{});
   RunUntil(now_ + kTtl, [this] { return last_member_left_; });
   CheckRows();
   if (!last_member_left_) Violated("all have left and the server was not told so");
@@ -107,6 +112,11 @@ std::string Sim::Run() {
 
 bool Sim::AllRun() const {
   if (server_paused_ || input_held_back_ || server_down_) return false;
+  if (spare_count_ > 0) {
+    const auto members = views_.find(at_.front() ? at_.front()->generation() : 0);
+    // Otherwise somebody is between two places.
+    if (members == views_.end() || members->second.size() != at_.size()) return false;
+  }
   return std::all_of(at_.begin(), at_.end(), [this](const Process* process) {
     return process && process->alive && !process->stopped && !process->doomed &&
            process->running() && process->generation() == at_.front()->generation() &&
@@ -209,10 +219,21 @@ void Sim::BreakAtClient(const std::shared_ptr<Connection>& connection) {
 // ---- Processes and their launcher ----
 
 void Sim::Spawn(int place) {
+  const auto [rank, size] = *NumberOf(place);
+  Process& process = NewProcess(place, rank, size);
+  const auto before = std::find_if(at_.begin(), at_.end(), [place](const Process* other) {
+    return other && other->place == place;
+  });
+  *(before == at_.end() ? at_.begin() + place : before) = &process;
+  Begin(process);
+}
+
+Sim::Process& Sim::NewProcess(int place, int rank, int size) {
   processes_.push_back(std::make_unique<Process>());
   Process& process = *processes_.back();
-  process.place = place;
-  std::tie(process.rank, process.size) = *NumberOf(place);
+  process.place = process.home = place;
+  process.rank = rank;
+  process.size = size;
   process.pid = static_cast<std::int64_t>(processes_.size());
   process.presence = PresenceOf(process);
   Hello hello;
@@ -227,10 +248,10 @@ void Sim::Spawn(int place) {
   process.control = std::make_unique<Line>(hello, random_.Next());
   hello.role = Role::kRequest;
   process.request = std::make_unique<Line>(hello, random_.Next());
-  const auto before = std::find_if(at_.begin(), at_.end(), [place](const Process* other) {
-    return other && other->place == place;
-  });
-  *(before == at_.end() ? at_.begin() + place : before) = &process;
+  return process;
+}
+
+void Sim::Begin(Process& process) {
   Connect(process, *process.control);
   Connect(process, *process.request);
   StartSession(process);
@@ -288,12 +309,14 @@ void Sim::End(Process& process, int wait_status) {
     report.exit_code = wait_status >> 8;
     After(Between(0, 150), [this, report] { AskAsAdmin(report); });
   }
-  const bool late = policy_ != Policy::kNobody && !kind_ && Chance(40);
+  const bool may_be_late = policy_ != Policy::kNobody || spare_count_ > 0;
+  const bool late = may_be_late && !kind_ && Chance(40);
   After(Between(100, late ? 7000 : 1500), [this, &process] { Respawn(process); });
 }
 
 // Of a place that is no more nobody comes again.
 void Sim::Respawn(Process& process) {
+  if (spare_count_ > 0) return RespawnAtHome(process);
   if (NumberOf(process.place)) return Spawn(process.place);
   std::erase(at_, &process);
 }
@@ -502,7 +525,7 @@ void Sim::PlanFaults() {
 }
 
 void Sim::Fault() {
-  Process* victim = at_[random_.Below(at_.size())];
+  Process* victim = PickVictim();
   const std::uint64_t kind = random_.Below(130);
   if (!victim || !victim->alive) return;
   if (kind < 42) {

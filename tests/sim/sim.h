@@ -63,6 +63,8 @@ enum class Planted : std::uint8_t {
   kNumberedAnew,      // The ranks that are left are numbered in another order.
   kOldNumberKept,     // A rank goes on under the number that it had.
   kRefusalOfAnyJoin,  // The refusal of an earlier join counts.
+  // Of spares.
+  kClaimKept,  // One whose seat was taken goes on under the rank that it had asked for.
 };
 
 // What may happen to a process in each state of its recovery.
@@ -140,6 +142,10 @@ class Sim {
     int shrink_crashes = 0;     // While its rank waits for a smaller world.
     int shrink_restarts = 0;    // Of the server, likewise.
     int late_replacements = 0;  // In a world that had become smaller.
+    int spares_waited = 0;
+    int spares_seated = 0;
+    int spares_taken_back = 0;
+    int spares_in_smaller = 0;                             // In their first view.
     std::array<std::array<int, kStates>, kBlows> blows{};  // By what came, and when.
     int& Of(Blow blow, SessionState state) {
       return blows[static_cast<std::size_t>(blow)][static_cast<std::size_t>(state)];
@@ -172,6 +178,8 @@ class Sim {
     std::map<std::int64_t, std::uint64_t> heard;    // By pid, the number of the last join.
     std::map<std::int64_t, std::uint64_t> refused;  // Likewise, of the last that was refused.
     std::set<std::int64_t> dropped;                 // Pids of those whose seats are no more.
+    std::map<std::int64_t, int> places;             // By pid, of those that have had a seat.
+    std::set<std::int64_t> spares;                  // Pids of those that have waited for one.
     std::uint64_t generation = 0;                   // Of the latest view.
   };
 
@@ -220,6 +228,8 @@ class Sim {
 
   // Processes and their launcher.
   void Spawn(int place);
+  Process& NewProcess(int place, int rank, int size);
+  void Begin(Process& process);
   void Respawn(Process& process);
   void Do(Process& process, std::function<void()> what);
   void DoAfter(Process& process, Duration delay, std::function<void()> what);
@@ -318,6 +328,16 @@ class Sim {
   void CheckWish(const Process& process, std::size_t size, Duration* wait);
   void CheckShrinks();
 
+  // Spares: sim_spares.cc.
+  void SpawnSpare();
+  void RespawnAtHome(const Process& process);
+  int PlaceOf(const Process& process) const;
+  void MoveTo(Process& process, int place);
+  void NoteSpare(Process& process);
+  bool IsFresh(const Process& process) const;
+  Process* PickVictim();
+  void CheckSpares();
+
   void PlanFaults();
   void Fault();
   void StopProcess(Process& process);
@@ -330,6 +350,7 @@ class Sim {
   const Duration budget_;  // Of one recovery.
   Policy policy_ = Policy::kNobody;
   Duration seat_wait_{};  // Where nobody says otherwise.
+  int spare_count_ = 0;
   Instant now_{std::chrono::hours(1)};
   std::multimap<Instant, std::function<void()>> queue_;
   std::string violation_;
@@ -362,6 +383,7 @@ class Sim {
   std::map<ConnectionId, std::shared_ptr<Connection>> connections_;
   std::vector<std::unique_ptr<Process>> processes_;  // All that ever were; pid = index + 1.
   std::vector<Process*> at_;                         // The present one of each place.
+  std::vector<Process*> spares_;                     // Those without a place.
   bool all_want_less_ = false;
   int given_up_ = -1;  // The place that its launcher does not fill again.
 

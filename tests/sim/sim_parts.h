@@ -58,6 +58,7 @@ struct Sim::Contribution {
 // commits, meets failures and rebuilds.
 struct Sim::Process {
   int place = 0;  // Among those that its launcher starts: its rank before the world became smaller.
+  int home = 0;   // The one for which it was started.
   int rank = 0;   // As it knows, and so the size.
   int size = 0;
   std::string presence;  // Its leased key.

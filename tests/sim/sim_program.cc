@@ -77,6 +77,7 @@ void Sim::JoinWorld(Process& process, std::uint64_t generation, std::uint64_t nu
     join.request.seat_wait = Duration::zero();
   join.request.generation = generation;
   join.request.number = number;
+  join.request.spare_if_taken = spare_count_ > 0;
   Submit(process, *process.control, join);
   if (options_.planted == Planted::kReadyForAll) {
     for (std::uint64_t ahead = 1; ahead <= 3; ++ahead) {

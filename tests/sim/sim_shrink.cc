@@ -59,7 +59,9 @@ bool Sim::WantsLess(const Process& process) const {
 void Sim::TakePlace(Process& process, const View& view) {
   const std::string own = StrCat("endpoint", process.pid);
   const auto size = static_cast<int>(view.members.size());
-  if (size != process.size) {
+  const bool may_differ =
+      (spare_count_ > 0 && options_.planted != Planted::kClaimKept) || process.rank == kSpareRank;
+  if (size != process.size || may_differ) {
     const auto place =
         std::find_if(view.members.begin(), view.members.end(),
                      [&own](const Member& member) { return member.endpoint == own; });
@@ -68,6 +70,8 @@ void Sim::TakePlace(Process& process, const View& view) {
     process.rank = kept ? process.rank : place->rank;
     process.size = size;
   }
+  // One that was stopped may hear of its seat when that is no more its own.
+  if (spare_count_ > 0 && !process.lost) MoveTo(process, PlaceOf(process));
   if (view.members.at(static_cast<std::size_t>(process.rank)).pid == process.pid) return;
   Violated(StrCat("rank ", process.rank, " of generation ", view.generation,
                   " takes the place of another process"));
@@ -78,8 +82,9 @@ std::optional<std::pair<int, int>> Sim::NumberOf(int place) const {
   if (place == given_up_) return std::nullopt;
   if (secrets_.empty()) return std::pair(place, ranks_);
   const std::vector<Process*>& members = views_.at(secrets_.rbegin()->first);
-  const auto seat = std::find_if(members.begin(), members.end(),
-                                 [place](const Process* member) { return member->place == place; });
+  const auto seat =
+      std::find_if(members.begin(), members.end(),
+                   [this, place](const Process* member) { return PlaceOf(*member) == place; });
   if (seat == members.end()) return std::nullopt;
   return std::pair(static_cast<int>(seat - members.begin()), static_cast<int>(members.size()));
 }
@@ -120,8 +125,15 @@ void Sim::NoteSeats(const LogRecord& record) {
   } else if (record.event == "join") {
     Process& process = ProcessOf(record);
     const std::uint64_t round = std::strtoull(record.text.c_str() + kJoined.size(), nullptr, 10);
-    truth_.seats[{round, process.place}] = {.holder = &process};
+    const std::vector<Process*>& members = truth_.members[round];
+    const auto rank = static_cast<std::size_t>(std::stoi(std::string(record.Value("rank"))));
+    const int place = rank < members.size() ? PlaceOf(*members[rank]) : process.home;
+    truth_.seats[{round, place}] = {.holder = &process};
+    truth_.places[process.pid] = place;
+    count_.spares_seated += truth_.spares.contains(process.pid) ? 1 : 0;
     truth_changed_ = true;
+  } else if (record.event == "spare") {
+    NoteSpare(ProcessOf(record));
   } else if (record.event == "lost" || record.event == "expiry" || record.event == "leave") {
     const Process& process = ProcessOf(record);
     for (auto& [name, seat] : truth_.seats) {
@@ -184,6 +196,8 @@ void Sim::CheckRefusal(const Process& process, const JoinRefusedEvent& refused) 
     if (seat.holder == &process && !seat.gone) rounds.insert(name.first);
   }
   if (refused.why.code() == StatusCode::kWorldSize && rounds.empty() && count_.shrinks > 0) return;
+  // No world has come for so long that nobody needs it.
+  if (refused.why.code() == StatusCode::kLeft && rounds.empty() && spare_count_ > 0) return;
   bool due = false;
   int live = 0;
   int least = 0;
@@ -229,21 +243,24 @@ void Sim::CheckMembers(const View& view) {
   std::vector<Process*>& before = truth_.members[view.round];
   if (before.size() > members.size()) {
     CheckSmaller(view.round, before, members);
-  } else if (before.empty()) {
+  } else if (before.empty() && spare_count_ == 0) {
     for (const Process* process : members) {
       const bool own = members.at(static_cast<std::size_t>(process->rank)) == process &&
                        process->size == static_cast<int>(members.size());
       if (!own) Violated("a first view with another number than was asked for");
     }
-  } else {
+  } else if (!before.empty()) {
     if (before.size() < members.size()) return Violated("a world has become larger");
     bool replaced = false;
     for (std::size_t rank = 0; rank < members.size(); ++rank) {
-      if (members[rank]->place != before[rank]->place) Violated("a view has ranks in other seats");
+      if (PlaceOf(*members[rank]) != PlaceOf(*before[rank])) {
+        Violated("a view has ranks in other seats");
+      }
       replaced = replaced || members[rank] != before[rank];
     }
     count_.late_replacements += replaced && truth_.smaller.contains(view.round) ? 1 : 0;
   }
+  for (const Process* process : members) truth_.spares.erase(process->pid);
   before = std::move(members);
 }
 
@@ -251,17 +268,28 @@ void Sim::CheckMembers(const View& view) {
 // was dropped that might have been filled in time.
 void Sim::CheckSmaller(std::uint64_t round, const std::vector<Process*>& before,
                        const std::vector<Process*>& members) {
-  std::vector<Process*> left;
-  std::copy_if(before.begin(), before.end(), std::back_inserter(left),
-               [&members](const Process* process) { return IsAmong(members, process); });
-  if (left != members) return Violated("a smaller world has its ranks in another order");
+  std::vector<int> places;
+  for (const Process* process : members) places.push_back(PlaceOf(*process));
+  std::vector<int> left;
+  for (const Process* process : before) {
+    const int place = PlaceOf(*process);
+    if (std::find(places.begin(), places.end(), place) != places.end()) left.push_back(place);
+  }
+  if (left != places) return Violated("a smaller world has its ranks in another order");
   Duration wait{};
-  for (const Process* process : members) CheckWish(*process, members.size(), &wait);
+  for (const Process* process : members) {
+    if (IsFresh(*process)) {
+      ++count_.spares_in_smaller;
+    } else {
+      CheckWish(*process, members.size(), &wait);
+    }
+  }
   for (Process* process : before) {
-    const Truth::Seat& seat = truth_.seats[{round, process->place}];
-    const bool stays = IsAmong(members, process);
+    const int place = PlaceOf(*process);
+    const Truth::Seat& seat = truth_.seats[{round, place}];
+    const bool stays = std::find(places.begin(), places.end(), place) != places.end();
     const std::string who = StrCat("rank ", process->rank, " (pid ", process->pid, ")");
-    if (stays && (seat.holder != process || seat.gone)) {
+    if (stays && (!IsAmong(members, seat.holder) || seat.gone)) {
       Violated(who + " is in a smaller world and was gone before");
     }
     if (stays) continue;
@@ -295,6 +323,7 @@ void Sim::CheckWish(const Process& process, std::size_t size, Duration* wait) {
 // With nothing else going wrong, and a place that is given up, those that are left go on.
 void Sim::CheckShrinks() {
   if (policy_ == Policy::kNobody || at_.size() < 2 || !violation_.empty()) return;
+  if (spare_count_ > 0) return;  // The seat would be filled.
   const std::size_t left = at_.size() - 1;
   Process& victim = *at_[random_.Below(at_.size())];
   all_want_less_ = true;

@@ -77,6 +77,10 @@ struct Sum {
     count.shrink_crashes += more.shrink_crashes;
     count.shrink_restarts += more.shrink_restarts;
     count.late_replacements += more.late_replacements;
+    count.spares_waited += more.spares_waited;
+    count.spares_seated += more.spares_seated;
+    count.spares_taken_back += more.spares_taken_back;
+    count.spares_in_smaller += more.spares_in_smaller;
     for (std::size_t blow = 0; blow < kBlows; ++blow) {
       for (std::size_t state = 0; state < kStates; ++state) {
         count.blows[blow][state] += more.blows[blow][state];
@@ -119,6 +123,18 @@ void CheckShrinks(const Sim::Count& sum) {
   if (TheSeeds().count < 2000) return;
   for (const int count : {sum.shrinks, sum.shrinks_again, sum.contents, sum.shrink_crashes,
                           sum.shrink_restarts, sum.late_replacements}) {
+    EXPECT_GT(count, 20);
+  }
+}
+
+void CheckSpares(const Sim::Count& sum) {
+  std::printf(
+      "%d processes waited as spares, %d seats were given to one, %d taken back, %d spares began "
+      "in a "
+      "world that became smaller\n",
+      sum.spares_waited, sum.spares_seated, sum.spares_taken_back, sum.spares_in_smaller);
+  if (TheSeeds().count < 2000) return;
+  for (const int count : {sum.spares_waited, sum.spares_seated, sum.spares_taken_back}) {
     EXPECT_GT(count, 20);
   }
 }
@@ -172,6 +188,7 @@ TEST(StoreSim, RandomFaults_BreakNoRule) {
       sum.openings, sum.rebuilds, sum.given_up, sum.operations, sum.aborted, sum.refused,
       sum.kept_commits, sum.stale_commits, sum.closes, sum.exhausted);
   CheckShrinks(sum);
+  CheckSpares(sum);
   CheckBlows(sum);
   if (TheSeeds().count < 200) return;
   // The faults did happen.
@@ -252,7 +269,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bug{Planted::kWishKept, "WishOfAnEarlierRecovery", "nobody asked for"},
         Bug{Planted::kNumberedAnew, "NumberedInAnotherOrder", "in another order"},
         Bug{Planted::kOldNumberKept, "OldNumberKept", "takes the place of"},
-        Bug{Planted::kRefusalOfAnyJoin, "RefusalOfAnyJoin", "ended a rebuild"}),
+        Bug{Planted::kRefusalOfAnyJoin, "RefusalOfAnyJoin", "ended a rebuild"},
+        Bug{Planted::kClaimKept, "ClaimKept", "takes the place of"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -110,7 +110,7 @@ void Sim::CheckWatches() {
 
 // Of every other one the key of its rank, which its successor may not have.
 std::string Sim::PresenceOf(const Process& process) const {
-  if (process.pid % 2 == 0) return StrCat(kPresent, process.pid);
+  if (process.pid % 2 == 0 || spare_count_ > 0) return StrCat(kPresent, process.pid);
   return PresenceKey({.world_size = process.size, .rank = process.rank});
 }
 
@@ -125,6 +125,7 @@ void Sim::CheckPresence() {
   }
   std::set<std::string> here;
   for (const Process* process : at_) here.insert(process->presence);
+  for (const Process* process : spares_) here.insert(process->presence);
   if (present == here) return;
   std::string names;
   for (const std::string& key : present) names += StrCat(" ", key);
@@ -151,6 +152,7 @@ void Sim::AskAsAdmin(Op op) {
 }
 
 void Sim::HoldSomebody(Process& process) {
+  if (process.rank == kSpareRank) return;
   const auto for_ms = static_cast<std::uint64_t>(Between(500, 5000) / Millis(1));
   AskAsAdmin(HoldOp{process.rank, "", for_ms, "a test"});
   // What it was announced for.

@@ -107,6 +107,55 @@ TEST_F(Spares, TheSpareIsLostToo_TheNextOneTakesTheSeat) {
   EXPECT_EQ(MembersAt(spare[1]), "i0 i11");
 }
 
+TEST_F(Spares, OnlySparesAreLeft_TheWorldEndsAndTheyWaitOn) {
+  Run(2, std::chrono::minutes(1));
+  const auto spare = Wait(10, 1, 2);
+  Kill(1);  // The spare has its seat.
+  Kill(0);
+  std::vector<ConnectionId> next;
+  for (int i = 2; i < 4; ++i) {
+    next.push_back(OpenControl(i));
+    Send(next.back(), JoinOp{JoinOf(i - 2, 2)});
+  }
+  BecomeReady(next);
+  EXPECT_EQ(MembersAt(spare[0]), "no view");
+  Kill(2);
+  JoinAgain(next[1], 1, 2);
+  EXPECT_EQ(MembersAt(spare[0]), "i10 i3");
+}
+
+TEST_F(Spares, LastRankIsLost_NoneIsSeatedInItsWorld) {
+  Run(1);
+  const auto spare = Wait(10, 1, 1);
+  Kill(0);
+  EXPECT_EQ(MembersAt(spare[0]), "no view");
+  // It may be started again: that is waited for as long as for any rank.
+  Advance(std::chrono::seconds(59), spare);
+  EXPECT_EQ(RefusalAt(spare[0]), StatusCode::kOk);
+  Advance(kSecond, spare);
+  EXPECT_EQ(RefusalAt(spare[0]), StatusCode::kJoinTimeout);
+}
+
+TEST_F(Spares, AllWhoHadSeatsAreLost_ThoseWhoClaimedThemBeginTheNextWorld) {
+  const auto control = Run(2);
+  const auto spare = Wait(10, 2, 2);
+  std::vector<ConnectionId> restarted;
+  for (const int rank : {0, 1}) {
+    Kill(rank);
+    JoinAgain(rank == 0 ? control[1] : spare[0], rank == 0 ? 1 : 0, 2);
+    BecomeReady(rank == 0 ? std::vector{spare[0], control[1]} : spare);
+    JoinRequest replacement = JoinOf(rank, 2);
+    replacement.spare_if_taken = true;
+    restarted.push_back(OpenControl(20 + rank));
+    Send(restarted.back(), JoinOp{replacement});
+    for (int answers = 0; answers < 2; ++answers) Send(spare[At(rank)], HeartbeatOp{1}, 0);
+  }
+  EXPECT_EQ(RefusalAt(restarted[0]), StatusCode::kOk);
+  Kill(10);
+  Kill(11);
+  EXPECT_EQ(MembersAt(restarted[1]), "i20 i21");
+}
+
 TEST_F(Spares, Several_TheOneOnTheHostOfTheLostRankComesFirst) {
   const auto control = Run(2);
   Wait(10, 1, 2);
