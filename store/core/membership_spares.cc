@@ -60,7 +60,6 @@ bool Membership::SeatSpare(World& world, std::size_t rank, MembershipEffects& ef
   while (Participant* who = SpareFor(world, world.seats[rank])) {
     spares_.erase(who->session);
     who->request.rank = static_cast<int>(rank);
-    who->request.world_size = world.size();
     if (std::optional<Status> why = SharedDeviceIn(world, who)) {
       Refuse(*who, *std::move(why), effects);
       continue;

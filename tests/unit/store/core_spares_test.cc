@@ -156,6 +156,26 @@ TEST_F(Spares, AllWhoHadSeatsAreLost_ThoseWhoClaimedThemBeginTheNextWorld) {
   EXPECT_EQ(MembersAt(restarted[1]), "i20 i21");
 }
 
+TEST_F(Spares, WorldHadBecomeSmaller_ItsClaimIsOfTheWholeOne) {
+  const auto control = Run(4);
+  Kill(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    JoinRequest request = JoinOf(rank, 4);
+    request.min_world = 2;
+    request.generation = 1;
+    Send(control[At(rank)], JoinOp{request});
+  }
+  BecomeReady({control[0], control[1], control[2]});
+  JoinRequest replacement = JoinOf(3, 4);
+  replacement.spare_if_taken = true;
+  const ConnectionId restarted = OpenControl(20);
+  Send(restarted, JoinOp{replacement});
+  for (int answers = 0; answers < 2; ++answers) Send(control[0], HeartbeatOp{1}, 0);
+  for (int rank = 0; rank < 3; ++rank) Kill(rank);
+  for (int rank = 0; rank < 3; ++rank) Send(OpenControl(30 + rank), JoinOp{JoinOf(rank, 4)});
+  EXPECT_EQ(MembersAt(restarted), "i30 i31 i32 i20");
+}
+
 TEST_F(Spares, Several_TheOneOnTheHostOfTheLostRankComesFirst) {
   const auto control = Run(2);
   Wait(10, 1, 2);
