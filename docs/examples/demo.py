@@ -2,9 +2,10 @@
 
     python demo.py
 
-Trains the handwritten digits on 4 ranks twice under resilient-run: once undisturbed, once with
-SIGKILL for one rank in the middle. Prints when what happened, and compares the final parameters of
-both runs bit for bit. Exit 1 when they differ.
+Trains the handwritten digits on 4 ranks three times under resilient-run: undisturbed, with SIGKILL
+for one rank in the middle, and the same with a spare, a process that has imported everything and
+waits. Prints when what happened, and compares the final parameters of all runs bit for bit. Exit 1
+when they differ.
 """
 
 import argparse
@@ -35,14 +36,15 @@ PHASES = (
 class Run:
     """One training under resilient-run; `on_step` is called with each step that rank 0 reports."""
 
-    def __init__(self, args, folder, name, on_step=None):
+    def __init__(self, args, folder, name, on_step=None, spares=0):
         self.saved = folder / f"{name}.pt"
         self.events = folder / f"{name}.events"
         self.accuracy = self.digest = None
         self.recoveries = []
         self._on_step = on_step
         command = [sys.executable, "-m", "torch_resilient.run", "--nproc", str(args.nproc)]
-        command += ["--events", str(self.events), str(SCRIPT), "--epochs", str(args.epochs)]
+        command += ["--spares", str(spares), "--events", str(self.events), str(SCRIPT)]
+        command += ["--epochs", str(args.epochs)]
         command += ["--seed", str(args.seed), "--log-every", "5", "--save", str(self.saved)]
         environment = {**os.environ, "RESILIENT_LOG": "json:warn"}
         self._process = subprocess.Popen(
@@ -127,25 +129,31 @@ def main():
     step, delay = last_step // 2, 0.0
     if args.seed:
         step, delay = chance.randrange(5, last_step - 25), chance.uniform(0, 0.05)
-    killer = Killer(args.kill_rank, args.kill_at or step, delay)
+    at = args.kill_at or step
+    killers = [Killer(args.kill_rank, at, delay) for _ in range(2)]
 
     with tempfile.TemporaryDirectory(prefix="resilient-demo-") as name:
         folder = Path(name)
         print(f"1. {args.nproc} ranks, undisturbed", flush=True)
-        calm = Run(args, folder, "calm")
-        calm_code = calm.finish()
+        runs = [Run(args, folder, "calm")]
+        codes = [runs[0].finish()]
         print(f"2. the same, and rank {args.kill_rank} is killed in the middle", flush=True)
-        killed = Run(args, folder, "killed", killer)
-        killed_code = killed.finish()
+        runs.append(Run(args, folder, "killed", killers[0]))
+        codes.append(runs[1].finish())
+        print("3. the same, and a spare waits for that", flush=True)
+        runs.append(Run(args, folder, "spare", killers[1], spares=1))
+        codes.append(runs[2].finish())
 
-    if calm_code or killed_code:
-        print(f"a run failed: exit codes {calm_code} and {killed_code}")
+    if any(codes):
+        print(f"a run failed: exit codes {', '.join(map(str, codes))}")
         return 1
-    if killer.killed_at is None or not show_time_line(killed.recoveries, killer.killed_at):
-        return 1
-    print(f"undisturbed: test accuracy {calm.accuracy:.4f}, parameters {calm.digest}")
-    print(f"with a kill: test accuracy {killed.accuracy:.4f}, parameters {killed.digest}")
-    same = calm.digest is not None and calm.digest == killed.digest
+    for run, killer, what in zip(runs[1:], killers, ("replaced", "with a spare"), strict=True):
+        print(f"{what}, ", end="")
+        if killer.killed_at is None or not show_time_line(run.recoveries, killer.killed_at):
+            return 1
+    for run, what in zip(runs, ("undisturbed", "with a kill", "with a spare"), strict=True):
+        print(f"{what}: test accuracy {run.accuracy:.4f}, parameters {run.digest}")
+    same = runs[0].digest is not None and len({run.digest for run in runs}) == 1
     print("equal, bit for bit" if same else "DIFFERENT")
     return 0 if same else 1
 
