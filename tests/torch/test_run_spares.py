@@ -5,16 +5,22 @@ import re
 import pytest
 from launching import events, run, shell
 
+# Rank 1 dies once the spare is about to join: long before a process that replaces it can.
 LOSES_ONE = """
-import os, signal
+import os, pathlib, signal, time
 import torch, torch.distributed as dist
 import torch_resilient
 
 process = int(os.environ["RANK"])
+spare_comes = pathlib.Path(__file__).with_name("spare comes")
+if process == 2:
+    spare_comes.touch()
 dist.init_process_group("resilient")
 if torch_resilient.membership()["generation"] == 1:
-    dist.barrier()
     if process == 1:
+        dist.barrier()
+        while not spare_comes.exists():
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         while True:
@@ -30,8 +36,12 @@ dist.destroy_process_group()
 
 def test_they_are_counted_and_end_with_the_ranks(tmp_path):
     log = tmp_path / "events"
-    text = 'echo "$RANK of $WORLD_SIZE with $RESILIENT_SPARES"; [ "$RANK" -ge 2 ] && exec sleep 60'
-    script = shell(tmp_path, f"{text}\nexit 0")
+    text = f"""
+echo "$RANK of $WORLD_SIZE with $RESILIENT_SPARES"
+if [ "$RANK" -ge 2 ]; then touch {tmp_path}/$RANK; exec sleep 60; fi
+until [ -e {tmp_path}/2 ] && [ -e {tmp_path}/3 ]; do sleep 0.01; done
+"""
+    script = shell(tmp_path, text)
     code, stdout, stderr = run("--nproc", 2, "--spares", 2, "--events", log, *script)
     assert code == 0, stderr
     said = sorted(line.partition("] ")[2] for line in stdout.splitlines())

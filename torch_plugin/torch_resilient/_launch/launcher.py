@@ -162,7 +162,7 @@ class Launcher:
         if self._options.spares:
             environment["RESILIENT_SPARES"] = str(self._options.spares)
         environment.pop("RESILIENT_OWNER", None)
-        if self._options.restart_policy == "replace":
+        if self._options.restart_policy == "replace" or self._options.spares:
             environment.setdefault("RESILIENT_SEAT_WAIT", "10min")
         if self._attempt:  # The store ends what is left of an earlier one.
             environment["RESILIENT_ATTEMPT"] = str(self._attempt)
