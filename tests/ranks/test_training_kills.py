@@ -25,7 +25,7 @@ def check(tmp_path, kills, steps, seed, seconds):
 
 
 def test_two_kills(tmp_path):
-    check(tmp_path, 2, 20, 1, 60)
+    check(tmp_path, 2, 20, 1, 120)
 
 
 @pytest.mark.slow
