@@ -77,6 +77,7 @@ class Session:
         init_timeout: float,
         budget: float,
         seat_wait: float,
+        spare_if_taken: bool = False,
         launcher_attempt: int = 0,
         supervised: bool = False,
         host_watch: bool = True,
