@@ -1,10 +1,9 @@
 #include <algorithm>
+#include <optional>
+#include <set>
 #include <string>
-#include <tuple>
 #include <utility>
-#include <vector>
 
-#include "runtime/base/check.h"
 #include "store/core/membership.h"
 
 namespace resilient::store {

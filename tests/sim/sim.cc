@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
-#include <tuple>
 
 #include "runtime/base/log.h"
 

@@ -130,8 +130,7 @@ void CheckShrinks(const Sim::Count& sum) {
 void CheckSpares(const Sim::Count& sum) {
   std::printf(
       "%d processes waited as spares, %d seats were given to one, %d taken back, %d spares began "
-      "in a "
-      "world that became smaller\n",
+      "in a world that became smaller\n",
       sum.spares_waited, sum.spares_seated, sum.spares_taken_back, sum.spares_in_smaller);
   if (TheSeeds().count < 2000) return;
   for (const int count : {sum.spares_waited, sum.spares_seated, sum.spares_taken_back}) {
