@@ -221,6 +221,8 @@ class Membership {
   void FillLostSeats(Moment moment, MembershipEffects& effects);
   // False: there is none left that could take the seat.
   bool SeatSpare(World& world, std::size_t rank, MembershipEffects& effects);
+  // In the order of their sessions. Forgets those that wait no more.
+  std::vector<Participant*> WaitingSpares();
   // One on the host of the last holder rather than another, then the one that has waited longest.
   Participant* SpareFor(const World& world, const Seat& seat);
   // Nobody else is there, so that nothing of what the world has done is left.

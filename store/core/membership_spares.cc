@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "store/core/membership.h"
 
@@ -70,17 +70,25 @@ bool Membership::SeatSpare(World& world, std::size_t rank, MembershipEffects& ef
   return false;
 }
 
+std::vector<Participant*> Membership::WaitingSpares() {
+  std::vector<Participant*> waiting;
+  for (auto next = spares_.begin(); next != spares_.end();) {
+    Participant* who = Find(*next);
+    if (who && who->state == State::kSpare) {
+      waiting.push_back(who);
+      ++next;
+    } else {
+      next = spares_.erase(next);
+    }
+  }
+  return waiting;
+}
+
 Participant* Membership::SpareFor(const World& world, const Seat& seat) {
   const Participant* last = Find(seat.session);
   Participant* best = nullptr;
   bool best_is_near = false;
-  for (auto next = spares_.begin(); next != spares_.end();) {
-    Participant* who = Find(*next);
-    if (!who || who->state != State::kSpare) {
-      next = spares_.erase(next);
-      continue;
-    }
-    ++next;
+  for (Participant* who : WaitingSpares()) {
     // One without a connection may be dead; it is looked at again when it is back.
     const bool fits = who->connected && who->hello.launcher_attempt == world.launcher_attempt &&
                       (who->request.world_size == world.size() || world.shrunk_at > 0);
@@ -130,27 +138,22 @@ void Membership::TakeClaim(Participant& who, Moment moment, MembershipEffects& e
 }
 
 void Membership::CallClaimants() {
-  for (const SessionId session : spares_) {
-    const Participant* who = Find(session);
-    if (who && who->state == State::kSpare && who->claim >= 0) to_replace_.push_back(session);
+  for (const Participant* who : WaitingSpares()) {
+    if (who->claim >= 0) to_replace_.push_back(who->session);
   }
 }
 
 void Membership::LoseSparesBefore(std::uint64_t attempt, Moment moment,
                                   MembershipEffects& effects) {
-  const std::set<SessionId> spares = spares_;
-  for (const SessionId session : spares) {
-    Participant* who = Find(session);
-    if (!who || who->state != State::kSpare || who->hello.launcher_attempt >= attempt) continue;
+  for (Participant* who : WaitingSpares()) {
+    if (who->hello.launcher_attempt >= attempt) continue;
     Lose(*who, Superseded(generation_, who->hello.launcher_attempt, attempt), moment, effects);
   }
 }
 
 void Membership::MindSpares(Moment moment) {
   if (std::exchange(bereft_, worlds_.empty()) == worlds_.empty()) return;
-  for (const SessionId session : spares_) {
-    Participant* who = Find(session);
-    if (!who || who->state != State::kSpare) continue;
+  for (Participant* who : WaitingSpares()) {
     who->outlived = ended_by_leave_;
     who->bereft_until = kNever;
     if (bereft_) LetWait(*who, moment);
