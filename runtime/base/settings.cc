@@ -84,6 +84,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_LOG", Form::kLog},
     Known{"RESILIENT_OWNER", Form::kOwner},
     Known{"RESILIENT_SUPERVISED", Form::kSwitch},
+    Known{"RESILIENT_REPLACES", Form::kSwitch},
     Known{"RESILIENT_FAKE_DEVICES", Form::kDevices},
     Known{"RESILIENT_ATTEMPT", Form::kCount},
     Known{"RESILIENT_LAUNCH", Form::kText},  // For resilient-run alone: whose child this is.
@@ -339,6 +340,7 @@ void Assign(const Values& values, Settings* settings) {
   if (const auto found = values.find("RESILIENT_FAKE_DEVICES"); found != values.end())
     settings->fake_devices = ParseDevices(found->second).value_or(settings->fake_devices);
   is("RESILIENT_SUPERVISED", "1", &settings->supervised);
+  is("RESILIENT_REPLACES", "1", &settings->replaces);
   if (const auto found = values.find("RESILIENT_ATTEMPT"); found != values.end())
     settings->attempt = ParseNumber<std::uint64_t>(found->second).value_or(0);
   is("RESILIENT_HOST_WATCH", "1", &settings->host_watch);

@@ -167,6 +167,23 @@ Status SessionImpl::Rebuild(const RebuildOptions& options) {
   return status;
 }
 
+Status SessionImpl::OfferRoom(int max_world, std::uint64_t commit) {
+  if (mark_.InChild()) return ForkedStatus();
+  if (max_world < 1 || commit < 1) {
+    return Status(StatusCode::kInvalidArgument, StrCat("room for ", max_world, " ranks at commit ",
+                                                       commit, ": both count from 1"));
+  }
+  Report offer{.kind = ReportKind::kRoom, .status = {}, .max_world = max_world, .commit = commit};
+  {
+    Lock lock(mutex_);
+    if (machine_.state() != SessionState::kRunning)
+      return Status::Ok();  // It would be of the past.
+    offer.generation = machine_.view().generation;
+  }
+  rendezvous_->Send(offer);
+  return Status::Ok();
+}
+
 // An operation that fails for a reason of its own is told before the fence that it causes. What is
 // broken must not be taken for rebuilt.
 Status SessionImpl::AwaitFenceOfBroken(Deadline deadline) const {

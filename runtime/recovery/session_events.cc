@@ -195,7 +195,7 @@ void SessionImpl::SendJoin(const Action& action) {
   rendezvous_->Join(request);
 }
 
-// A world that has become smaller has its ranks numbered anew, and a spare gets a rank: this one
+// A world that has been resized has its ranks numbered anew, and a spare gets a rank: this one
 // finds itself by its endpoint, the world's group follows, and what was made of the old numbers is
 // no more.
 void SessionImpl::TakePlaceLocked(const View& view) {
@@ -205,10 +205,8 @@ void SessionImpl::TakePlaceLocked(const View& view) {
     return DecodeSessionEndpoint(member.endpoint).communicator == own;
   };
   const int rank = rank_;
-  const bool may_differ = options_.rank == kSpareRank || options_.spare_if_taken;
-  if (size == world_size_ &&
-      (!may_differ ||
-       (rank >= 0 && rank < size && is_own(view.members[static_cast<std::size_t>(rank)])))) {
+  if (size == world_size_ && rank >= 0 && rank < size &&
+      is_own(view.members[static_cast<std::size_t>(rank)])) {
     return;
   }
   const auto place = std::find_if(view.members.begin(), view.members.end(), is_own);

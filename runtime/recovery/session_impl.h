@@ -79,6 +79,7 @@ class SessionImpl final : public Session,
   std::optional<Incident> last_incident() const override;
   Result<SessionEvent> AwaitEvent(std::uint64_t after, Deadline deadline) const override;
   Status Rebuild(const RebuildOptions& options) override;
+  Status OfferRoom(int max_world, std::uint64_t commit) override;
   const InterruptCheck& interrupt() const override { return options_.interrupt; }
   void BeginBlocked(const std::string& group, bool point_to_point, std::uint64_t seq) override {
     callers_.Block({group, point_to_point, seq});

@@ -94,6 +94,8 @@ struct OpWriter {
     Put(op.report.status, message->mutable_failure());
     message->set_accused_incarnation(Utf8(op.report.accused_incarnation));
     message->set_ended(static_cast<std::uint32_t>(op.report.wait_status + 1));
+    message->set_max_world(op.report.max_world);
+    message->set_commit(op.report.commit);
   }
   void operator()(const ExitReportOp& op) const {
     pb::ExitReportRequest* message = out->mutable_exit_report();
@@ -308,6 +310,9 @@ Result<Op> ToReport(const pb::ReportRequest& message) {
     case static_cast<std::uint32_t>(ReportKind::kProcessDied):
       op.report.kind = ReportKind::kProcessDied;
       break;
+    case static_cast<std::uint32_t>(ReportKind::kRoom):
+      op.report.kind = ReportKind::kRoom;
+      break;
     default:
       return Status(StatusCode::kUnimplemented,
                     "this store does not know reports of kind " + std::to_string(message.kind()));
@@ -317,6 +322,8 @@ Result<Op> ToReport(const pb::ReportRequest& message) {
   op.report.status = ToStatus(message.failure());
   op.report.accused_incarnation = message.accused_incarnation();
   op.report.wait_status = static_cast<int>(std::min(message.ended(), kEndedMax)) - 1;
+  op.report.max_world = message.max_world();
+  op.report.commit = message.commit();
   return Op(std::move(op));
 }
 

@@ -103,6 +103,7 @@ void Membership::LeaveSeat(World& world, Participant& who, Moment moment,
   seat.vacant_since = moment.now;
   seat.gone_for_good = !who.hello.supervised;
   Changed(world, seat);
+  NoteFailure(world, cause);
   const std::uint64_t round = world.round;
   // Before all are ready nobody has got beyond building links to the leaver: that cannot end well.
   const bool building = world.phase == Phase::kBuilding;
@@ -156,6 +157,9 @@ Status Membership::Report(SessionId session, const resilient::Report& report, Mo
                  effects);
       break;
     }
+    case ReportKind::kRoom:
+      OfferRoom(*world, *who, report, moment, effects);
+      break;
     case ReportKind::kProcessDied:
       break;  // Above.
   }
@@ -167,13 +171,13 @@ Status Membership::Report(SessionId session, const resilient::Report& report, Mo
 Status Membership::ReportDeath(World& world, const Participant& reporter,
                                const resilient::Report& report, Moment moment,
                                MembershipEffects& effects) {
-  const bool numbered = world.shrunk_at == 0;
+  const bool numbered = world.resized_at == 0;
   if (numbered && (report.accused_rank < 0 || report.accused_rank >= world.size())) {
     return Status(StatusCode::kInvalidArgument,
                   "a report of the death of rank " + std::to_string(report.accused_rank) +
                       " in a world of " + std::to_string(world.size()));
   }
-  // By its process: the reporter's number of it may be one of before the world became smaller.
+  // By its process: the reporter's number of it may be one of before the world was resized.
   Participant* accused = nullptr;
   for (const Seat& seat : world.seats) {
     Participant* holder = Find(seat.session);
@@ -402,6 +406,7 @@ void Membership::Lose(Participant& who, const Status& cause, Moment moment,
   seat.vacant_since = moment.now;
   seat.gone_for_good = false;
   Changed(*world, seat);
+  NoteFailure(*world, cause);
   const std::uint64_t round = world->round;
   if (world->phase == Phase::kBuilding || world->phase == Phase::kRunning) {
     FenceWorld(*world, cause, moment, effects);

@@ -163,6 +163,7 @@ class Membership {
   Status CheckRequest(const Participant& who, const JoinRequest& request) const;
   void Place(Participant& who, Moment moment, MembershipEffects& effects);
   bool PlaceIn(World& world, Participant& who, Moment moment, MembershipEffects& effects);
+  bool OthersGoOn(const Participant& who) const;
   bool CheckAttempt(Participant& who, Moment moment, MembershipEffects& effects);
   void WaitForHolder(World& world, Participant& who, SessionId holder, Moment moment,
                      MembershipEffects& effects);
@@ -175,6 +176,7 @@ class Membership {
   // kDuplicateDevice when two of those with a seat, or with one and the newcomer, use one GPU.
   std::optional<Status> SharedDeviceIn(const World& world,
                                        const Participant* newcomer = nullptr) const;
+  static std::size_t BytesInView(const Participant& who);
   void Refuse(Participant& who, Status why, MembershipEffects& effects);
   void RefuseClaimants(Participant& holder, Moment moment, MembershipEffects& effects);
   void ReplaceClaimants(Participant& holder);
@@ -212,6 +214,19 @@ class Membership {
   bool ShrinkIfDue(World& world, Moment moment, MembershipEffects& effects);
   void Shrink(World& world, MembershipEffects& effects);
 
+  // A world that takes in more ranks: membership_growth.cc.
+  void OfferRoom(World& world, const Participant& who, const resilient::Report& report,
+                 Moment moment, MembershipEffects& effects);
+  // Those that could take part in a larger world, at most `most`; refuses who can in none.
+  std::vector<Participant*> NewcomersFor(const World& world, std::size_t most,
+                                         MembershipEffects& effects);
+  void Grow(World& world, const std::vector<Participant*>& newcomers, std::uint64_t commit,
+            Moment moment, MembershipEffects& effects);
+  // What the members were told of was no failure; this is.
+  void NoteFailure(World& world, const Status& cause);
+  // When a seat is vacant before the larger world has had its view there is none.
+  void TakeBackGrowth(World& world, MembershipEffects& effects);
+
   // Spares: membership_spares.cc.
   void BecomeSpare(Participant& who, Moment moment, MembershipEffects& effects);
   // The lost seats of a world that had a view are given to those who wait for one.
@@ -223,6 +238,8 @@ class Membership {
   bool SeatSpare(World& world, std::size_t rank, MembershipEffects& effects);
   // In the order of their sessions. Forgets those that wait no more.
   std::vector<Participant*> WaitingSpares();
+  // Whether it could take a seat of that world now.
+  static bool Fits(const World& world, const Participant& who);
   // One on the host of the last holder rather than another, then the one that has waited longest.
   Participant* SpareFor(const World& world, const Seat& seat);
   // Nobody else is there, so that nothing of what the world has done is left.

@@ -10,10 +10,14 @@ namespace {
 
 constexpr std::size_t kMemberBytes = 24;  // Of a member in a view, besides its texts.
 
+std::size_t Bytes(const Hello& hello, const JoinRequest& request) {
+  return request.endpoint.size() + hello.process.host.size() + hello.incarnation.size() +
+         kMemberBytes;
+}
+
 // A view names all members in one message, and there is no world without it.
 Status CheckRoomInView(const Hello& hello, const JoinRequest& request) {
-  const std::size_t bytes =
-      request.endpoint.size() + hello.process.host.size() + hello.incarnation.size() + kMemberBytes;
+  const std::size_t bytes = Bytes(hello, request);
   const std::size_t most = kViewBytesMax / static_cast<std::size_t>(request.world_size);
   if (bytes <= most) return {};
   return Status(StatusCode::kTooLarge,
@@ -72,6 +76,10 @@ Status Membership::Join(SessionId session, const Hello& hello, const JoinRequest
   return {};
 }
 
+std::size_t Membership::BytesInView(const Participant& who) {
+  return Bytes(who.hello, who.request);
+}
+
 Status Membership::CheckRequest(const Participant& who, const JoinRequest& request) const {
   const bool held = who.state == State::kSeated || who.state == State::kWaiting;
   const World* world = held ? WorldOf(who) : nullptr;
@@ -97,7 +105,7 @@ Status Membership::CheckRequest(const Participant& who, const JoinRequest& reque
   }
   // It may not have heard of its new number yet.
   const bool renumbered =
-      (world && world->shrunk_at > 0) || request.rank == kSpareRank || request.spare_if_taken;
+      (world && world->resized_at > 0) || request.rank == kSpareRank || request.spare_if_taken;
   if (!renumbered && ((held && request.rank != who.request.rank) ||
                       (world && request.world_size != world->size()))) {
     return Status(StatusCode::kInvalidArgument,
@@ -147,6 +155,7 @@ void Membership::Place(Participant& who, Moment moment, MembershipEffects& effec
   for (auto& [round, world] : worlds_) {
     if (PlaceIn(world, who, moment, effects)) return;
   }
+  if (who.request.spare_if_taken && OthersGoOn(who)) return BecomeSpare(who, moment, effects);
   if (worlds_.size() >= limits_.worlds) {
     return Refuse(who,
                   Status(StatusCode::kResourceExhausted,
@@ -163,6 +172,15 @@ void Membership::Place(Participant& who, Moment moment, MembershipEffects& effec
                   effects);
   }
   TakeSeat(NewWorld(who, moment, effects), who, moment, effects);
+}
+
+// It replaces a process of a world that may still go on, without that seat: there is no other world
+// for it before that one has ended.
+bool Membership::OthersGoOn(const Participant& who) const {
+  return std::any_of(worlds_.begin(), worlds_.end(), [&who](const auto& entry) {
+    const World& world = entry.second;
+    return world.viewed && !world.incarnations.contains(who.hello.incarnation);
+  });
 }
 
 // False: this world is none of the joiner's business.
@@ -332,14 +350,16 @@ std::optional<Status> Membership::SharedDeviceIn(const World& world,
   std::vector<DeviceHolder> holders;
   holders.reserve(world.seats.size());
   bool any = false;
-  for (std::size_t rank = 0; rank < world.seats.size(); ++rank) {
-    const Participant* who = world.seats[rank].Live() ? Find(world.seats[rank].session) : nullptr;
-    if (newcomer && newcomer->request.rank == static_cast<int>(rank)) who = newcomer;
-    if (!who) continue;
-    const auto& device = who->request.device;
+  const auto add = [&holders, &any](const Participant& who) {
+    const auto& device = who.request.device;
     any = any || device;
-    holders.push_back({ClaimantOf(*who), device ? &*device : nullptr});
+    holders.push_back({ClaimantOf(who), device ? &*device : nullptr});
+  };
+  for (std::size_t rank = 0; rank < world.seats.size(); ++rank) {
+    if (newcomer && newcomer->request.rank == static_cast<int>(rank)) continue;
+    if (world.seats[rank].Live()) add(*Find(world.seats[rank].session));
   }
+  if (newcomer) add(*newcomer);
   return any ? SharedDevice(holders) : std::nullopt;
 }
 

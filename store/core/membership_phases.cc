@@ -24,6 +24,7 @@ void Membership::BuildIfComplete(World& world, MembershipEffects& effects) {
   if (world.phase != Phase::kForming || world.joined < world.seats.size()) return;
   world.phase = Phase::kBuilding;
   world.viewed = true;
+  world.grown_from = 0;
   Changed(world);
   ChangedView(world);
   world.ready = 0;
@@ -57,6 +58,8 @@ void Membership::FenceWorld(World& world, const Status& cause, Moment moment,
   world.generation = ++generation_;
   world.phase = Phase::kForming;
   world.diagnosis = {};
+  world.room = {};
+  for (Seat& seat : world.seats) seat.room_at = 0;
   world.first_cause = cause;
   world.ready = 0;
   ChangedJob();
@@ -79,6 +82,7 @@ void Membership::FenceWorld(World& world, const Status& cause, Moment moment,
 }
 
 void Membership::RefuseIfDue(World& world, Moment moment, MembershipEffects& effects) {
+  TakeBackGrowth(world, effects);
   SeatSpares(world, effects);
   if (ShrinkIfDue(world, moment, effects)) return;
   const std::optional<Instant> due = world.RefusalDue();

@@ -60,7 +60,7 @@ void Fields(Archive& archive, WorldState& state) {
   archive(state.size, world.generation, world.launcher_attempt);
   archive.Enum(world.phase, Phase::kRefused);
   archive(world.viewed, world.join_timeout, world.seat_wait, world.first_cause, world.shrinking,
-          world.shrunk_at, world.former);
+          world.resized_at, world.grown_from, world.former);
 }
 
 std::string WorldRowValue(const World& world) {

@@ -110,7 +110,7 @@ void Membership::Shrink(World& world, MembershipEffects& effects) {
   world.seats = std::move(left);
   for (const Seat& seat : world.seats) Changed(world, seat);
   world.shrinking = false;
-  world.shrunk_at = world.generation;
+  world.resized_at = world.generation;
   Changed(world);
   effects.log.push_back(LogRecord{
       "shrink",

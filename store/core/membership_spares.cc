@@ -84,15 +84,18 @@ std::vector<Participant*> Membership::WaitingSpares() {
   return waiting;
 }
 
+bool Membership::Fits(const World& world, const Participant& who) {
+  // One without a connection may be dead; it is looked at again when it is back.
+  return who.connected && who.hello.launcher_attempt == world.launcher_attempt &&
+         (who.request.world_size == world.size() || world.resized_at > 0);
+}
+
 Participant* Membership::SpareFor(const World& world, const Seat& seat) {
   const Participant* last = Find(seat.session);
   Participant* best = nullptr;
   bool best_is_near = false;
   for (Participant* who : WaitingSpares()) {
-    // One without a connection may be dead; it is looked at again when it is back.
-    const bool fits = who->connected && who->hello.launcher_attempt == world.launcher_attempt &&
-                      (who->request.world_size == world.size() || world.shrunk_at > 0);
-    if (!fits) continue;
+    if (!Fits(world, *who)) continue;
     const bool near = last && last->hello.process.host == who->hello.process.host;
     if (best && (best_is_near || !near)) continue;  // They come in the order of their sessions.
     best = who;

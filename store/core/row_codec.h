@@ -23,7 +23,7 @@
 // kRowFormat says which fields there are; it is kept in the store's own row.
 namespace resilient::store {
 
-inline constexpr std::uint64_t kRowFormat = 6;
+inline constexpr std::uint64_t kRowFormat = 7;
 
 // Thread: value type on the stack.
 class RowWriter {

@@ -107,9 +107,11 @@ Status World::FinishRestore(Instant now) {
   }
   incarnations.insert(former.begin(), former.end());
   first_join = now;
+  const std::size_t settled = grown_from > 0 ? grown_from : seats.size();
   const bool whole = phase == Phase::kBuilding || phase == Phase::kRunning;
   if (live == 0 || (whole && (open > 0 || joined > 0)) || ((whole || members) && !viewed) ||
-      (viewed && (view == nullptr || view->view.members.size() != seats.size())) ||
+      (viewed && (view == nullptr || view->view.members.size() != settled)) ||
+      grown_from >= seats.size() || (grown_from > 0 && phase != Phase::kForming) ||
       (whole && view->view.generation != generation)) {
     return Status(StatusCode::kInternal, "round " + std::to_string(round) + " in phase " +
                                              std::string(PhaseName(phase)) +

@@ -36,6 +36,7 @@ struct Seat {
 
   // Not kept.
   Instant vacant_since{};
+  std::uint64_t room_at = 0;  // The latest commit at which its holder had room for more.
   // Its process counts as alive though it has not come to its init: as long as that process holds
   // its presence key, and until then, as a member on its host has seen. present_on: where it is.
   bool announced = false;
@@ -47,6 +48,14 @@ struct Seat {
   bool Used() const { return state != SeatState::kEmpty || !note.empty() || !incarnations.empty(); }
   bool Open() const { return state == SeatState::kEmpty || state == SeatState::kLost; }
   Instant PresentUntil() const { return announced ? kNever : seen_until; }
+};
+
+// What the members have said of room for more ranks: they say so at each commit, and when all have
+// said it at the same one nobody loses anything by being interrupted there. Thread: value type.
+struct Room {
+  std::uint64_t commit = 0;  // The latest that anybody has told of,
+  std::size_t members = 0;   // so many of them,
+  int max_world = 0;         // and the least that any of these would have.
 };
 
 // One init round of one life. Owner: Membership, which moves it; thread: caller-synchronised.
@@ -62,7 +71,9 @@ struct World {
   Status first_cause;       // Of the last fence or the refusal.
   // Some of its ranks want to go on without the empty seats, and wait for the others to say so.
   bool shrinking = false;
-  std::uint64_t shrunk_at = 0;      // The generation from which on it has had its present seats.
+  std::uint64_t resized_at = 0;  // The generation from which on it has had its present seats.
+  // So many seats it had before those behind them were added, which have had no view; 0: none was.
+  std::uint64_t grown_from = 0;
   std::vector<std::string> former;  // Incarnations of holders of seats that are no more.
   std::vector<Seat> seats;          // Each in a row of its own.
   // Likewise; of the present generation from BUILDING on. Null: there was none.
@@ -75,6 +86,7 @@ struct World {
   std::set<std::string> incarnations;  // Of every process that ever held a seat.
 
   // Not kept.
+  Room room;  // Of the present generation.
   Instant first_join{};
   std::optional<Instant> armed;  // The timer that is set for RefusalDue.
   Diagnosis diagnosis;           // Of the present generation.

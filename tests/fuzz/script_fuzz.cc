@@ -266,9 +266,13 @@ Op Script::MembershipOp(const Peer& peer) {
     case 4:
       return LeaveOp{};
     case 5: {
-      const auto kind = static_cast<ReportKind>(1 + bytes_.Below(4));
+      const auto kind = static_cast<ReportKind>(1 + bytes_.Below(5));
       const int accused = static_cast<int>(bytes_.Below(5)) - 1;
       ReportOp op{{kind, generation, accused, Status(StatusCode::kMismatch, "they differ")}};
+      if (kind == ReportKind::kRoom) {
+        op.report.max_world = static_cast<int>(bytes_.Below(8));
+        op.report.commit = bytes_.Below(4);
+      }
       if (kind != ReportKind::kProcessDied) return op;
       op.report.accused_incarnation = HelloOf(accused, Role::kControl).incarnation;
       op.report.wait_status = static_cast<int>(bytes_.Below(3)) * 9 - 1;  // Not known, 8, 17.

@@ -33,6 +33,7 @@ Sim::Sim(SimOptions options)
   const bool short_wait = policy_ != Policy::kNobody && policy.Below(2) == 0;
   const bool spares = policy.Below(policy_ == Policy::kNobody ? 2 : 8) == 0;
   spare_count_ = spares ? 1 + static_cast<int>(policy.Below(2)) : 0;
+  room_ = spares && policy.Below(2) == 0 ? 1 + static_cast<int>(policy.Below(2)) : 0;
   seat_wait_ = short_wait || (spares && policy.Below(2) == 0) ? kShortSeatWait : kSeatWait;
 }
 
@@ -64,6 +65,8 @@ void Sim::Violated(const std::string& what) {
 
 std::string Sim::Run() {
   ranks_ = 2 + static_cast<int>(random_.Below(4));
+  last_place_ = ranks_ - 1;
+  max_world_ = room_ > 0 ? ranks_ + room_ : 0;
   supervised_ = Chance(50);
   at_.resize(static_cast<std::size_t>(ranks_), nullptr);
   for (int place = 0; place < ranks_; ++place) {
@@ -115,6 +118,7 @@ bool Sim::AllRun() const {
     const auto members = views_.find(at_.front() ? at_.front()->generation() : 0);
     // Otherwise somebody is between two places.
     if (members == views_.end() || members->second.size() != at_.size()) return false;
+    if (GrowthIsDue()) return false;
   }
   return std::all_of(at_.begin(), at_.end(), [this](const Process* process) {
     return process && process->alive && !process->stopped && !process->doomed &&
@@ -310,7 +314,11 @@ void Sim::End(Process& process, int wait_status) {
   }
   const bool may_be_late = policy_ != Policy::kNobody || spare_count_ > 0;
   const bool late = may_be_late && !kind_ && Chance(40);
-  After(Between(100, late ? 7000 : 1500), [this, &process] { Respawn(process); });
+  ++coming_;
+  After(Between(100, late ? 7000 : 1500), [this, &process] {
+    --coming_;
+    Respawn(process);
+  });
 }
 
 // Of a place that is no more nobody comes again.

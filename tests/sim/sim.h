@@ -65,6 +65,8 @@ enum class Planted : std::uint8_t {
   kRefusalOfAnyJoin,  // The refusal of an earlier join counts.
   // Of spares.
   kClaimKept,  // One whose seat was taken goes on under the rank that it had asked for.
+  // Of worlds that take them in.
+  kOffersAhead,  // A rank offers room at a commit that it has not made yet.
 };
 
 // What may happen to a process in each state of its recovery.
@@ -145,7 +147,10 @@ class Sim {
     int spares_waited = 0;
     int spares_seated = 0;
     int spares_taken_back = 0;
-    int spares_in_smaller = 0;                             // In their first view.
+    int spares_in_smaller = 0;  // In their first view.
+    int growths = 0;            // Of worlds,
+    int newcomers = 0;          // by so many in all.
+    int growths_taken_back = 0;
     std::array<std::array<int, kStates>, kBlows> blows{};  // By what came, and when.
     int& Of(Blow blow, SessionState state) {
       return blows[static_cast<std::size_t>(blow)][static_cast<std::size_t>(state)];
@@ -331,12 +336,20 @@ class Sim {
   // Spares: sim_spares.cc.
   void SpawnSpare();
   void RespawnAtHome(const Process& process);
+  bool IsGivenUp(int place) const;
   int PlaceOf(const Process& process) const;
   void MoveTo(Process& process, int place);
   void NoteSpare(Process& process);
   bool IsFresh(const Process& process) const;
   Process* PickVictim();
   void CheckSpares();
+
+  // Worlds that take in spares: sim_growth.cc.
+  void OfferRoom(Process& process, std::uint64_t generation);
+  void CheckGrowth(std::uint64_t generation, const Status& cause);
+  void CheckLarger(const std::vector<Process*>& before, const std::vector<Process*>& members);
+  void NoteGrowthTakenBack(std::uint64_t round);
+  bool GrowthIsDue() const;
 
   void PlanFaults();
   void Fault();
@@ -351,6 +364,8 @@ class Sim {
   Policy policy_ = Policy::kNobody;
   Duration seat_wait_{};  // Where nobody says otherwise.
   int spare_count_ = 0;
+  int room_ = 0;       // For so many more than it begins with;
+  int max_world_ = 0;  // 0: no world takes in anybody.
   Instant now_{std::chrono::hours(1)};
   std::multimap<Instant, std::function<void()>> queue_;
   std::string violation_;
@@ -386,6 +401,8 @@ class Sim {
   std::vector<Process*> spares_;                     // Those without a place.
   bool all_want_less_ = false;
   int given_up_ = -1;  // The place that its launcher does not fill again.
+  int last_place_ = 0;
+  int coming_ = 0;  // Processes that their launchers are about to start.
 
   // Ghosts: what the truth is, as seen from outside.
   Truth truth_;

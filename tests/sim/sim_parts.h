@@ -115,8 +115,9 @@ struct Sim::Process {
   // The calls of one generation.
   struct Calls {
     std::shared_ptr<recovery::Flight> flight;
-    int number = 0;   // Of calls.
-    int entered = 0;  // Collectives.
+    int number = 0;    // Of calls.
+    int entered = 0;   // Collectives,
+    int finished = 0;  // and those of them that were right.
     bool waiting = false;
     int receives_from = -1;  // It waits for this rank instead of in a collective, and in vain.
     Instant since{};

@@ -327,6 +327,7 @@ void Sim::OnServerSent(const Connection& connection, const ServerMessage& messag
   if (const auto* fence = std::get_if<Fence>(event)) {
     if (!fenced_.contains(fence->generation) && !fenced.contains(fence->generation)) {
       CheckVerdict(fence->generation, fence->cause);
+      CheckGrowth(fence->generation, fence->cause);
     }
     fenced[fence->generation].insert(connection.process);
   } else if (const auto* running = std::get_if<RunningEvent>(event)) {

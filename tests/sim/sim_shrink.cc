@@ -59,8 +59,7 @@ bool Sim::WantsLess(const Process& process) const {
 void Sim::TakePlace(Process& process, const View& view) {
   const std::string own = StrCat("endpoint", process.pid);
   const auto size = static_cast<int>(view.members.size());
-  const bool may_differ =
-      (spare_count_ > 0 && options_.planted != Planted::kClaimKept) || process.rank == kSpareRank;
+  const bool may_differ = options_.planted != Planted::kClaimKept || process.rank == kSpareRank;
   if (size != process.size || may_differ) {
     const auto place =
         std::find_if(view.members.begin(), view.members.end(),
@@ -80,7 +79,8 @@ void Sim::TakePlace(Process& process, const View& view) {
 // Rank and size for a process in that place, by the latest view; nullopt: nobody is to be there.
 std::optional<std::pair<int, int>> Sim::NumberOf(int place) const {
   if (place == given_up_) return std::nullopt;
-  if (secrets_.empty()) return std::pair(place, ranks_);
+  // Where worlds grow and become smaller by the way it knows those that it began with.
+  if (secrets_.empty() || max_world_ > 0) return std::pair(place, ranks_);
   const std::vector<Process*>& members = views_.at(secrets_.rbegin()->first);
   const auto seat =
       std::find_if(members.begin(), members.end(),
@@ -92,7 +92,7 @@ std::optional<std::pair<int, int>> Sim::NumberOf(int place) const {
 // A launcher ends what it has started for a world that is no more.
 void Sim::FollowWorld(const std::vector<Process*>& members) {
   const auto size = static_cast<int>(members.size());
-  if (size == ranks_) return;
+  if (size == ranks_ || max_world_ > 0) return;
   for (Process* process : at_) {
     if (!process || IsAmong(members, process)) continue;
     if (process->size == size && NumberOf(process->place)) continue;
@@ -127,13 +127,17 @@ void Sim::NoteSeats(const LogRecord& record) {
     const std::uint64_t round = std::strtoull(record.text.c_str() + kJoined.size(), nullptr, 10);
     const std::vector<Process*>& members = truth_.members[round];
     const auto rank = static_cast<std::size_t>(std::stoi(std::string(record.Value("rank"))));
-    const int place = rank < members.size() ? PlaceOf(*members[rank]) : process.home;
+    const bool added = !members.empty() && rank >= members.size();
+    int place = added ? ++last_place_ : process.home;
+    if (rank < members.size()) place = PlaceOf(*members[rank]);
     truth_.seats[{round, place}] = {.holder = &process};
     truth_.places[process.pid] = place;
     count_.spares_seated += truth_.spares.contains(process.pid) ? 1 : 0;
     truth_changed_ = true;
   } else if (record.event == "spare") {
     NoteSpare(ProcessOf(record));
+  } else if (record.event == "growth_taken_back") {
+    NoteGrowthTakenBack(std::strtoull(std::string(record.Value("round")).c_str(), nullptr, 10));
   } else if (record.event == "lost" || record.event == "expiry" || record.event == "leave") {
     const Process& process = ProcessOf(record);
     for (auto& [name, seat] : truth_.seats) {
@@ -243,6 +247,8 @@ void Sim::CheckMembers(const View& view) {
   std::vector<Process*>& before = truth_.members[view.round];
   if (before.size() > members.size()) {
     CheckSmaller(view.round, before, members);
+  } else if (!before.empty() && before.size() < members.size()) {
+    CheckLarger(before, members);
   } else if (before.empty() && spare_count_ == 0) {
     for (const Process* process : members) {
       const bool own = members.at(static_cast<std::size_t>(process->rank)) == process &&
@@ -250,7 +256,6 @@ void Sim::CheckMembers(const View& view) {
       if (!own) Violated("a first view with another number than was asked for");
     }
   } else if (!before.empty()) {
-    if (before.size() < members.size()) return Violated("a world has become larger");
     bool replaced = false;
     for (std::size_t rank = 0; rank < members.size(); ++rank) {
       if (PlaceOf(*members[rank]) != PlaceOf(*before[rank])) {

@@ -33,12 +33,20 @@ void Sim::RespawnAtHome(const Process& process) {
   const bool taken = std::any_of(at_.begin(), at_.end(), [home](const Process* other) {
     return other && other->place == home;
   });
-  if (taken) {
+  if (taken || IsGivenUp(home)) {
     spares_.push_back(&next);
   } else {
     MoveTo(next, home);
   }
   Begin(next);
+}
+
+// The world goes on without it. Its launcher does not know that.
+bool Sim::IsGivenUp(int place) const {
+  if (secrets_.empty()) return false;
+  const std::vector<Process*>& members = views_.at(secrets_.rbegin()->first);
+  return std::none_of(members.begin(), members.end(),
+                      [this, place](const Process* member) { return PlaceOf(*member) == place; });
 }
 
 // As the server has decided; of one that has had no seat that for which it was started.

@@ -81,6 +81,9 @@ struct Sum {
     count.spares_seated += more.spares_seated;
     count.spares_taken_back += more.spares_taken_back;
     count.spares_in_smaller += more.spares_in_smaller;
+    count.growths += more.growths;
+    count.newcomers += more.newcomers;
+    count.growths_taken_back += more.growths_taken_back;
     for (std::size_t blow = 0; blow < kBlows; ++blow) {
       for (std::size_t state = 0; state < kStates; ++state) {
         count.blows[blow][state] += more.blows[blow][state];
@@ -138,6 +141,15 @@ void CheckSpares(const Sim::Count& sum) {
   }
 }
 
+void CheckGrowths(const Sim::Count& sum) {
+  std::printf("%d worlds took in %d spares, %d more were what they had been before\n", sum.growths,
+              sum.newcomers, sum.growths_taken_back);
+  if (TheSeeds().count < 2000) return;
+  for (const int count : {sum.growths, sum.newcomers, sum.growths_taken_back}) {
+    EXPECT_GT(count, 20);
+  }
+}
+
 // Every `step`-th seed from `first` on.
 Sum RunSeeds(std::uint64_t first, std::uint64_t end, std::uint64_t step) {
   Sum sum;
@@ -188,6 +200,7 @@ TEST(StoreSim, RandomFaults_BreakNoRule) {
       sum.kept_commits, sum.stale_commits, sum.closes, sum.exhausted);
   CheckShrinks(sum);
   CheckSpares(sum);
+  CheckGrowths(sum);
   CheckBlows(sum);
   if (TheSeeds().count < 200) return;
   // The faults did happen.
@@ -269,7 +282,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bug{Planted::kNumberedAnew, "NumberedInAnotherOrder", "in another order"},
         Bug{Planted::kOldNumberKept, "OldNumberKept", "takes the place of"},
         Bug{Planted::kRefusalOfAnyJoin, "RefusalOfAnyJoin", "ended a rebuild"},
-        Bug{Planted::kClaimKept, "ClaimKept", "takes the place of"}),
+        Bug{Planted::kClaimKept, "ClaimKept", "takes the place of"},
+        Bug{Planted::kOffersAhead, "OffersAhead", "has not made"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -110,6 +110,8 @@ void Sim::EndCall(Process& process, std::uint64_t generation, const Status& stat
                                                                    : MeetFailure(process);
   }
   ++count_.operations;
+  calls.finished = calls.entered;
+  OfferRoom(process, generation);
   if (now_ - calls.since >= kWaitTellAfter && Chance(50)) {
     SendWaiting(process, WaitingReport{.generation = generation});
   }

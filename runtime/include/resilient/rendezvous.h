@@ -72,10 +72,12 @@ enum class ReportKind : std::uint8_t {
   kCommFailed =
       3,  // The communicators of this generation could not be built or broke; same members.
   kProcessDied = 4,  // The process of `accused_rank` has come to its end: seen on its own host.
+  kRoom =
+      5,  // This member has made commit `commit`, and would go on from it with `max_world` ranks.
 };
 
-// An accusation by a member. The server judges; a report of a past generation is ignored, unless it
-// is of a death, which holds for whatever the process was in.
+// What a member says, most of it an accusation. The server judges; a report of a past generation is
+// ignored, unless it is of a death, which holds for whatever the process was in.
 struct Report {
   ReportKind kind = ReportKind::kLinkLost;
   std::uint64_t generation = 0;
@@ -85,6 +87,10 @@ struct Report {
   // known.
   std::string accused_incarnation = {};
   int wait_status = -1;
+  // Of kRoom. Once all members have said so of one commit the generation is fenced with GROWTH, if
+  // spares wait, and they take part in the next one.
+  int max_world = 0;
+  std::uint64_t commit = 0;
 };
 
 // One operation that waits. Thread: value type.

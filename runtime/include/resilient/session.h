@@ -119,7 +119,7 @@ class Group {
   virtual ~Group() = default;
   virtual const std::string& name() const = 0;
   virtual int rank() const = 0;  // Group rank.
-  // Both change for the world's group when the world has become smaller. Another group that was
+  // Both may change for the world's group when the world has been resized. Another group that was
   // made before that takes no operation any more: kFailedPrecondition.
   virtual int size() const = 0;
 
@@ -188,6 +188,12 @@ class Session {
   // (see RebuildOptions), or returns the first cause. kTimeout after the deadline. OK at once when
   // nothing is to be acknowledged. What was wanted last counts until the gate is open.
   virtual Status Rebuild(const RebuildOptions& options) = 0;
+
+  // Says that this rank has made `commit` (they count from 1) and would go on from it in a world of
+  // up to `max_world` ranks. Once all ranks have said so of the same commit, and spares wait, the
+  // generation ends with kGrowth, as by any fence, and the next one has the spares as its last
+  // ranks. Returns at once. kInvalidArgument for numbers below 1.
+  virtual Status OfferRoom(int max_world, std::uint64_t commit) = 0;
 
   // Waits until `done` returns true, polling interrupt and a fence. Helper for callers that wait
   // for completions.

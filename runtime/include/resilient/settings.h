@@ -43,6 +43,8 @@ struct Settings {
   std::string log = "warn";   // RESILIENT_LOG: level, "json:" prefix for structured lines
   std::string owner;          // RESILIENT_OWNER: internal, "pid:start" of the rank process
   bool supervised = false;    // RESILIENT_SUPERVISED: internal, how this process ends is reported
+  // RESILIENT_REPLACES: internal, this process replaces one; where its seat is taken it is a spare.
+  bool replaces = false;
   bool allow_shared_gpu = false;  // RESILIENT_ALLOW_SHARED_GPU: ranks claim no GPU for themselves
   // RESILIENT_FAKE_DEVICES: internal, the claims of ranks 0, 1, ... instead of what NVML and CUDA
   // say, "host|uuid|ordinal|visible;..."; with an empty uuid a rank's device is not known.

@@ -127,6 +127,7 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_LAUNCH", "4711.123.1"},
                                                    {"RESILIENT_HEAL", "auto"},
                                                    {"RESILIENT_SPARES", "2"},
+                                                   {"RESILIENT_REPLACES", "1"},
                                                    {"RESILIENT_HOST_WATCH", "0"}});
   ASSERT_TRUE(settings.ok()) << settings.status().message();
   EXPECT_TRUE(settings->auto_heal);
@@ -148,6 +149,7 @@ TEST(ParseSettings, EveryField_IsRead) {
   EXPECT_EQ(settings->log, "json:debug");
   EXPECT_EQ(settings->owner, "12:345");
   EXPECT_TRUE(settings->supervised);
+  EXPECT_TRUE(settings->replaces);
   EXPECT_EQ(settings->attempt, 7u);
   EXPECT_FALSE(settings->host_watch);
   EXPECT_TRUE(settings->warnings.empty());

@@ -141,6 +141,19 @@ TEST(Codec, ReportOfADeath_EndsInNoWayThatThereIsNot) {
   EXPECT_EQ(std::get<ReportOp>(decoded->op).report.wait_status, 0xffff);
 }
 
+TEST(Codec, ReportOfRoom_SurvivesTheWay) {
+  Report room;
+  room.kind = ReportKind::kRoom;
+  room.max_world = 4;
+  room.commit = std::uint64_t{1} << 40;
+  const Result<Request> decoded = DecodeRequest(EncodeRequest(RequestOf(ReportOp{room})));
+  ASSERT_TRUE(decoded.ok()) << decoded.status().ToString();
+  const Report& read = std::get<ReportOp>(decoded->op).report;
+  EXPECT_EQ(read.kind, ReportKind::kRoom);
+  EXPECT_EQ(read.max_world, 4);
+  EXPECT_EQ(read.commit, std::uint64_t{1} << 40);
+}
+
 TEST(Codec, EveryRequest_SurvivesTheWay) {
   const std::vector<Op> ops = AllOps();
   EXPECT_EQ(ops.size(), std::variant_size_v<Op>);

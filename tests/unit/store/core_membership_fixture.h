@@ -1,7 +1,9 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "tests/unit/store/core_fixture.h"
 
@@ -34,6 +36,43 @@ class CoreMembership : public CoreFixture {
     return {hosting, other};
   }
   ConnectionId admin_ = 0;
+};
+
+// And processes that wait for a seat.
+class CoreSpares : public CoreMembership {
+ protected:
+  static JoinRequest SpareOf(int process, int size) {
+    JoinRequest request = JoinOf(kSpareRank, size);
+    request.endpoint = "e" + std::to_string(process);
+    return request;
+  }
+  // Processes `first`.. wait for a seat in a world of `size`.
+  std::vector<ConnectionId> Wait(int first, int count, int size) {
+    std::vector<ConnectionId> control;
+    for (int i = first; i < first + count; ++i) {
+      control.push_back(OpenControl(i));
+      Send(control.back(), JoinOp{SpareOf(i, size)});
+    }
+    return control;
+  }
+  void JoinAgain(ConnectionId control, int rank, int size) {
+    JoinRequest request = JoinOf(rank, size);
+    request.generation = 1;
+    Send(control, JoinOp{request});
+  }
+  std::string MembersAt(ConnectionId control) {
+    const std::optional<View> view = Take<View>(control);
+    if (!view) return "no view";
+    std::string text;
+    for (const Member& member : view->members) {
+      text += (text.empty() ? "" : " ") + member.incarnation;
+    }
+    return text;
+  }
+  StatusCode RefusalAt(ConnectionId control) {
+    const std::optional<JoinRefusedEvent> refused = Take<JoinRefusedEvent>(control);
+    return refused ? refused->why.code() : StatusCode::kOk;
+  }
 };
 
 }  // namespace resilient::store

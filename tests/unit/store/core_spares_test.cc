@@ -16,41 +16,7 @@ namespace {
 
 constexpr Duration kGrace = MembershipLimits().spare_grace;
 
-class Spares : public CoreMembership {
- protected:
-  static JoinRequest SpareOf(int process, int size) {
-    JoinRequest request = JoinOf(kSpareRank, size);
-    request.endpoint = "e" + std::to_string(process);
-    return request;
-  }
-  // Processes `first`.. wait for a seat in a world of `size`.
-  std::vector<ConnectionId> Wait(int first, int count, int size) {
-    std::vector<ConnectionId> control;
-    for (int i = first; i < first + count; ++i) {
-      control.push_back(OpenControl(i));
-      Send(control.back(), JoinOp{SpareOf(i, size)});
-    }
-    return control;
-  }
-  void JoinAgain(ConnectionId control, int rank, int size) {
-    JoinRequest request = JoinOf(rank, size);
-    request.generation = 1;
-    Send(control, JoinOp{request});
-  }
-  std::string MembersAt(ConnectionId control) {
-    const std::optional<View> view = Take<View>(control);
-    if (!view) return "no view";
-    std::string text;
-    for (const Member& member : view->members) {
-      text += (text.empty() ? "" : " ") + member.incarnation;
-    }
-    return text;
-  }
-  StatusCode RefusalAt(ConnectionId control) {
-    const std::optional<JoinRefusedEvent> refused = Take<JoinRefusedEvent>(control);
-    return refused ? refused->why.code() : StatusCode::kOk;
-  }
-};
+using Spares = CoreSpares;
 
 TEST_F(Spares, RankIsLost_SpareHasItsSeatInTheNextView) {
   const auto control = Run(3);
@@ -238,6 +204,42 @@ TEST_F(Spares, SeatIsTaken_ReplacementWaitsAsSpareWhereItMay) {
   Kill(0);
   JoinAgain(spare[0], 1, 2);
   EXPECT_EQ(MembersAt(restarted), "i11 i10");
+}
+
+TEST_F(Spares, SeatWasLeftInARefusedWorld_ReplacementWaitsForTheNextOne) {
+  const auto control = Run(3);
+  for (const int rank : {0, 1}) Send(control[At(rank)], LeaveOp{});
+  JoinRequest replacement = JoinOf(1, 3);
+  replacement.spare_if_taken = true;
+  const ConnectionId restarted = OpenControl(11);
+  Send(restarted, JoinOp{replacement});
+  EXPECT_EQ(MembersAt(restarted), "no view");
+  // The last one of the old world is gone; who replaces it finds the other one waiting.
+  Send(control[2], LeaveOp{});
+  for (const int rank : {0, 2}) {
+    JoinRequest request = JoinOf(rank, 3);
+    request.spare_if_taken = true;
+    Send(OpenControl(20 + rank), JoinOp{request});
+  }
+  EXPECT_EQ(MembersAt(restarted), "i20 i11 i22");
+}
+
+TEST_F(Spares, RefusedWorldGoesOnWithLess_ReplacementOfASeatThatWasLeftIsInIt) {
+  const auto control = Run(3);
+  Kill(0);
+  Send(control[1], LeaveOp{});
+  JoinAgain(control[2], 2, 3);
+  EXPECT_EQ(RefusalAt(control[2]), StatusCode::kRankLost);
+  JoinRequest replacement = JoinOf(1, 3);
+  replacement.spare_if_taken = true;
+  const ConnectionId restarted = OpenControl(11);
+  Send(restarted, JoinOp{replacement});
+  JoinRequest less = JoinOf(2, 3);
+  less.min_world = 1;
+  less.generation = 1;
+  less.number = 2;
+  Send(control[2], JoinOp{less});
+  EXPECT_EQ(MembersAt(restarted), "i11 i2");
 }
 
 TEST_F(Spares, SeatIsFree_ReplacementTakesItsOwn) {
