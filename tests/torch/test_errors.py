@@ -18,6 +18,7 @@ BASES = {
     "DEADLOCK": dist.DistBackendError,
     "STALLED": dist.DistBackendError,
     "DEVICE_LOST": dist.DistBackendError,
+    "GROWTH": dist.DistBackendError,
     "DUPLICATE_RANK": dist.DistBackendError,
     "WORLD_SIZE": dist.DistBackendError,
     "JOB": dist.DistBackendError,
@@ -61,7 +62,7 @@ def test_the_table_is_complete():
 def test_elastic_tries_again_after_what_is_no_bug():
     tried = {code for code in BASES if _native.load().retried_by_elastic(code)}
     losses = {"RANK_LOST", "LEFT", "COMM_STALLED", "COMM_FAILED", "DEVICE_LOST", "STORE_LOST"}
-    assert tried == losses | {"TIMEOUT", "OUTCOME_UNKNOWN"}
+    assert tried == losses | {"TIMEOUT", "OUTCOME_UNKNOWN", "GROWTH"}
     assert not _native.load().retried_by_elastic("a code of a newer peer")
 
 

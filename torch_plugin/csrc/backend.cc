@@ -68,8 +68,8 @@ c10d::ErrorType ResilientBackend::getError() {
   const StatusCode code = context_->session().failure().code();
   if (code == StatusCode::kOk) return c10d::ErrorType::SUCCESS;
   if (code == StatusCode::kCommStalled) return c10d::ErrorType::TIMEOUT;
-  const bool by_a_peer =
-      code == StatusCode::kRankLost || code == StatusCode::kLeft || code == StatusCode::kMismatch;
+  const bool by_a_peer = code == StatusCode::kRankLost || code == StatusCode::kLeft ||
+                         code == StatusCode::kMismatch || code == StatusCode::kGrowth;
   return by_a_peer ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::COMM_ERROR;
 }
 

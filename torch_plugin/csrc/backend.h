@@ -59,7 +59,7 @@ class ResilientBackend final : public c10d::Backend {
   void enableCollectivesTiming() override {}  // Every Work has its duration.
   std::vector<LoggedOperation> logged_operations() const { return log_->Snapshot(); }
 
-  // Whether rank and size of the world's group can follow those of a world that has become smaller;
+  // Whether rank and size of the world's group can follow those of a world that has been resized;
   // in older versions of torch they are constants.
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
   static constexpr bool kCanFollow = true;

@@ -6,16 +6,21 @@
 #include "torch_plugin/csrc/world.h"
 
 namespace resilient {
-namespace {
 
 // The loop around an elastic function. Owner: a call of elastic. Thread: the caller's.
 class ElasticRun {
  public:
-  ElasticRun(State& state, int max_restarts, int min_world)
+  ElasticRun(State& state, int max_restarts, int min_world, int max_world)
       : state_(state),
         max_restarts_(max_restarts),
         min_world_(min_world),
-        context_(plugin::ValueOrThrow(*plugin::NativeHost(), plugin::ContextOf(state.world()))) {}
+        max_world_(max_world),
+        context_(plugin::ValueOrThrow(*plugin::NativeHost(), plugin::ContextOf(state.world()))) {
+    state_.Observe([this] { Committed(); });
+  }
+  ~ElasticRun() { state_.Observe(nullptr); }
+  ElasticRun(const ElasticRun&) = delete;
+  ElasticRun& operator=(const ElasticRun&) = delete;
 
   void Run(const std::function<void(State&)>& fn) {
     while (true) {
@@ -41,6 +46,12 @@ class ElasticRun {
     if (state_.commits() == 0) state_.commit();
     // From here on commit 1 is complete, and only then may a rank change its values.
     state_.world()->barrier()->wait();
+  }
+
+  void Committed() const {
+    if (max_world_ <= state_.world()->getSize()) return;
+    const auto commit = static_cast<std::uint64_t>(state_.commits());
+    plugin::Check(*context_->host(), context_->session().OfferRoom(max_world_, commit));
   }
 
   // The session's failure, whatever exception it reached the program as; OK when there is none or
@@ -78,16 +89,17 @@ class ElasticRun {
   State& state_;
   const int max_restarts_;
   const int min_world_;
+  const int max_world_;
   const std::shared_ptr<plugin::SessionContext> context_;
   std::int64_t commits_seen_ = 0;
   int restarts_ = 0;
 };
 
-}  // namespace
-
-void elastic(State& state, const std::function<void(State&)>& fn, int max_restarts, int min_world) {
+void elastic(State& state, const std::function<void(State&)>& fn, int max_restarts, int min_world,
+             int max_world) {
   plugin::Check(*plugin::NativeHost(), plugin::CheckMinWorld(min_world));
-  ElasticRun(state, max_restarts, min_world).Run(fn);
+  plugin::Check(*plugin::NativeHost(), plugin::CheckMaxWorld(max_world));
+  ElasticRun(state, max_restarts, min_world, max_world).Run(fn);
 }
 
 }  // namespace resilient

@@ -59,17 +59,25 @@ const HeldCommit* FindHeld(const std::vector<HeldCommit>& commits, const Key& ke
   return found == commits.end() ? nullptr : &*found;
 }
 
+// A rank beyond those that a commit was made by: it has what it was made with.
+constexpr int kNoSeat = -1;
+
 // Whose per-rank part each rank has: its own of then, and one that does not hold the commit, that
-// of the same number. Nothing when that is not known: the numbers were others then.
+// of the same number; kNoSeat: none. Nothing when that is not known: the numbers were others then.
 std::optional<std::vector<int>> SeatsOf(const Holdings& holdings, const Key& key) {
   const int size = static_cast<int>(holdings.size());
+  int then = 0;  // The same on all that hold it.
+  for (const std::vector<HeldCommit>& commits : holdings) {
+    if (const HeldCommit* held = FindHeld(commits, key)) then = held->world_size;
+  }
   std::vector<int> same;
   std::vector<int> own;
   for (int rank = 0; rank < size; ++rank) {
     const HeldCommit* held = FindHeld(holdings[static_cast<std::size_t>(rank)], key);
-    if (held == nullptr || (held->rank == rank && held->world_size == size)) same.push_back(rank);
+    if (held == nullptr || held->rank == rank) same.push_back(rank < then ? rank : kNoSeat);
     if (held != nullptr) own.push_back(held->rank);
   }
+  if (then > size) same.clear();
   if (static_cast<int>(same.size()) == size) return same;
   if (static_cast<int>(own.size()) == size) return own;
   return std::nullopt;
@@ -177,6 +185,7 @@ struct State::Impl {
   std::deque<std::pair<Key, int>> parts;
   std::optional<std::int64_t> generation;  // At which commits are made: that of the last sync.
   std::int64_t number = 0;                 // Of the newest commit.
+  std::function<void()> observer;          // Called after each commit.
 
   void Check(const Status& status) const { plugin::Check(*context->host(), status); }
   void RaiseFailure() const { Check(context->session().failure()); }
@@ -256,7 +265,9 @@ Decision State::Impl::Choose(const Holdings& holdings) const {
     if (!seats) return false;
     std::vector<std::string> parts_of_all;
     parts_of_all.reserve(seats->size());
-    for (const int seat : *seats) parts_of_all.push_back(PartKey(key, seat));
+    for (const int seat : *seats) {
+      if (seat != kNoSeat) parts_of_all.push_back(PartKey(key, seat));
+    }
     return world->getStore()->check(parts_of_all);
   };
   const auto newest = std::find_if(known.rbegin(), known.rend(), complete);
@@ -296,13 +307,15 @@ void State::Impl::PutPart(const Key& key, const std::vector<std::uint8_t>& part)
   parts.emplace_back(key, rank());
 }
 
-// This rank's part of the commit `*key`. Where the ranks have been numbered anew since, the commit
-// goes on as one of `generation` under the present numbers, for one who takes a seat later.
+// This rank's part of the commit `*key`. Where the ranks have been numbered anew since, or there
+// are more, the commit goes on as one of `generation` under the present numbers, for one who takes
+// a seat later.
 std::vector<std::uint8_t> State::Impl::FetchPart(const Holdings& holdings, Key* key,
                                                  std::int64_t generation) {
   const std::vector<int> seats = SeatsOf(holdings, *key).value();
+  const int own = seats[static_cast<std::size_t>(rank())];
   std::vector<std::uint8_t> part =
-      world->getStore()->get(PartKey(*key, seats[static_cast<std::size_t>(rank())]));
+      own == kNoSeat ? PackPerRank() : world->getStore()->get(PartKey(*key, own));
   for (int seat = 0; seat < world->getSize(); ++seat) {
     if (seats[static_cast<std::size_t>(seat)] == seat) continue;
     key->generation = generation;
@@ -372,6 +385,7 @@ void State::commit() {
   own.commits.emplace_back(own.Hold(key), std::move(snapshot));
   own.number = key.number;
   own.DropOldParts();
+  if (own.observer) own.observer();
 }
 
 void State::restore() {
@@ -428,6 +442,8 @@ void State::sync() {
   std::erase(own.parts, kept);
   if (chosen) own.parts.push_back(kept);
 }
+
+void State::Observe(std::function<void()> observer) { impl_->observer = std::move(observer); }
 
 std::int64_t State::commits() const { return impl_->number; }
 

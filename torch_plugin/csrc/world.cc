@@ -43,20 +43,27 @@ Result<std::shared_ptr<SessionContext>> ContextOf(const ProcessGroup& group) {
                 "this group belongs to no session: make it with resilient::init_process_group()");
 }
 
-Status CheckMinWorld(int min_world) {
-  if (min_world < 0) {
-    return Status(StatusCode::kSetting, c10::str("min_world is ", min_world,
-                                                 ": it is the least number of ranks to go on ",
-                                                 "with, 0 when the world may not shrink"));
+namespace {
+
+Status CheckSize(const char* name, const char* which, int size) {
+  if (size < 0) {
+    return Status(StatusCode::kSetting, c10::str(name, " is ", size, ": it is the ", which,
+                                                 " number of ranks to go on with, 0 when the ",
+                                                 "world may not be resized like that"));
   }
-  if (min_world > 0 && !ResilientBackend::kCanFollow) {
-    return Status(
-        StatusCode::kSetting,
-        c10::str("min_world is ", min_world, ": in torch ", TORCH_VERSION,
-                 " the size of a group is constant; a world can shrink from torch 2.14 ", "on"));
+  if (size > 0 && !ResilientBackend::kCanFollow) {
+    return Status(StatusCode::kSetting,
+                  c10::str(name, " is ", size, ": in torch ", TORCH_VERSION,
+                           " the size of a group is constant; a world can be resized from torch ",
+                           "2.14 on"));
   }
   return Status::Ok();
 }
+
+}  // namespace
+
+Status CheckMinWorld(int min_world) { return CheckSize("min_world", "least", min_world); }
+Status CheckMaxWorld(int max_world) { return CheckSize("max_world", "largest", max_world); }
 
 Status RebuildWorld(const ProcessGroup& world, std::optional<Duration> budget, int min_world,
                     std::optional<Duration> seat_wait) {
@@ -94,7 +101,7 @@ ContextOptions MakeOptions(const InitOptions& init, const Settings& settings,
   options.session.world_size = launch.world_size;
   options.session.budget = settings.budget;
   options.session.seat_wait = settings.seat_wait;
-  options.session.spare_if_taken = settings.spares > 0;
+  options.session.spare_if_taken = settings.spares > 0 || settings.replaces;
   options.session.wait_log = settings.wait_log;
   options.session.stall = settings.stall;
   options.session.op_deadline = settings.op_deadline;

@@ -26,8 +26,9 @@ std::shared_ptr<Session> SharedSession(const std::shared_ptr<SessionContext>& co
 // That of a group of ours; kFailedPrecondition for another's.
 Result<std::shared_ptr<SessionContext>> ContextOf(const ProcessGroup& group);
 
-// kSetting for what no world can be shrunk to, and where this version of torch cannot follow.
+// kSetting for what no world can be resized to, and where this version of torch cannot follow.
 Status CheckMinWorld(int min_world);
+Status CheckMaxWorld(int max_world);
 
 // SessionContext::Rebuild, behind which the world's group has its present rank and size. Blocks.
 Status RebuildWorld(const ProcessGroup& world, std::optional<Duration> budget = std::nullopt,

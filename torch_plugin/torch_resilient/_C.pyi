@@ -113,6 +113,7 @@ class Session:
     def rebuild(
         self, budget: float | None = None, min_world: int = 0, seat_wait: float | None = None
     ) -> None: ...  # `budget`: of the machine; the wait for seats comes on top.
+    def offer_room(self, max_world: int, commit: int) -> None: ...  # This rank has made `commit`.
     def close(self) -> None: ...
     def in_forked_child(self) -> bool: ...
 
@@ -174,7 +175,7 @@ def create_backend(
 
 can_follow: bool  # Rank and size of a group can change in place with this version of torch.
 
-def follow_group(backend: Backend) -> None: ...  # Takes the numbers of a world that has become smaller.
+def follow_group(backend: Backend) -> None: ...  # Takes the numbers of a world that has been resized.
 def op_log(backend: Backend) -> list[dict[str, Any]]:
     """The latest 2,000 operations of a group of ours, oldest first: id seq name dtype count state ("running",
     "completed", "failed") call_site started ended (unix s; 0: not yet) failure. seq 0: it was refused."""

@@ -36,6 +36,7 @@ _HOMES = {
     "DeadlockError": "_errors",
     "StalledError": "_errors",
     "DeviceError": "_errors",
+    "GrowthError": "_errors",
     "ConfigError": "_errors",
     "StoreError": "_errors",
     "JoinTimeoutError": "_errors",

@@ -91,16 +91,24 @@ def wish(mode, min_world):
         min_world = 1
     if min_world is None:
         return {}
-    if not isinstance(min_world, int) or isinstance(min_world, bool) or min_world < 1:
+    check_size("min_world", min_world)
+    return {"min_world": min_world, **({"seat_wait": 0.0} if mode == "shrink" else {})}
+
+
+_SIZES = {"min_world": "least", "max_world": "largest"}
+
+
+def check_size(name, value):
+    """ConfigError for what is no size of a world to go on with, or where torch could not follow."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise _errors.ConfigError(
-            f"min_world={min_world!r:.200}: it is the least number of ranks to go on with, from 1"
+            f"{name}={value!r:.200}: it is the {_SIZES[name]} number of ranks to go on with, from 1"
         )
     if not _native.load().can_follow:
         raise _errors.ConfigError(
-            f"min_world={min_world}: in torch {torch.__version__} the size of a group is constant;"
-            " a world can shrink from torch 2.14 on"
+            f"{name}={value}: in torch {torch.__version__} the size of a group is constant;"
+            " a world can be resized from torch 2.14 on"
         )
-    return {"min_world": min_world, **({"seat_wait": 0.0} if mode == "shrink" else {})}
 
 
 def recover(world, wanted, timeout=None):
@@ -112,7 +120,7 @@ def recover(world, wanted, timeout=None):
 
 
 def _follow(world):
-    """Rank and size of the world change when it becomes smaller: the one place that rewrites ours
+    """Rank and size of the world change when it is resized: the one place that rewrites ours
     and torch's tables for it."""
     now = world.session.membership()
     rank, size = now["rank"], len(now["members"])

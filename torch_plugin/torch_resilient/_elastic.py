@@ -18,7 +18,7 @@ _MAX_RESTARTS = 100  # Without a commit in between.
 _OVER_STATES = ("FENCED", "FAILED", "CLOSED")
 
 
-def elastic(fn=None, *, max_restarts=_MAX_RESTARTS, min_world=None):
+def elastic(fn=None, *, max_restarts=_MAX_RESTARTS, min_world=None, max_world=None):
     """`elastic(train)(state)` calls `train(state)` and returns what it returns.
 
     When the membership changes, the function is called again, on every rank, with the state of the
@@ -28,14 +28,22 @@ def elastic(fn=None, *, max_restarts=_MAX_RESTARTS, min_world=None):
 
     `min_world`: when lost seats were not filled within RESILIENT_SEAT_WAIT the run goes on without
     them, with so many ranks at least; see `rebuild`.
+
+    `max_world`: at a commit that all ranks have made the run goes on with up to so many ranks, when
+    spares wait. They are the last ones, and begin with the replicated part of that commit and with
+    the per-rank part that they were made with. The same on all ranks; it needs torch 2.14.
     """
     if fn is None:
-        return functools.partial(elastic, max_restarts=max_restarts, min_world=min_world)
+        return functools.partial(
+            elastic, max_restarts=max_restarts, min_world=min_world, max_world=max_world
+        )
     wish = _api.wish("replace", min_world)
+    if max_world is not None:
+        _api.check_size("max_world", max_world)
 
     @functools.wraps(fn)
     def run(state, *args, **kwargs):
-        return _Run(state, max_restarts, wish).run(fn, args, kwargs)
+        return _Run(state, max_restarts, wish, max_world).run(fn, args, kwargs)
 
     return run
 
@@ -43,11 +51,12 @@ def elastic(fn=None, *, max_restarts=_MAX_RESTARTS, min_world=None):
 class _Run:
     """One call of an elastic function: the loop around it, and what it must put back."""
 
-    def __init__(self, state, max_restarts, wish):
+    def __init__(self, state, max_restarts, wish, max_world):
         self._world = _api.current_world()
         self._state = state
         self._max_restarts = max_restarts
         self._wish = wish
+        self._max_world = max_world or 0
         self._groups = _GroupsAtEntry()
         self._commits_seen = 0
         self._restarts = 0
@@ -120,6 +129,8 @@ class _Run:
 
     def _committed(self):
         """After each commit; the first one after a recovery completes its time line."""
+        if self._max_world > self._world.world_size:
+            self._world.session.offer_room(self._max_world, self._state.commits)
         if self._incident is None:
             return
         self._note("committed_unix_s")

@@ -71,6 +71,12 @@ class StalledError(ResilientError, dist.DistBackendError):
     default_code = "STALLED"
 
 
+class GrowthError(ResilientError, dist.DistBackendError):
+    """No failure: the generation ended because the world takes in more ranks."""
+
+    default_code = "GROWTH"
+
+
 class DeviceError(ResilientError, dist.DistBackendError):
     """The device of a rank failed."""
 
@@ -127,6 +133,7 @@ CLASSES = {
     "DEADLOCK": DeadlockError,
     "STALLED": StalledError,
     "DEVICE_LOST": DeviceError,
+    "GROWTH": GrowthError,
     "DUPLICATE_RANK": ConfigError,
     "WORLD_SIZE": ConfigError,
     "JOB": ConfigError,

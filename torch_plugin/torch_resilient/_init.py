@@ -110,8 +110,7 @@ def _joined_world(native, arguments, settings, process, processes, timeout, star
             if world.rank == SPARE:
                 log_line(settings, SPARE, "info", f"waits for a seat among {world.world_size}")
             world.session.init()
-            if settings["spares"]:
-                _take_number(native, world, settings, os.environ)
+            _take_number(native, world, settings, os.environ)
             _devices.warn_of_crowd(world)
             return world
         except BaseException as error:
@@ -128,9 +127,12 @@ def _joined_world(native, arguments, settings, process, processes, timeout, star
 def _take_number(native, world, settings, environment):
     """From here on this process is a rank like any other, to whoever reads the environment too."""
     now = world.session.membership()
+    known = now["rank"], len(now["members"])
+    if known == (world.rank, world.world_size) and not settings["spares"]:
+        return
     if world.rank != now["rank"]:
         log_line(settings, now["rank"], "info", f"was {_tag(world.rank)}, has a seat now")
-    world.rank, world.world_size = now["rank"], len(now["members"])
+    world.rank, world.world_size = known
     native.set_log(settings["log"], _tag(world.rank))
     environment.update(RANK=str(world.rank), WORLD_SIZE=str(world.world_size))
     environment.pop(SPARES, None)
@@ -270,7 +272,7 @@ def _open_world(native, arguments, settings, process, processes, timeout, starte
         init_timeout=max(search.deadline - time.monotonic(), 0.001),
         budget=settings["budget"],
         seat_wait=settings["seat_wait"],
-        spare_if_taken=settings["spares"] > 0,
+        spare_if_taken=settings["spares"] > 0 or settings["replaces"],
         launcher_attempt=0 if helper else launcher_attempt(settings, environment),
         supervised=settings["supervised"] and not helper,
         host_watch=settings["host_watch"],

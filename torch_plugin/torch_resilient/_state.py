@@ -117,10 +117,14 @@ class State:
         part = None
         if chosen is not None:
             seats = _seats(held, chosen)
-            part = world.store.get(_part_key(chosen, seats[world.rank]))
+            seat = seats[world.rank]
+            if seat is None:
+                part = self._pack_per_rank()
+            else:
+                part = world.store.get(_part_key(chosen, seat))
             if seats != list(range(world.world_size)):
-                # The ranks were numbered anew: the same commit under the present numbers, for one
-                # who takes a seat later.
+                # The ranks were numbered anew, or there are more: the same commit under the present
+                # numbers, for one who takes a seat later.
                 chosen = (generation, chosen[1])
                 self._put_part(world, chosen, part)
         # Nobody goes on before everybody has read, so that no part is dropped too early.
@@ -199,12 +203,15 @@ class _Commit(NamedTuple):
 
 def _seats(held, key):
     """Whose per-rank part each rank has: its own of then, and one that does not hold the commit,
-    that of the same number. None when that is not known: the numbers were others then."""
+    that of the same number; a rank beyond those of then has none, None. None for all when it is not
+    known: the numbers were others then."""
     size = len(held)
-    same = all(places.get(key, (rank, size)) == (rank, size) for rank, places in enumerate(held))
-    if same:
-        return list(range(size))
-    return [places[key][0] for places in held] if all(key in places for places in held) else None
+    places = [commits.get(key) for commits in held]
+    then = next(place[1] for place in places if place is not None)
+    kept = all(place is None or place[0] == rank for rank, place in enumerate(places))
+    if kept and then <= size:
+        return [rank if rank < then else None for rank in range(size)]
+    return None if None in places else [place[0] for place in places]
 
 
 def _newest(world, held):
@@ -213,7 +220,10 @@ def _newest(world, held):
     known = sorted({tuple(key) for keys in held for key in keys}, key=lambda key: key[::-1])
     for key in reversed(known):
         seats = _seats(held, key)
-        if seats and world.store.check([_part_key(key, seat) for seat in seats]):
+        if seats is None:
+            continue
+        parts = [_part_key(key, seat) for seat in seats if seat is not None]
+        if world.store.check(parts):
             return key
     if all(number == 1 for _, number in known):
         return None

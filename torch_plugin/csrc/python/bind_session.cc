@@ -238,6 +238,13 @@ void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
           },
           py::arg("budget") = py::none(), py::arg("min_world") = 0,
           py::arg("seat_wait") = py::none())
+      .def(
+          "offer_room",
+          [host](SessionContext& self, int max_world, std::uint64_t commit) {
+            const py::gil_scoped_release unlocked;
+            Check(*host, self.session().OfferRoom(max_world, commit));
+          },
+          py::arg("max_world"), py::arg("commit"))
       .def("close", &SessionContext::Close, py::call_guard<py::gil_scoped_release>())
       .def("in_forked_child", [](SessionContext& self) { return self.session().InForkedChild(); });
 }

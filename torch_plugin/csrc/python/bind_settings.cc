@@ -44,6 +44,7 @@ py::dict ToDict(const Settings& settings) {
   fields["log"] = settings.log;
   fields["owner"] = settings.owner;
   fields["supervised"] = settings.supervised;
+  fields["replaces"] = settings.replaces;
   fields["attempt"] = settings.attempt;
   fields["spares"] = settings.spares;
   fields["host_watch"] = settings.host_watch;

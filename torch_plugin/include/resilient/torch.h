@@ -108,7 +108,11 @@ class State {
   const ProcessGroup& world() const;
 
  private:
+  friend class ElasticRun;
   struct Impl;
+  // `observer` is called after each commit; null: nobody.
+  void Observe(std::function<void()> observer);
+
   const std::unique_ptr<Impl> impl_;
 };
 
@@ -116,9 +120,12 @@ class State {
 // newest complete commit. Before it nothing communicates but init_process_group. What is thrown for
 // another reason than a failure of the session passes through; MISMATCH, DEADLOCK, STALLED and
 // wrong starts are bugs and are not tried again. `max_restarts`: without a commit in between.
-// `min_world`: as of rebuild; `fn` then finds another rank and size.
+// `min_world`: as of rebuild; `fn` then finds another rank and size. `max_world`: at a commit that
+// all ranks have made the run goes on with up to so many ranks, when spares wait; 0: it does not
+// grow. They are the last ones, with the replicated part of that commit and their own per-rank
+// part.
 void elastic(State& state, const std::function<void(State&)>& fn, int max_restarts = 100,
-             int min_world = 0);
+             int min_world = 0, int max_world = 0);
 
 // NOLINTEND(readability-identifier-naming)
 
