@@ -340,6 +340,7 @@ void SessionImpl::AbortGroup(GroupSlot& slot, const std::string& why) {
       return;
     }
     detail.generation = flight_->generation();
+    flight_->NoteBroken();  // Also where no operation runs that could say so.
     communicator = CommunicatorLocked(slot);
   }
   const std::uint64_t generation = detail.generation;

@@ -85,6 +85,27 @@ def check(world, count, seconds):
         print(f"rank {rank}: {count} rebuilds, {end}, resident memory grew by {resident} bytes")
 
 
+def abort_and_rebuild():
+    """Nothing is in flight on rank 0 that could fail, and the fence is still to come."""
+    dist.init_process_group("resilient")
+    before = torch_resilient.membership()["generation"]
+    for _ in range(10):
+        if dist.get_rank() == 0:
+            dist.barrier()  # The other one has acknowledged as well.
+            dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+        else:
+            with pytest.raises(torch_resilient.CommError):
+                while True:
+                    dist.barrier()
+        torch_resilient.rebuild()
+    dist.barrier()
+    return torch_resilient.membership()["generation"] - before
+
+
+def test_rebuild_right_behind_an_abort(world):
+    assert world.run(abort_and_rebuild, 2) == [10, 10]
+
+
 def test_thirty_rebuilds(world):
     check(world, 30, 60)
 

@@ -280,6 +280,18 @@ TEST_F(SessionTest, GroupAbort_EndsItHereAndAsksForAFence) {
   EXPECT_EQ(Run(*world_).code(), StatusCode::kCommFailed);
 }
 
+// No operation is there to fail, so nothing but the abort itself says that a fence is to come.
+TEST_F(SessionTest, GroupAbort_WithNothingInFlight_RebuildDoesNotTakeItForWhole) {
+  Boot();
+  world_->Abort("a new start");
+  ASSERT_TRUE(AwaitCount(&Record::reports, 1));
+  const Status early = session_->Rebuild({.deadline = Deadline::At(clock_.Now())});
+  EXPECT_EQ(early.code(), StatusCode::kTimeout);
+  FenceAndSettle(1, Reports()[0].status);
+  EXPECT_TRUE(session_->Rebuild({}).ok());
+  EXPECT_EQ(session_->membership().generation, 2U);
+}
+
 TEST_F(SessionTest, CreateGroup_BadRanks_AreRefused) {
   Boot();
   const auto code = [this](const std::string& name, std::vector<int> ranks) {
