@@ -270,22 +270,34 @@ Status SessionImpl::OverdueLocked() const {
 }
 
 Membership SessionImpl::membership() const {
+  if (mark_.InChild()) return MembershipInChild();
+  Lock lock(mutex_);
+  return MembershipLocked();
+}
+
+Membership SessionImpl::acknowledged() const {
+  if (mark_.InChild()) return MembershipInChild();
+  Lock lock(mutex_);
+  return acknowledged_;
+}
+
+// No lock: another thread may have held it at the fork.
+Membership SessionImpl::MembershipInChild() const {
   Membership membership;
   membership.rank = rank_;
-  if (mark_.InChild()) {
-    // No lock: another thread may have held it at the fork.
-    membership.state = SessionState::kClosed;
-    return membership;
-  }
-  Lock lock(mutex_);
-  const View& view = machine_.view();
-  membership.state = machine_.state();
-  membership.life = view.life;
-  membership.round = view.round;
-  membership.generation = view.generation;
-  membership.members = view.members;
-  membership.fence_token = fence_token_;
+  membership.state = SessionState::kClosed;
   return membership;
+}
+
+Membership SessionImpl::MembershipLocked() const {
+  const View& view = machine_.view();
+  return {.state = machine_.state(),
+          .life = view.life,
+          .round = view.round,
+          .generation = view.generation,
+          .rank = rank_,
+          .members = view.members,
+          .fence_token = acknowledged_.fence_token};
 }
 
 Status SessionImpl::failure() const {

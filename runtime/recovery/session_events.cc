@@ -52,7 +52,8 @@ void SessionImpl::NoteStateLocked(SessionState from, double wall_s) {
       if (incidents_.open()) add(SessionEvent::Kind::kRebuilt, {});
       return;
     case SessionState::kRunning:
-      fence_token_ = machine_.view().fence_token;
+      acknowledged_ = MembershipLocked();
+      acknowledged_.fence_token = machine_.view().fence_token;
       return add(SessionEvent::Kind::kRunning, {});
     case SessionState::kFenced:
       return add(SessionEvent::Kind::kRefused, machine_.first_cause());

@@ -74,6 +74,7 @@ class SessionImpl final : public Session,
   Status Init() override;
   Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks) override;
   Membership membership() const override;
+  Membership acknowledged() const override;
   Status failure() const override;
   Status AwaitFailure(Deadline deadline) const override;
   std::optional<Incident> last_incident() const override;
@@ -151,6 +152,8 @@ class SessionImpl final : public Session,
   std::optional<Status> WaitVerdictLocked(Deadline deadline, std::uint64_t openings_before) const;
   bool MayWaitLongerLocked(Instant now) const;
   Status OverdueLocked() const;
+  Membership MembershipInChild() const;
+  Membership MembershipLocked() const;
   void CloseThreads();
 
   // In session_events.cc: the machine and what it asks for. StepLocked and StepFromCaller REQUIRE
@@ -222,7 +225,7 @@ class SessionImpl final : public Session,
   bool init_called_ = false;
   int rebuild_waiters_ = 0;
   Wish wish_;
-  std::uint64_t fence_token_ = 0;     // Of the generation that ran here last.
+  Membership acknowledged_;           // Of the generation that ran here last.
   Instant contact_ = Instant::min();  // The service was heard last.
   bool close_started_ = false;
   bool closed_ = false;

@@ -74,9 +74,11 @@ c10d::ErrorType ResilientBackend::getError() {
 }
 
 void ResilientBackend::abort() {
-  group_->Abort(c10::str("abort() was called on group '", group_->name(), "' by rank ",
-                         context_->session().membership().rank));
+  Abort(c10::str("abort() was called on group '", group_->name(), "' by rank ",
+                 context_->session().membership().rank));
 }
+
+void ResilientBackend::Abort(const std::string& why) { group_->Abort(why); }
 
 void ResilientBackend::shutdown() {
   group_->Close();

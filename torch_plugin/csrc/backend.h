@@ -55,6 +55,8 @@ class ResilientBackend final : public c10d::Backend {
   std::uint64_t getSequenceNumberForGroup() override { return last_sequence_.load(); }
   c10d::ErrorType getError() override;
   void abort() override;
+  // The same, for a reason that all ranks are told.
+  void Abort(const std::string& why);
   void shutdown() override;
   void enableCollectivesTiming() override {}  // Every Work has its duration.
   std::vector<LoggedOperation> logged_operations() const { return log_->Snapshot(); }

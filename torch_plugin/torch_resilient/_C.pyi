@@ -103,6 +103,7 @@ class Session:
     def init(self) -> None: ...
     def store(self, timeout: timedelta) -> Store: ...  # Round-scoped keys; its waits end on a fence.
     def membership(self) -> dict[str, Any]: ...  # state life round generation fence_token rank members=[{rank,host,pid,incarnation}]
+    def acknowledged(self) -> dict[str, Any]: ...  # As membership(), of the generation that ran here last.
     def failure(self) -> BaseException | None: ...
     def await_failure(self, timeout: float) -> BaseException | None: ...  # Waits for one; None: none came.
     def last_incident(self) -> dict[str, Any] | None: ...  # generation cause(str) code known aborted joined rebuilt running (unix s or 0)
@@ -176,6 +177,7 @@ def create_backend(
 can_follow: bool  # Rank and size of a group can change in place with this version of torch.
 
 def follow_group(backend: Backend) -> None: ...  # Takes the numbers of a world that has been resized.
+def abort_group(backend: Backend, why: str) -> None: ...  # abort(), and `why` is in the text that all ranks raise.
 def op_log(backend: Backend) -> list[dict[str, Any]]:
     """The latest 2,000 operations of a group of ours, oldest first: id seq name dtype count state ("running",
     "completed", "failed") call_site started ended (unix s; 0: not yet) failure. seq 0: it was refused."""

@@ -3,7 +3,7 @@
 `torch.distributed.init_process_group("resilient")` needs no import of this package. What is here
 is for programs that heal (`State`, `elastic`, `rebuild`, `agree`, `ElasticSampler`), for those that
 look (`failure`, `membership`, `status`, `op_log`, `on_event`) or announce to be slow
-(`expect_slow`), `join` for uneven batches, and the exceptions.
+(`expect_slow`), `join` for uneven batches, the exceptions, and `ulfm`, four verbs after MPI's.
 
 Everything is loaded when it is first used: `python -m torch_resilient.run` does not import torch.
 """
@@ -46,10 +46,14 @@ _HOMES = {
     "ConnectError": "_errors",
 }
 
-__all__ = ["__version__", *_HOMES]
+_MODULES = ("ulfm",)
+
+__all__ = ["__version__", *_HOMES, *_MODULES]
 
 
 def __getattr__(name):
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -59,7 +63,7 @@ def __getattr__(name):
 
 
 def __dir__():
-    return sorted([*globals(), *_HOMES])
+    return sorted({*globals(), *__all__})
 
 
 # With TORCH_DEVICE_BACKEND_AUTOLOAD=0 an explicit import takes the place of the entry point. While

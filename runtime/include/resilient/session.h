@@ -169,6 +169,10 @@ class Session {
 
   virtual Membership membership() const = 0;
 
+  // The same of the generation that ran here last, as it was when it began: what the program knows,
+  // until Rebuild returns.
+  virtual Membership acknowledged() const = 0;
+
   // OK while no fence waits for an acknowledgement; else the sticky first cause.
   virtual Status failure() const = 0;
 

@@ -164,6 +164,7 @@ TEST_F(SessionTest, Fence_IsStickyOnEveryGroupUntilRebuild) {
   ASSERT_TRUE(AwaitCount(&Record::readies, 2));
   rendezvous_->Settle();
   EXPECT_EQ(session_->membership().state, SessionState::kReady) << "healed, but shut";
+  EXPECT_EQ(session_->acknowledged().generation, 1U);
   EXPECT_EQ(session_->membership().generation, 2u);
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(Run(*world_).code(), StatusCode::kRankLost);

@@ -78,6 +78,13 @@ void RegisterBackend(py::module_& m, const std::shared_ptr<PythonHost>& host) {
       },
       py::arg("backend"));
   m.def(
+      "abort_group",
+      [host](const c10::intrusive_ptr<c10d::Backend>& backend, const std::string& why) {
+        const py::gil_scoped_release unlocked;
+        OursOrThrow(*host, backend).Abort(why);
+      },
+      py::arg("backend"), py::arg("why"));
+  m.def(
       "op_log",
       [host](const c10::intrusive_ptr<c10d::Backend>& backend) {
         return LoggedOperations(*host, backend);

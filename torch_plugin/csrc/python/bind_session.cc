@@ -208,6 +208,15 @@ void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
              }
              return ToDict(membership);
            })
+      .def("acknowledged",
+           [](SessionContext& self) {
+             Membership membership;
+             {
+               const py::gil_scoped_release unlocked;
+               membership = self.session().acknowledged();
+             }
+             return ToDict(membership);
+           })
       .def("failure", [host](SessionContext& self) { return FailureObject(*host, self, 0); })
       .def(
           "await_failure",

@@ -1,0 +1,161 @@
+"""The four verbs of torch_resilient.ulfm.
+
+Goal: revoke, failed, agree and shrink do among ranks that die what MPI's User Level Failure
+Mitigation promises. Method: real ranks on a real store, some of which are killed.
+"""
+
+import importlib
+import os
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from losses import outlive
+from rank_server import hear, tell
+
+import torch_resilient
+from torch_resilient import ulfm
+
+
+def test_it_is_reached_without_an_import_of_its_own():
+    assert torch_resilient.ulfm is importlib.import_module("torch_resilient.ulfm")
+    assert "ulfm" in dir(torch_resilient)
+
+
+@pytest.mark.parametrize("verb", [ulfm.revoke, ulfm.failed, ulfm.shrink])
+def test_without_a_session(verb):
+    with pytest.raises(torch_resilient.ConfigError, match="init_process_group"):
+        verb()
+
+
+def total():
+    """A digit for each rank, by its first number, that took part."""
+    number = torch.tensor([10.0 ** int(os.environ["RANK"])])
+    dist.all_reduce(number)
+    return number.item()
+
+
+def shrinks():
+    dist.init_process_group("resilient")
+    assert ulfm.failed() == []
+    began = time.time()
+    before = torch_resilient.membership()["members"]
+    outlive(1)
+    lost = ulfm.failed()
+    membership = ulfm.shrink()
+    assert began < lost[0]["known"] < time.time()
+    assert ulfm.failed() == []
+    return before, lost, membership["rank"], total()
+
+
+def test_failed_tells_of_a_loss_until_it_is_acknowledged(world):
+    ranks = world.start(shrinks, 3)
+    for rank in ranks:
+        assert rank.told() == "ready"
+    ranks[1].signal()
+    for place, rank in enumerate((ranks[0], ranks[2])):
+        before, (lost,), number, seen = rank.value(20)
+        assert (number, seen) == (place, 101.0)
+        assert {name: lost[name] for name in before[1]} == before[1]
+        assert (lost["rank"], lost["pid"], lost["code"]) == (1, ranks[1].pid, "RANK_LOST")
+        assert "rank 1" in lost["how"] and "signal 9" in lost["how"]
+
+
+def loses_a_second(first):
+    rebuilt = threading.Event()
+    torch_resilient.on_event(lambda event: event["event"] == "rebuilt" and rebuilt.set())
+    dist.init_process_group("resilient")
+    if not first:
+        return total()
+    outlive(1)
+    tell([entry["rank"] for entry in ulfm.failed()])
+    if dist.get_rank() == 2:
+        hear()  # Nothing: it is killed while the seat of rank 1 is empty.
+    assert rebuilt.wait(30)
+    tell([(entry["rank"], entry["code"]) for entry in ulfm.failed()])
+    torch_resilient.rebuild()
+    assert ulfm.failed() == []
+    return total()
+
+
+def test_failed_tells_of_a_loss_that_ended_no_generation(world):
+    wait = {"RESILIENT_SEAT_WAIT": "30s"}
+    ranks = world.start(loses_a_second, 4, True, env=wait)
+    for rank in ranks:
+        assert rank.told() == "ready"
+    ranks[1].signal()
+    for number in (0, 2, 3):
+        assert ranks[number].told() == [1]
+    ranks[2].signal()
+    ranks[2].wait(10)
+    for number in (1, 2):
+        ranks[number] = world.start_rank(loses_a_second, number, 4, False, env=wait)
+    for number in (0, 3):
+        assert ranks[number].told() == [(1, "RANK_LOST"), (2, None)]
+    assert [rank.value(30) for rank in ranks] == [1111.0] * 4
+
+
+def too_few():
+    dist.init_process_group("resilient")
+    outlive(1)
+    with pytest.raises(torch_resilient.RankLostError) as caught:
+        ulfm.shrink(min_world=3)
+    tell("refused")
+    hear()
+    return caught.value.rank, ulfm.shrink(min_world=2)["rank"]
+
+
+def test_shrink_to_less_than_wanted_raises_the_first_cause(world):
+    ranks = world.start(too_few, 3)
+    for rank in ranks:
+        assert rank.told() == "ready"
+    ranks[1].signal()
+    for number in (0, 2):
+        assert ranks[number].told() == "refused"
+    for number in (0, 2):
+        ranks[number].say("go")
+    assert [ranks[0].value(20), ranks[2].value(20)] == [(1, 0), (1, 1)]
+
+
+def revoked(who, go_on):
+    dist.init_process_group("resilient")
+    rank = dist.get_rank()
+    pair = dist.new_group([0, 1])
+    dist.barrier()
+    if rank in who:
+        ulfm.revoke("the loss\nis not finite")
+        ulfm.revoke("once more")  # What is over cannot end again.
+    else:
+        with pytest.raises(torch_resilient.CommError):
+            dist.barrier(pair if rank == 0 else None)  # Not all will come to it.
+    seen = []
+    for group in [None, pair] if rank < 2 else [None]:
+        with pytest.raises(torch_resilient.CommError) as caught:
+            dist.barrier(group)
+        seen.append((caught.value.code, caught.value.rank in who))
+        assert "revoke(): the loss is not finite" in str(caught.value)
+    assert ulfm.failed() == []
+    before = torch_resilient.membership()["members"]
+    membership = ulfm.shrink() if go_on == "shrink" else torch_resilient.rebuild()
+    assert membership["members"] == before
+    return set(seen), membership["generation"], total()
+
+
+@pytest.mark.parametrize("who", [(2,), (0, 1, 2)])
+@pytest.mark.parametrize("go_on", ["shrink", "rebuild"])
+def test_a_revoked_generation_is_over_on_all_ranks_and_loses_none(world, who, go_on):
+    expected = ({("COMM_FAILED", True)}, 2, 111.0)
+    assert world.run(revoked, 3, who, go_on) == [expected] * 3
+
+
+def revokes_for_a_number():
+    dist.init_process_group("resilient")
+    with pytest.raises(torch_resilient.ConfigError, match="the reason is a text"):
+        ulfm.revoke(7)
+    return total()
+
+
+def test_a_reason_that_is_no_text(world):
+    assert world.run(revokes_for_a_number, 1) == [1.0]

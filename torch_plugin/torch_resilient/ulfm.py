@@ -1,0 +1,99 @@
+"""The verbs of MPI's User Level Failure Mitigation, for the world of this process.
+
+`revoke` ends the generation for all ranks, `failed` tells which members are known to be lost, and
+`shrink` goes on without them. For programs that recover in their own way;
+`torch_resilient.elastic` and `rebuild` need none of it.
+"""
+
+import torch
+
+from torch_resilient import _api, _errors, _native
+
+_LOSSES = ("RANK_LOST", "LEFT")  # Behind other causes all members are alive.
+
+
+def revoke(reason=None):
+    """Ends this generation on all ranks, whatever they are in, by the word of this one: operations
+    that run and all later ones raise CommError (COMM_FAILED, with this rank and `reason`) on every
+    thread and group until each rank acknowledges it, with `rebuild()` or `shrink()`. Nobody is
+    lost by it: the next generation has the same members.
+
+    Returns once it holds on this rank; at once where a failure waits for its acknowledgement
+    already. STORE_LOST when the store does not answer within RESILIENT_BUDGET: the world's group
+    is at an end here, while others may go on. ConfigError without a session.
+    """
+    if reason is not None and not isinstance(reason, str):
+        raise _errors.ConfigError(
+            f"revoke({reason!r:.200}): the reason is a text, which all ranks are shown"
+        )
+    world = _api.current_world()
+    session = world.session
+    if session.failure() is not None:
+        return
+    why = "revoke() was called" if reason is None else f"revoke(): {' '.join(reason.split())}"
+    backend = world.process_group._get_backend(torch.device("cpu"))
+    _native.load().abort_group(backend, why)
+    budget = world.settings["budget"]
+    if session.await_failure(budget) is None:
+        raise _errors.StoreLostError(
+            f"rank {world.rank} has ended its own part of generation"
+            f" {session.membership()['generation']} by {why}, and the store at"
+            f" {','.join(world.addresses)} has not confirmed it within {budget:.0f} s"
+            " (RESILIENT_BUDGET): other ranks may go on; see whether the store runs, then call"
+            " rebuild()"
+        )
+
+
+def failed():
+    """The members that this rank knows to be lost since the generation that it ran last: a list of
+    dictionaries, by rank; empty when nothing waits for an acknowledgement.
+
+    Each has rank (in that generation), host, pid, incarnation, and code (RANK_LOST or LEFT), how
+    ("rank 2 (host a, pid 7) was killed by signal 9 ...") and known (unix time at which this rank
+    heard of it). One that the next generation is without and of which no more was heard has None
+    for these three. Looks only at what this rank has heard, so others may know more or less;
+    sends nothing, and raises for no failure. ConfigError without a session.
+    """
+    session = _api.current_world().session
+    if session.failure() is None:
+        return []
+    known = session.acknowledged()
+    now = session.membership()
+    losses = _losses(session, known["generation"])
+    alive = {member["incarnation"] for member in now["members"]}
+    entries = []
+    for member in known["members"]:
+        loss = losses.get((member["host"], member["pid"]))
+        replaced = now["generation"] > known["generation"] and member["incarnation"] not in alive
+        if loss is None and not replaced:
+            continue
+        code, text, time = loss or (None, None, None)
+        entries.append({**member, "code": code, "how": text, "known": time})
+    return entries
+
+
+def _losses(session, generation):
+    """What ended this generation and those behind it, where that was a loss: by host and pid."""
+    losses = {}
+    after = 0
+    while (event := session.await_event(after, 0)) is not None:
+        after = event["number"]
+        if event["event"] == "closed":
+            break
+        fenced = event["event"] == "fenced" and event["generation"] >= generation
+        if fenced and event["code"] in _LOSSES:
+            told = event["code"], event["text"], event["time"]
+            losses.setdefault((event["host"], event["pid"]), told)
+    return losses
+
+
+def shrink(min_world=1, timeout=None):
+    """The members that are left go on without the lost ones, numbered anew in their order; with all
+    members if none was lost. Returns the membership, as `membership()`.
+
+    This is `rebuild(mode="shrink", min_world=min_world, timeout=timeout)`: all that are left must
+    call it, and the first cause is raised where they are fewer than `min_world`. Returns at once
+    when there is no failure. TIMEOUT behind `timeout` (seconds or timedelta; default
+    RESILIENT_BUDGET). Needs torch 2.14.
+    """
+    return _api.rebuild(mode="shrink", timeout=timeout, min_world=min_world)
