@@ -33,6 +33,9 @@ struct ContextOptions {
   bool checksums = false;
   bool hierarchical_order = false;
   bool auto_heal = false;
+  // Job under which each reconfigure(uuid) has one of its own, of a process whose group's members
+  // are the program's choice: this session is of that process alone then. Empty: an ordinary world.
+  std::string reconfigure_scope;
   TimePolicy time;  // Its op_deadline is set by Open, to that of the session.
 };
 
@@ -63,6 +66,7 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   const std::shared_ptr<Host>& host() const { return host_; }
   const Clock& clock() const { return clock_; }
   const Ladder& ladder() const { return ladder_; }
+  const ContextOptions& options() const { return options_; }
   const TimePolicy& time() const { return options_.time; }
   std::uint64_t round() const { return session_->membership().round; }
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }

@@ -99,6 +99,7 @@ class Session:
         presence: str = "",
         timeout: timedelta = ...,  # What init_process_group was given.
         device: DeviceClaim | None = None,
+        reconfigure_scope: str = "",  # Of a process whose group has the members that it chooses; see context.h.
     ) -> None: ...
     def init(self) -> None: ...
     def store(self, timeout: timedelta) -> Store: ...  # Round-scoped keys; its waits end on a fence.
@@ -172,7 +173,13 @@ def create_backend(
     store: C10dStore, rank: int, size: int, timeout: timedelta, group_name: str, global_ranks: list[int]
 ) -> Backend:
     """`store` is the (prefixed) store that the group was given; its innermost store must be a `Store` of a Session.
-    global_ranks empty: the world."""
+    global_ranks empty: the world. A ReconfigurableBackend where that session has a reconfigure_scope."""
+
+class ReconfigurableBackend(Backend):  # From torch 2.14 on.
+    """A group whose members are set by reconfigure(uuid, handles): see csrc/reconfigurable.h."""
+
+    @property
+    def session(self) -> Session: ...  # That of the present members; without any, this process's own.
 
 can_follow: bool  # Rank and size of a group can change in place with this version of torch.
 

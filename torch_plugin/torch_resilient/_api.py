@@ -16,7 +16,17 @@ _SLOW_TEXT_MAX = 100
 
 
 def current_world():
-    """The world of torch's default group. ConfigError without one of ours."""
+    """The world of torch's default group, kept together by the store. ConfigError without one."""
+    world = _any_world()
+    if world.reconfigurable is not None:
+        raise _errors.ConfigError(
+            "this world was made with enable_reconfigure=True, so its members are those of the last"
+            " dist._reconfigure(uuid, handles), and nothing else changes or rebuilds it"
+        )
+    return world
+
+
+def _any_world():
     world = _worlds.registry.current()
     if world is None:
         raise _errors.ConfigError(
@@ -28,7 +38,7 @@ def current_world():
 def failure():
     """The first cause of a failure that waits for an acknowledgement, as an exception; or None."""
     world = _worlds.registry.current()
-    return None if world is None else world.session.failure()
+    return None if world is None else world.member_session().failure()
 
 
 def membership():
@@ -41,14 +51,14 @@ def membership():
     begin anew. It is that of the generation that ran here last: until a failure is acknowledged
     (rebuild(), elastic) it stays the old one, also when the next generation is built already.
     """
-    return current_world().session.membership()
+    return _any_world().member_session().membership()
 
 
 def last_incident():
     """The latest failure and when its phases ended (unix time): generation, code, cause, known,
     aborted, joined, rebuilt, running; None before the first."""
     world = _worlds.registry.current()
-    return None if world is None else world.session.last_incident()
+    return None if world is None else world.member_session().last_incident()
 
 
 def op_log(group=None):
@@ -129,7 +139,12 @@ def _follow(world):
     world.rank, world.world_size = rank, size
     group = world.process_group
     _native.load().follow_group(group._get_backend(torch.device("cpu")))
-    c10d._world.pg_group_ranks[group] = {member: member for member in range(size)}
+    renumber(group)
+
+
+def renumber(group):
+    """Torch's table of the ranks of a world that has another size now."""
+    c10d._world.pg_group_ranks[group] = {member: member for member in range(group.size())}
 
 
 def expect_slow(what, *, seconds=0, minutes=0, hours=0):

@@ -1,6 +1,6 @@
 """What runs at the end of `import torch` in every process of the environment: cheap, and silent.
 
-It makes the backend's name known and puts thin wrappers around five functions of
+It makes the backend's name known and puts thin wrappers around some functions of
 torch.distributed. A wrapper looks at the backend's name and, unless it is ours, or one that
 RESILIENT_TAKE_OVER gives us, goes straight to the original.
 """
@@ -79,6 +79,8 @@ def _install():
     _replace("new_group", _wrap_new_group(c10d.new_group))
     _replace("destroy_process_group", _wrap_end(c10d.destroy_process_group))
     _replace("_abort_process_group", _wrap_end(c10d._abort_process_group))
+    if hasattr(c10d, "_reconfigure"):  # From torch 2.14 on.
+        _replace("_reconfigure", _wrap_reconfigure(c10d._reconfigure))
     _replace("_create_process_group_wrapper", _wrap_debug(c10d._create_process_group_wrapper))
 
     from torch_resilient import _frameworks
@@ -142,6 +144,21 @@ def _wrap_new_group(original):
         return group
 
     return new_group
+
+
+def _wrap_reconfigure(original):
+    @functools.wraps(original)
+    def reconfigure(uuid, handles, group=None, timeout=None, hints=None):
+        work = original(uuid, handles, group, timeout, hints)
+        world = _current_world()
+        changed = world is not None and group in (None, world.process_group)
+        if changed and world.reconfigurable is not None:
+            from torch_resilient import _api
+
+            _api.renumber(world.process_group)
+        return work
+
+    return reconfigure
 
 
 def _wrap_debug(original):

@@ -93,7 +93,8 @@ class _Watcher:
 
     def _start(self):
         for world in _worlds.registry.worlds():
-            self._followed[id(world)] = [world, _last(world)]
+            if world.reconfigurable is None:
+                self._followed[id(world)] = [world, _last(world)]
         _worlds.registry.tell(self.follow, self.end)
         self._thread = threading.Thread(target=self._run, name="res-events", daemon=True)
         self._thread.start()

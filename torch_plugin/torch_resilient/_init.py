@@ -6,9 +6,11 @@ import os
 import socket
 import sys
 import time
+import uuid
 from datetime import timedelta
 from urllib.parse import parse_qs, urlparse
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -48,6 +50,7 @@ def init_process_group(original, asked, *args, **kwargs):
     settings = read_settings(native, os.environ)
     process, processes = rank_and_size(arguments, os.environ)
     rank, _ = seat(process, processes, settings["spares"])
+    _check_reconfigurable(arguments, settings)
     timeout = arguments["timeout"] or DEFAULT_TIMEOUT
     started = time.monotonic()
     native.set_log(settings["log"], _tag(rank))
@@ -73,10 +76,33 @@ def init_process_group(original, asked, *args, **kwargs):
         world.close()
         raise
     world.process_group = c10d._world.default_pg
+    if _wants_reconfigure(arguments):
+        world.reconfigurable = world.process_group._get_backend(torch.device("cpu"))
     if asked != arguments["backend"]:
         world.asked[world.process_group.group_name] = str(asked or _autoload.TORCH_DEFAULT)
     _worlds.registry.add(world)
     _worlds.claim_ownership()
+
+
+def _wants_reconfigure(arguments):
+    """The program names the members itself; an argument of torch from 2.14 on."""
+    return bool(arguments.get("enable_reconfigure"))
+
+
+def _check_reconfigurable(arguments, settings):
+    if not _wants_reconfigure(arguments):
+        return
+    backend = str(arguments["backend"]).lower()
+    if {part.rpartition(":")[2].strip() for part in backend.split(",")} != {_autoload.BACKEND}:
+        raise _errors.ConfigError(
+            f"backend={backend!r} and enable_reconfigure=True: torch reconfigures groups of a"
+            " single backend only; name 'resilient' alone"
+        )
+    if settings["spares"]:
+        raise _errors.ConfigError(
+            f"{SPARES}={settings['spares']} and enable_reconfigure=True: a spare takes a lost seat"
+            " by itself, and here the program says who is a member"
+        )
 
 
 def _tell_launcher_of_config_errors():
@@ -264,20 +290,25 @@ def _open_world(native, arguments, settings, process, processes, timeout, starte
     )
     endpoint = _find_store(arguments, settings, environment, search, timeout)
     device = _devices.claim_of(native, settings, process, arguments["device_id"], environment)
+    scope = f"{job}/reconfigure" if _wants_reconfigure(arguments) else ""
+    # Then the members' sessions follow, one after the other, and this one is the process's own.
+    own = (f"{scope}/process-{uuid.uuid4().hex}", 0, 1)
+    session_job, session_rank, session_size = own if scope else (job, rank, world_size)
+    alone = helper or bool(scope)  # Nobody replaces this session's process, or waits for it.
     session = native.Session(
         addresses=endpoint.addresses,
-        job=job,
-        rank=rank,
-        world_size=world_size,
+        job=session_job,
+        rank=session_rank,
+        world_size=session_size,
         init_timeout=max(search.deadline - time.monotonic(), 0.001),
         budget=settings["budget"],
-        seat_wait=settings["seat_wait"],
+        seat_wait=0.0 if scope else settings["seat_wait"],
         spare_if_taken=settings["spares"] > 0 or settings["replaces"],
-        launcher_attempt=0 if helper else launcher_attempt(settings, environment),
-        supervised=settings["supervised"] and not helper,
+        launcher_attempt=0 if alone else launcher_attempt(settings, environment),
+        supervised=settings["supervised"] and not alone,
         host_watch=settings["host_watch"],
         expected_server=endpoint.server_id,
-        hosts_store=endpoint.spawned,
+        hosts_store=endpoint.spawned and not scope,  # Others go on without this process.
         bind_address=_bind_address(endpoint.addresses[0]),
         token_file=settings["token_file"],
         tls=settings["tls"],
@@ -286,14 +317,15 @@ def _open_world(native, arguments, settings, process, processes, timeout, starte
         shm_limit=settings["shm_limit"],
         checksums=settings["checksums"],
         hierarchical_order=settings["hierarchical_order"],
-        auto_heal=settings["auto_heal"],
+        auto_heal=settings["auto_heal"] and not scope,
         strict_timeouts=settings["strict_timeouts"],
         op_deadline=settings["op_deadline"],
         wait_log=settings["wait_log"],
         stall=settings["stall"],
-        presence="" if helper else _presence.prefix(environment),
+        presence="" if alone else _presence.prefix(environment),
         timeout=timeout,
         device=device if device.uuid and not settings["allow_shared_gpu"] else None,
+        reconfigure_scope=scope,
     )
     return _worlds.World(
         session, rank, world_size, job, endpoint.addresses, settings, endpoint.given, device=device

@@ -29,17 +29,18 @@ def status():
     world = _worlds.registry.current()
     if world is None:
         return Status(backend=None)
-    cause = world.session.failure()
+    session = world.member_session()
+    cause = session.failure()
     return Status(
         backend="resilient",
         version=_native.load().VERSION,
         job=world.job,
         store=list(world.addresses),
         server=getattr(world.store, "server_id", ""),
-        membership=world.session.membership(),
+        membership=session.membership(),
         failure=None if cause is None else str(cause),
         accused=getattr(cause, "rank", None),
-        incident=world.session.last_incident(),
+        incident=session.last_incident(),
         groups=[_group(world, group) for group in list(c10d._world.pg_map)],
     )
 

@@ -26,10 +26,19 @@ class World:
     asked: dict = field(default_factory=dict)  # Backends that we took over, by the group's name.
     agreements: tuple = (0, 0)  # The generation, and how many `agree` have ended in it.
     pid: int = field(default_factory=os.getpid)
+    # Made with enable_reconfigure=True: `session` is of this process alone, and the backend has one
+    # with the members that the program chose last.
+    reconfigurable: Any = None
+
+    def member_session(self):
+        """The session that the world's operations run on."""
+        return self.session if self.reconfigurable is None else self.reconfigurable.session
 
     def close(self):
         # A child forked from this process must send no goodbye in its parent's name.
         if self.pid == os.getpid():
+            if self.reconfigurable is not None:
+                self.reconfigurable.shutdown()
             self.session.close()
 
 
@@ -45,7 +54,7 @@ class Registry:
     def add(self, world):
         self._worlds.append(world)
         self._close_at_exit()
-        if self._on_begin is not None:
+        if self._on_begin is not None and world.reconfigurable is None:
             self._on_begin(world)
 
     def worlds(self):
@@ -53,8 +62,8 @@ class Registry:
         return [world for world in self._worlds if world.pid == os.getpid()]
 
     def tell(self, on_begin, on_end):
-        """on_begin(world) is called for each world from now on, and on_end() at the end of the
-        process, when all worlds are closed."""
+        """on_begin(world) is called for each world from now on whose members are not the program's
+        choice, and on_end() at the end of the process, when all worlds are closed."""
         self._on_begin, self._on_end = on_begin, on_end
         if on_end is not None:
             self._close_at_exit()

@@ -10,6 +10,7 @@
 #include "torch_plugin/csrc/backend.h"
 #include "torch_plugin/csrc/convert.h"
 #include "torch_plugin/csrc/python/module.h"
+#include "torch_plugin/csrc/reconfigurable.h"
 #include "torch_plugin/csrc/world.h"
 
 namespace resilient::plugin {
@@ -35,22 +36,48 @@ py::dict ToDict(const LoggedOperation& entry) {
   return fields;
 }
 
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
 // REQUIRES: without the interpreter's lock.
-ResilientBackend& OursOrThrow(PythonHost& host, const c10::intrusive_ptr<c10d::Backend>& backend) {
-  if (auto* ours = dynamic_cast<ResilientBackend*>(backend.get())) return *ours;
+c10::intrusive_ptr<ResilientBackend> OursOrThrow(PythonHost& host, const BackendPtr& backend) {
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  if (auto* chosen = dynamic_cast<ReconfigurableBackend*>(backend.get())) return chosen->Current();
+#endif
+  auto ours = c10::dynamic_intrusive_pointer_cast<ResilientBackend>(backend);
+  if (ours) return ours;
   host.Throw(Status(StatusCode::kInvalidArgument, "the group is of another backend"));
 }
 
-py::list LoggedOperations(PythonHost& host, const c10::intrusive_ptr<c10d::Backend>& backend) {
+py::list LoggedOperations(PythonHost& host, const BackendPtr& backend) {
   std::vector<LoggedOperation> entries;
   {
     const py::gil_scoped_release unlocked;
-    entries = OursOrThrow(host, backend).logged_operations();
+    entries = OursOrThrow(host, backend)->logged_operations();
   }
   py::list dicts;
   for (const LoggedOperation& entry : entries) dicts.append(ToDict(entry));
   return dicts;
 }
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+BackendPtr CreateReconfigurable(PythonHost& host, std::shared_ptr<SessionContext> anchor,
+                                const std::string& name, int rank, int size, bool is_world,
+                                std::chrono::milliseconds timeout) {
+  if (is_world) {
+    return c10::make_intrusive<ReconfigurableBackend>(std::move(anchor), name, rank, size, timeout);
+  }
+  host.Throw(Status(StatusCode::kSetting,
+                    "no group can be made of one with enable_reconfigure=True: its members change "
+                    "by dist._reconfigure(uuid, handles) only"));
+}
+
+void RegisterReconfigurable(py::module_& m) {
+  const auto c10d = py::module_::import("torch._C._distributed_c10d");
+  py::class_<ReconfigurableBackend, c10::intrusive_ptr<ReconfigurableBackend>>(
+      m, "ReconfigurableBackend", c10d.attr("Backend"))
+      .def_property_readonly("session", &ReconfigurableBackend::context);
+}
+#endif
 
 }  // namespace
 
@@ -59,36 +86,42 @@ void RegisterBackend(py::module_& m, const std::shared_ptr<PythonHost>& host) {
       "create_backend",
       [host](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
              std::chrono::milliseconds timeout, const std::string& group_name,
-             std::vector<int> global_ranks) -> c10::intrusive_ptr<c10d::Backend> {
+             std::vector<int> global_ranks) -> BackendPtr {
         const py::gil_scoped_release unlocked;
         auto context = ValueOrThrow(*host, ContextOf(store));
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+        if (!context->options().reconfigure_scope.empty()) {
+          return CreateReconfigurable(*host, std::move(context), group_name, rank, size,
+                                      global_ranks.empty(), timeout);
+        }
+#endif
         return ValueOrThrow(*host,
                             ResilientBackend::Create(std::move(context), group_name, rank, size,
                                                      std::move(global_ranks), timeout));
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("group_name"),
       py::arg("global_ranks"));
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  RegisterReconfigurable(m);
+#endif
   // Whether a group's rank and size can change in place with this version of torch.
   m.attr("can_follow") = ResilientBackend::kCanFollow;
   m.def(
       "follow_group",
-      [host](const c10::intrusive_ptr<c10d::Backend>& backend) {
+      [host](const BackendPtr& backend) {
         const py::gil_scoped_release unlocked;
-        OursOrThrow(*host, backend).FollowGroup();
+        OursOrThrow(*host, backend)->FollowGroup();
       },
       py::arg("backend"));
   m.def(
       "abort_group",
-      [host](const c10::intrusive_ptr<c10d::Backend>& backend, const std::string& why) {
+      [host](const BackendPtr& backend, const std::string& why) {
         const py::gil_scoped_release unlocked;
         OursOrThrow(*host, backend).Abort(why);
       },
       py::arg("backend"), py::arg("why"));
   m.def(
-      "op_log",
-      [host](const c10::intrusive_ptr<c10d::Backend>& backend) {
-        return LoggedOperations(*host, backend);
-      },
+      "op_log", [host](const BackendPtr& backend) { return LoggedOperations(*host, backend); },
       py::arg("backend"));
 }
 

@@ -134,7 +134,8 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                       int socket_streams, std::size_t shm_limit, bool checksums,
                       bool hierarchical_order, bool auto_heal, bool strict_timeouts,
                       double op_deadline, double wait_log, double stall, std::string presence,
-                      std::chrono::milliseconds timeout, std::optional<DeviceClaim> device) {
+                      std::string reconfigure_scope, std::chrono::milliseconds timeout,
+                      std::optional<DeviceClaim> device) {
         ContextOptions options;
         options.connect.addresses = std::move(addresses);
         options.connect.job = std::move(job);
@@ -164,6 +165,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.session.wait_log = FromSeconds(wait_log);
         options.session.stall = FromSeconds(stall);
         options.session.presence = std::move(presence);
+        options.reconfigure_scope = std::move(reconfigure_scope);
         options.time.world_timeout = timeout;
         const py::gil_scoped_release unlocked;
         return ValueOrThrow(*host, SessionContext::Open(std::move(options), host));
@@ -179,7 +181,8 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::arg("hierarchical_order") = false, py::arg("auto_heal") = false,
       py::arg("strict_timeouts") = false, py::arg("op_deadline") = 120.0,
       py::arg("wait_log") = 30.0, py::arg("stall") = 3600.0, py::arg("presence") = "",
-      py::arg("timeout") = kTorchDefaultTimeout, py::arg("device") = py::none());
+      py::arg("reconfigure_scope") = "", py::arg("timeout") = kTorchDefaultTimeout,
+      py::arg("device") = py::none());
 }
 
 }  // namespace
