@@ -225,6 +225,28 @@ def test_abort_ends_what_runs_everywhere_and_a_fresh_uuid_works(world):
     assert [rank.value() for rank in (ranks[1], ranks[0], ranks[2])] == [6.0] * 3
 
 
+def times_out():
+    member = Member()
+    handles = member.handles()
+    reconfigure(1, handles)
+    assert total() == 6
+    member.backend().set_timeout(SHORT)
+    late = "has not ended within its timeout of 1 s: rank 0 .* rank 2"
+    if member.rank == 1:
+        with pytest.raises(torch_resilient.CommError, match=late):
+            total()
+    assert _worlds.registry.current().member_session().await_failure(20) is not None
+    with pytest.raises(torch_resilient.CommError, match=late):
+        total()
+    member.backend().set_timeout(timedelta(seconds=30))
+    reconfigure(2, handles)
+    return total()
+
+
+def test_an_operation_that_times_out_strictly_ends_the_group_until_a_fresh_uuid(world):
+    assert world.run(times_out, 3, env={"RESILIENT_TIMEOUT_POLICY": "strict"}) == [6.0] * 3
+
+
 def aborted_while_it_waits():
     member = Member()
     own = dist._get_reconfigure_handle()
