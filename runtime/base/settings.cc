@@ -69,6 +69,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_BUDGET", Form::kDuration, Effect::kYes, 1},
     Known{"RESILIENT_SEAT_WAIT", Form::kDuration},
     Known{"RESILIENT_SPARES", Form::kSpares},
+    Known{"RESILIENT_MIN_WORLD", Form::kCount},  // Read where a rebuild is asked for.
     Known{"RESILIENT_HEAL", Form::kHeal},
     Known{"RESILIENT_TIMEOUT_POLICY", Form::kPolicy},
     Known{"RESILIENT_OP_DEADLINE", Form::kDuration, Effect::kYes, 1},

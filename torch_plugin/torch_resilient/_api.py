@@ -10,6 +10,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from torch_resilient import _address, _errors, _native, _server, _worlds
 
+MIN_WORLD = "RESILIENT_MIN_WORLD"
 _STORE_TIMEOUT = timedelta(minutes=5)
 _SLOW_MAX_HOURS = 24
 _SLOW_TEXT_MAX = 100
@@ -83,8 +84,9 @@ def rebuild(mode="replace", timeout=None, min_world=None):
     "replace" waits for lost seats to be filled for RESILIENT_SEAT_WAIT. Then, with `min_world`, the
     world goes on without them, with so many ranks at least: they are numbered anew, in their order,
     the world's group has its new rank and size, and groups made before raise until they are made
-    anew. Otherwise the first cause is raised. "shrink" does not wait; `min_world` is 1 if not said.
-    All ranks that are left must want to shrink; it needs torch 2.14.
+    anew. Otherwise the first cause is raised. "shrink" does not wait, and 1 is enough.
+    All ranks that are left must want to shrink; it needs torch 2.14. `min_world` is
+    RESILIENT_MIN_WORLD if not said.
 
     `timeout` (seconds or timedelta) bounds the machine's part; default RESILIENT_BUDGET.
     """
@@ -94,9 +96,12 @@ def rebuild(mode="replace", timeout=None, min_world=None):
 
 
 def wish(mode, min_world):
-    """What a session's rebuild is to want of the world, as its arguments."""
+    """What a session's rebuild is to want of the world, as its arguments. The one place that reads
+    RESILIENT_MIN_WORLD."""
     if mode not in ("replace", "shrink"):
         raise _errors.ConfigError(f"mode={mode!r} is unknown: 'replace' or 'shrink'")
+    if min_world is None and (text := os.environ.get(MIN_WORLD)):
+        min_world = int(text) if text.isascii() and text.isdigit() else f"{MIN_WORLD}={text}"
     if mode == "shrink" and min_world is None:
         min_world = 1
     if min_world is None:

@@ -27,7 +27,7 @@ def elastic(fn=None, *, max_restarts=_MAX_RESTARTS, min_world=None, max_world=No
     STALLED and wrong starts are bugs and are not tried again.
 
     `min_world`: when lost seats were not filled within RESILIENT_SEAT_WAIT the run goes on without
-    them, with so many ranks at least; see `rebuild`.
+    them, with so many ranks at least, default RESILIENT_MIN_WORLD; see `rebuild`.
 
     `max_world`: at a commit that all ranks have made the run goes on with up to so many ranks, when
     spares wait. They are the last ones, and begin with the replicated part of that commit and with

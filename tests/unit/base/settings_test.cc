@@ -128,6 +128,7 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_HEAL", "auto"},
                                                    {"RESILIENT_SPARES", "2"},
                                                    {"RESILIENT_REPLACES", "1"},
+                                                   {"RESILIENT_MIN_WORLD", "2"},
                                                    {"RESILIENT_HOST_WATCH", "0"}});
   ASSERT_TRUE(settings.ok()) << settings.status().message();
   EXPECT_TRUE(settings->auto_heal);

@@ -18,6 +18,7 @@ from torch_resilient._launch.store import Store
 from torch_resilient._launch.worker import Worker, how
 
 _END_SECONDS = 3.0  # From the first signal to the last process.
+_SPARE_WAIT = "30s"  # Its start; one that waits takes the seat at once.
 _DO_NOT_RESTART = os.EX_CONFIG  # 78: what a worker says by this would be the same once more.
 
 
@@ -36,6 +37,7 @@ class Launcher:
         self._renewing = False  # What runs is being ended, to be started anew,
         self._renew_at = 0.0  # not before this.
         self._finished = set()
+        self._lost = set()  # Died, and not started again.
         self._exit_code = None  # Decided; what runs is being ended.
         self._kill_at = None
         self._signals = 0
@@ -117,6 +119,7 @@ class Launcher:
             "running": self._workers.keys(),
             "held back": [rank for _, rank in self._delayed],
             "finished": self._finished,
+            "lost": self._lost,
         }
         seconds = time.monotonic() - self._started
         most = self._options.max_restarts
@@ -162,12 +165,23 @@ class Launcher:
         if self._options.spares:
             environment["RESILIENT_SPARES"] = str(self._options.spares)
         environment.pop("RESILIENT_OWNER", None)
-        if self._options.restart_policy == "replace" or self._options.spares:
-            environment.setdefault("RESILIENT_SEAT_WAIT", "10min")
+        if self._options.min_world:
+            environment["RESILIENT_MIN_WORLD"] = str(self._options.min_world)
+        if wait := self._seat_wait():
+            environment.setdefault("RESILIENT_SEAT_WAIT", wait)
         if self._attempt:  # The store ends what is left of an earlier one.
             environment["RESILIENT_ATTEMPT"] = str(self._attempt)
         environment.setdefault("OMP_NUM_THREADS", "1")
         return environment
+
+    def _seat_wait(self):
+        """How long a lost seat is waited for: where nobody starts anything again, for spares that
+        are about to come, if at all."""
+        options = self._options
+        starts = options.restart_policy == "replace" and options.max_restarts > 0
+        if starts or (options.spares and not options.min_world):
+            return "10min"
+        return _SPARE_WAIT if options.spares else None
 
     def _exited(self, worker):
         exit_code = worker.reap(self._ended)
@@ -200,31 +214,52 @@ class Launcher:
         self._guard.ended(pid)
 
     def _after(self, worker, exit_code, text):
-        """A rank has died: starts it again, or all, or ends the job."""
-        policy, most = self._options.restart_policy, self._options.max_restarts
+        """A rank has died: starts it again, or all, goes on without it, or ends the job."""
         if exit_code == _DO_NOT_RESTART:
             self._give_up(exit_code, f"{text}, by which it says that a restart is of no use")
-        elif policy == "replace" and self._finished:
-            self._give_up(exit_code, f"{text}, and other ranks have finished: it cannot rejoin")
-        elif self._has_spare() and (policy == "never" or self._restarts >= most):
+            return
+        why_not = self._why_not_again()
+        if why_not is None:
+            self._start_again(worker, text)
+            return
+        self._lost.add(worker.rank)
+        left = len(self._workers) + len(self._delayed) + len(self._finished)
+        least = self._options.min_world
+        if self._has_spare():
             self._console.say(f"{text}; it is not started again, as a spare takes its seat")
-        elif policy == "never":
-            self._give_up(exit_code, text)
-        elif self._restarts >= most:
-            self._give_up(exit_code, f"{text}; all {self._restarts} restarts are used")
+        elif least and left >= least:
+            text = f"{text}{why_not}; the job goes on with {left}, as {least} are enough"
+            self._console.say(f"{text} (--min-world)")
+            self._event("lost", rank=worker.rank, left=left)
         else:
-            self._restarts += 1
-            who = worker.rank if policy == "replace" else None
-            pause = self._backoff.pause(who, time.monotonic() - worker.started)
-            self._console.say(
-                f"{text}; {'replacing it' if policy == 'replace' else 'starting all ranks anew'}"
-                f" ({self._restarts} of {most} restarts)" + (f" in {pause:.1f} s" if pause else "")
-            )
-            self._event("restarted", rank=worker.rank, restarts=self._restarts)
-            if policy == "replace":
-                self._delayed.append((time.monotonic() + pause, worker.rank))
-            else:
-                self._renew_after(pause)
+            few = f"; {left} are left, fewer than --min-world {least}" if least else ""
+            self._give_up(exit_code, f"{text}{why_not}{few}")
+
+    def _why_not_again(self):
+        """What keeps a rank that has died from being started again; None: nothing does."""
+        policy = self._options.restart_policy
+        if policy == "replace" and self._finished:
+            return ", and other ranks have finished: it cannot rejoin"
+        if policy == "never":
+            return ""
+        if self._restarts >= self._options.max_restarts:
+            return f"; all {self._restarts} restarts are used"
+        return None
+
+    def _start_again(self, worker, text):
+        policy, most = self._options.restart_policy, self._options.max_restarts
+        self._restarts += 1
+        who = worker.rank if policy == "replace" else None
+        pause = self._backoff.pause(who, time.monotonic() - worker.started)
+        self._console.say(
+            f"{text}; {'replacing it' if policy == 'replace' else 'starting all ranks anew'}"
+            f" ({self._restarts} of {most} restarts)" + (f" in {pause:.1f} s" if pause else "")
+        )
+        self._event("restarted", rank=worker.rank, restarts=self._restarts)
+        if policy == "replace":
+            self._delayed.append((time.monotonic() + pause, worker.rank))
+        else:
+            self._renew_after(pause)
 
     def _renew_after(self, pause):
         self._attempt += 1
@@ -241,6 +276,7 @@ class Launcher:
         self._renewing = False
         self._kill_at = None
         self._finished.clear()
+        self._lost.clear()
         self._port = _free_port()
         self._delayed = [(self._renew_at, rank) for rank in range(self._processes)]
 

@@ -30,6 +30,13 @@ def parse(arguments):
         help="what a death is followed by: the rank alone is started again (default), all ranks"
         " are ended and started anew, or the job ends",
     )
+    parser.add_argument(
+        "--min-world",
+        type=_positive,
+        metavar="M",
+        help="go on without ranks that were lost and are not started again, as long as M are left;"
+        " the script's elastic does so too (RESILIENT_MIN_WORLD)",
+    )
     parser.add_argument("--store", metavar="HOST:PORT", help="a running store; default: its own")
     parser.add_argument(
         "--store-data",
@@ -62,7 +69,17 @@ def parse(arguments):
         parser.error("--store-data is for a store of its own; leave it or --store out")
     if options.log_only and not options.log_dir:
         parser.error("--log-only needs --log-dir, as the output would go nowhere")
+    _check_min_world(parser, options)
     return options
+
+
+def _check_min_world(parser, options):
+    if options.min_world is None:
+        return
+    if options.min_world > options.nproc:
+        parser.error(f"--min-world {options.min_world} is more than the {options.nproc} of --nproc")
+    if options.restart_policy == "all":
+        parser.error("--min-world is for --restart-policy replace or never: all starts all anew")
 
 
 def _positive(text):
