@@ -58,6 +58,7 @@ def test_the_others_go_on_without_waiting(tmp_path, policy):
     assert [(event["rank"], event["left"]) for event in lost] == [(1, 3)]
 
 
+@pytest.mark.slow
 def test_below_the_least_the_job_ends_with_the_last_loss(tmp_path):
     code, stdout, stderr = run_script(tmp_path, "--restart-policy", "never", victims=[1, 2])
     assert code == 137, stderr

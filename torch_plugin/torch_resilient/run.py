@@ -1,4 +1,4 @@
-"""resilient-run: starts the ranks of a job on this host, watches them, and replaces those that die.
+"""resilient-run: starts the ranks of a job on a host, watches them, and replaces those that die.
 
     resilient-run --nproc 4 train.py --epochs 10
 

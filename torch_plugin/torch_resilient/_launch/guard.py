@@ -12,14 +12,16 @@ from torch_resilient._launch import family
 
 class Guard:
     """Owner: the launcher, which tells it by a pipe of the workers. Forked, so that it costs
-    neither a start nor memory; the launcher has one thread."""
+    neither a start nor memory; the launcher has one thread.
 
-    def __init__(self, mark):
+    last_words: a command that it runs when it has ended them, or None."""
+
+    def __init__(self, mark, last_words=None):
         reader, self._writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _guard(reader, mark)
+                _guard(reader, mark, last_words)
             finally:
                 os._exit(0)
         os.close(reader)
@@ -41,7 +43,7 @@ class Guard:
             os.write(self._writer, line.encode())
 
 
-def _guard(reader, mark):
+def _guard(reader, mark, last_words):
     os.setsid()  # What ends the launcher's terminal or group does not end it.
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -67,3 +69,5 @@ def _guard(reader, mark):
         ]
 
     family.end_all(left)
+    if last_words:
+        os.spawnv(os.P_WAIT, last_words[0], last_words)

@@ -13,6 +13,7 @@ from torch_resilient._launch import status
 from torch_resilient._launch.backoff import Backoff
 from torch_resilient._launch.family import MARK, Family
 from torch_resilient._launch.guard import Guard
+from torch_resilient._launch.nodes import MEET_SECONDS, Nodes
 from torch_resilient._launch.output import Console, Logs, Outputs
 from torch_resilient._launch.store import Store
 from torch_resilient._launch.worker import Worker, how
@@ -29,6 +30,8 @@ class Launcher:
         self._options = options
         self._selector = selectors.DefaultSelector()
         self._processes = options.nproc + options.spares
+        self._first = 0  # RANK of the first of them,
+        self._size = self._processes  # among so many of all nodes.
         self._workers = {}  # RANK -> Worker; a spare's RANK is beyond those of the world.
         self._delayed = []  # (when, rank) of replacements that are held back.
         self._backoff = Backoff()
@@ -38,6 +41,7 @@ class Launcher:
         self._renew_at = 0.0  # not before this.
         self._finished = set()
         self._lost = set()  # Died, and not started again.
+        self._said = set()  # Losses of other nodes.
         self._exit_code = None  # Decided; what runs is being ended.
         self._kill_at = None
         self._signals = 0
@@ -49,6 +53,11 @@ class Launcher:
         self._port = _free_port()
         if options.token_file:  # For the store, the ranks and the exit reports alike.
             os.environ[_server.TOKEN_FILE] = os.path.abspath(options.token_file)
+        self._nodes = None
+        if options.nnodes > 1:
+            self._nodes = Nodes(
+                options, self._job, self._selector, self._console.say, self._heard_of_others
+            )
         self._events = None
         if options.events:
             self._events = open(options.events, "a", buffering=1)  # noqa: SIM115 - as long as self
@@ -57,15 +66,17 @@ class Launcher:
         """The exit code, once nothing runs any more."""
         self._started = time.monotonic()
         self._family = Family(self._own_processes)
-        self._guard = Guard(self._family.mark)
+        self._guard = Guard(self._family.mark, self._nodes and self._nodes.last_words())
         wakeup = self._watch_signals()
         try:
             self._store.start()
-            for rank in range(self._processes):
-                self._start(rank)
+            self._meet()
+            for local_rank in range(self._processes if self._exit_code is None else 0):
+                self._start(self._first + local_rank)
             while self._workers or (self._delayed and self._exit_code is None):
                 self._show_status()
                 self._turn()
+            self._tell_others(ended=self._exit_code or 0)
         finally:
             if self._console.has_status:
                 self._console.show("")
@@ -79,7 +90,8 @@ class Launcher:
         return self._exit_code or 0
 
     def _own_processes(self):
-        return {self._guard.pid} | self._store.processes()
+        others = self._nodes.processes() if self._nodes else set()
+        return {self._guard.pid} | self._store.processes() | others
 
     def _goes_on(self):
         return self._exit_code is None and bool(self._workers or self._delayed)
@@ -90,6 +102,8 @@ class Launcher:
             callback(argument)
         now = time.monotonic()
         self._store.turn(now)
+        if self._nodes:
+            self._nodes.turn(now)
         if self._family.due is not None and now >= self._family.due:
             self._family.sweep()
         due = [entry for entry in self._delayed if entry[0] <= now]
@@ -106,6 +120,8 @@ class Launcher:
         times += [
             when for when in (self._kill_at, self._store.due, self._family.due) if when is not None
         ]
+        if self._nodes and (when := self._nodes.when()) is not None:
+            times.append(when)
         if self._console.has_status:
             times.append(time.monotonic() + status.SECONDS)
         return max(min(times) - time.monotonic(), 0) if times else None
@@ -147,16 +163,19 @@ class Launcher:
         return [*python, options.script, *options.args]
 
     def _environment(self, rank):
-        size = str(self._processes)
+        address, port = "127.0.0.1", self._port
+        if self._nodes:
+            first = self._nodes.roster.first()
+            address, port = first.address, first.port
         environment = dict(os.environ)
         environment.update(
             RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=size,
-            LOCAL_WORLD_SIZE=size,
-            GROUP_RANK="0",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(self._port),
+            LOCAL_RANK=str(rank - self._first),
+            WORLD_SIZE=str(self._size),
+            LOCAL_WORLD_SIZE=str(self._processes),
+            GROUP_RANK=str(self._options.node_rank or 0),
+            MASTER_ADDR=address,
+            MASTER_PORT=str(port),
             RESILIENT_STORE=self._store.address,
             RESILIENT_JOB=self._job,
             RESILIENT_SUPERVISED="1",
@@ -193,6 +212,7 @@ class Launcher:
             return
         if exit_code == 0:
             self._finished.add(worker.rank)
+            self._tell_others(finished=True)
             if self._exit_code is None and self._is_done():
                 self._begin_end(0, signal.SIGTERM)  # Spares that nobody will need.
             return
@@ -223,7 +243,8 @@ class Launcher:
             self._start_again(worker, text)
             return
         self._lost.add(worker.rank)
-        left = len(self._workers) + len(self._delayed) + len(self._finished)
+        self._tell_others(lost=len(self._lost), loss=exit_code)
+        left = self._left()
         least = self._options.min_world
         if self._has_spare():
             self._console.say(f"{text}; it is not started again, as a spare takes its seat")
@@ -235,10 +256,17 @@ class Launcher:
             few = f"; {left} are left, fewer than --min-world {least}" if least else ""
             self._give_up(exit_code, f"{text}{why_not}{few}")
 
+    def _left(self):
+        """Ranks that run, are to be started, or have finished, on all nodes."""
+        if self._nodes:
+            return self._nodes.roster.left()
+        return len(self._workers) + len(self._delayed) + len(self._finished)
+
     def _why_not_again(self):
         """What keeps a rank that has died from being started again; None: nothing does."""
         policy = self._options.restart_policy
-        if policy == "replace" and self._finished:
+        others = self._nodes and self._nodes.roster.others_finished()
+        if policy == "replace" and (self._finished or others):
             return ", and other ranks have finished: it cannot rejoin"
         if policy == "never":
             return ""
@@ -282,7 +310,65 @@ class Launcher:
 
     def _give_up(self, exit_code, text):
         self._console.say(f"{text}; ending the job")
-        self._begin_end(128 - exit_code if exit_code < 0 else exit_code, signal.SIGTERM)
+        code = 128 - exit_code if exit_code < 0 else exit_code
+        self._tell_others(ended=code, why=text)
+        self._begin_end(code, signal.SIGTERM)
+
+    # ---- the other nodes
+
+    def _meet(self):
+        """Waits until the launchers of all nodes have come, or one gives up."""
+        if self._nodes is None:
+            return
+        roster = self._nodes.roster
+        self._nodes.start()
+        while self._exit_code is None and not roster.meet():
+            self._turn()
+            if self._exit_code is None and self._nodes.is_late(time.monotonic()):
+                missing = status.ranges(roster.missing()) or "none, but not all have answered"
+                text = f"the launchers of {self._options.nnodes} nodes have not met in"
+                text = f"{text} {MEET_SECONDS:.0f} s (missing: node {missing})"
+                self._give_up(1, f"{text}: start them with the same --store, --job and --nnodes")
+        if self._exit_code is not None:
+            return
+        self._first, self._size = roster.offset(), roster.size()
+        least = self._options.min_world
+        if least and least > self._size:
+            self._give_up(
+                2, f"--min-world {least} is more than the {self._size} ranks of all nodes"
+            )
+
+    def _tell_others(self, **fields):
+        if self._nodes:
+            self._nodes.change(**fields)
+
+    def _heard_of_others(self):
+        if self._exit_code is not None:
+            return
+        roster, least = self._nodes.roster, self._options.min_world
+        if other := roster.usurper:
+            where = f"{other.host}, pid {other.pid}"
+            text = f"a launcher with the same --node-rank {roster.node} has come later ({where})"
+            self._give_up(1, f"{text} and has this one's place")
+        elif end := roster.end():
+            node, entry = end
+            self._give_up(entry.ended, f"node {node} ({entry.host}) gave up: {entry.why}")
+        elif roster.meet() and (killed := roster.killed()):
+            names = ", ".join(f"{node} ({entry.host})" for node, entry in killed)
+            text = f"the launcher of node {names} was killed, and its ranks with it"
+            self._without_others(text, killed[-1][1].ended)
+        elif self._lost and least and self._left() < least:  # Several at once.
+            text = f"{self._left()} are left, fewer than --min-world {least}"
+            self._give_up(roster.loss(), text)
+
+    def _without_others(self, text, code):
+        left, least = self._left(), self._options.min_world
+        if not least or left < least:
+            few = f"; {left} are left, fewer than --min-world {least}" if least else ""
+            self._give_up(code, f"{text}{few}")
+        elif text not in self._said:
+            self._said.add(text)
+            self._console.say(f"{text}; the job goes on with {left}, as {least} are enough")
 
     # ---- the end
 
@@ -305,6 +391,8 @@ class Launcher:
             if self._signals > 1:
                 self._signal_all(signal.SIGKILL)
             else:
+                why = f"it was ended by {how(-number)}"
+                self._tell_others(ended=128 + number, why=why)
                 self._begin_end(128 + number, number)
 
     def _begin_end(self, exit_code, number):
@@ -324,6 +412,9 @@ class Launcher:
         for worker in list(self._workers.values()):
             worker.reap(self._ended)
         self._family.end()
+        if self._nodes:
+            self._tell_others(ended=1, why="its launcher failed")
+            self._nodes.end()
         self._store.end()
         self._guard.dismiss()
 

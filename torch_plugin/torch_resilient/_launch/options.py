@@ -1,6 +1,7 @@
 """The command line of resilient-run."""
 
 import argparse
+import os
 
 
 def parse(arguments):
@@ -9,6 +10,7 @@ def parse(arguments):
         description="Runs a script as the ranks of a job and replaces ranks that die.",
     )
     parser.add_argument("--nproc", type=_positive, default=1, help="number of ranks (default 1)")
+    _add_nodes(parser)
     parser.add_argument(
         "--max-restarts",
         type=_not_negative,
@@ -69,14 +71,45 @@ def parse(arguments):
         parser.error("--store-data is for a store of its own; leave it or --store out")
     if options.log_only and not options.log_dir:
         parser.error("--log-only needs --log-dir, as the output would go nowhere")
+    _check_nodes(parser, options)
     _check_min_world(parser, options)
     return options
+
+
+def _add_nodes(parser):
+    parser.add_argument(
+        "--nnodes",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="number of hosts; a resilient-run on each, with --store, --job and --node-rank",
+    )
+    parser.add_argument(
+        "--node-rank", type=_not_negative, metavar="R", help="which of them this is, from 0"
+    )
+
+
+def _check_nodes(parser, options):
+    if options.nnodes == 1:
+        if options.node_rank:
+            parser.error(f"--node-rank {options.node_rank} needs --nnodes")
+        return
+    if options.node_rank is None or options.node_rank >= options.nnodes:
+        parser.error(f"--nnodes {options.nnodes} needs --node-rank 0 to {options.nnodes - 1}")
+    if not options.store:
+        parser.error(f"--nnodes {options.nnodes} needs --store: one that all hosts reach")
+    if not options.job and not os.environ.get("RESILIENT_JOB"):
+        parser.error(f"--nnodes {options.nnodes} needs --job (or RESILIENT_JOB): the same on all")
+    if options.restart_policy == "all":
+        parser.error("--restart-policy all is for one node: ranks of others are not started anew")
+    if options.spares:
+        parser.error("--spares is for one node: spares are the last ranks of all")
 
 
 def _check_min_world(parser, options):
     if options.min_world is None:
         return
-    if options.min_world > options.nproc:
+    if options.nnodes == 1 and options.min_world > options.nproc:
         parser.error(f"--min-world {options.min_world} is more than the {options.nproc} of --nproc")
     if options.restart_policy == "all":
         parser.error("--min-world is for --restart-policy replace or never: all starts all anew")

@@ -24,7 +24,7 @@ class Worker:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            preexec_fn=_die_with_parent(os.getpid()),
+            preexec_fn=die_with_parent(os.getpid()),
             start_new_session=True,  # Signals of the terminal come through us, once.
         )
         self.pidfd = os.pidfd_open(self.process.pid)
@@ -80,7 +80,8 @@ def _readable(pipe):
         return bool(selector.select(0))
 
 
-def _die_with_parent(parent):
+def die_with_parent(parent):
+    """A preexec_fn: the child is killed when the process of that number ends."""
     libc = ctypes.CDLL(None, use_errno=True)  # Loaded here: not between fork and exec.
 
     def prepare():

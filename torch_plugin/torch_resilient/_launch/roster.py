@@ -1,0 +1,148 @@
+"""What the launchers of a job on several nodes know of each other."""
+
+import hashlib
+from dataclasses import asdict, dataclass, replace
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a launcher says of itself, as a whole each time. `id` is new for each start of it."""
+
+    id: str
+    nodes: int
+    nproc: int
+    host: str
+    pid: int
+    address: str  # Where other nodes reach this one, and a port that was free:
+    port: int  # MASTER_ADDR and MASTER_PORT of all, when it is the first node.
+    sees: str = ""  # `Roster.seen`, as far as this launcher has got.
+    lost: int = 0  # Ranks of it that died and are not started again;
+    loss: int = 0  # how the last of them ended.
+    finished: bool = False  # Whether a rank has ended with 0.
+    ended: int | None = None  # The exit code, once it is decided.
+    why: str = ""
+    killed: bool = False  # Said by its guard: it has ended without a word.
+
+    @staticmethod
+    def parse(fields):
+        """TypeError, for what another version says."""
+        return Entry(**fields)
+
+    def fields(self):
+        return asdict(self)
+
+
+class Roster:
+    """The entries of all nodes, and what follows from them. Owner: Nodes. Pure.
+
+    Entries of earlier runs of the job may be there still. So the ranks start once every launcher
+    has said that it sees the very starts of the launchers that this one sees: no earlier start can
+    have said that, as ids are new each time. A launcher that is started anew later gets in by the
+    same, and its ranks take the seats of those that were lost with it.
+    """
+
+    def __init__(self, node, mine):
+        self.node = node
+        self.mine = mine
+        self.refused = {}  # node -> why its newcomer is left out.
+        self.usurper = None  # Entry of a launcher that came later and has this one's place.
+        self._entries = {node: mine}
+        self._began = None  # nproc of all nodes, once they have met.
+        self._living = set()  # Ids that were heard of before their end.
+
+    def change(self, **fields):
+        self.mine = self._entries[self.node] = replace(self.mine, **fields)
+
+    def hear(self, node, entry):
+        """Another's entry, or what stands in this one's place. Returns whether this launcher has to
+        say its own again: somebody has written over it who has ended."""
+        if node == self.node:
+            if entry.id == self.mine.id:
+                return False
+            if entry.ended is None:
+                self.usurper = entry
+            return entry.ended is not None
+        self.refused.pop(node, None)
+        if entry.ended is None:
+            self._living.add(entry.id)
+            if entry.nodes != self.mine.nodes:
+                self.refused[node] = (
+                    f"was started with --nnodes {entry.nodes}, this one with {self.mine.nodes}"
+                )
+            elif self._began and self._began[node] != entry.nproc:
+                self.refused[node] = (
+                    f"comes back with --nproc {entry.nproc} and began with {self._began[node]}"
+                )
+        self._entries[node] = entry
+        return False
+
+    def seen(self):
+        """Name of the starts of all nodes, as this launcher sees them; "" until all are there."""
+        if self.missing():
+            return ""
+        ids = [self._entries[node].id for node in range(self.mine.nodes)]
+        return hashlib.sha256(" ".join(ids).encode()).hexdigest()[:32]
+
+    def missing(self):
+        """Nodes without a launcher that could take part."""
+        return [
+            node
+            for node in range(self.mine.nodes)
+            if node not in self._entries
+            or self._entries[node].ended is not None
+            or node in self.refused
+        ]
+
+    def meet(self):
+        """Whether all have met, now or before."""
+        if self._began is None:
+            seen, entries = self.seen(), self._entries
+            if seen and all(entry.sees == seen for entry in entries.values()):
+                self._began = [entries[node].nproc for node in range(self.mine.nodes)]
+        return self._began is not None
+
+    def first(self):
+        """REQUIRES: they have met. The first node's entry."""
+        return self._entries[0]
+
+    def offset(self):
+        """REQUIRES: they have met. RANK of this node's first rank."""
+        return sum(self._began[: self.node])
+
+    def size(self):
+        """REQUIRES: they have met. Ranks of all nodes."""
+        return sum(self._began)
+
+    def end(self):
+        """(node, entry) of one that gave up while this one knew it, which ends the job; or None."""
+        for node, entry in sorted(self._entries.items()):
+            over = entry.ended is not None and entry.id in self._living
+            if over and entry.ended != 0 and not entry.killed:
+                return node, entry
+        return None
+
+    def killed(self):
+        """(node, entry) of the launchers that were killed, and their ranks with them."""
+        return [
+            (node, entry)
+            for node, entry in sorted(self._entries.items())
+            if entry.killed and entry.id in self._living
+        ]
+
+    def left(self):
+        """REQUIRES: they have met. Ranks that run, are to be started, or have finished."""
+        gone = sum(entry.nproc - entry.lost for _, entry in self.killed())
+        return self.size() - gone - sum(entry.lost for entry in self._entries.values())
+
+    def loss(self):
+        """How the last rank of the last node that lost one ended: the same on all nodes."""
+        losses = [entry.loss for _, entry in sorted(self._entries.items()) if entry.lost]
+        return losses[-1] if losses else 0
+
+    def others_finished(self):
+        """Whether ranks of other nodes have ended with 0."""
+        return any(
+            entry.finished and entry.id in self._living
+            for node, entry in self._entries.items()
+            if node != self.node
+        )
