@@ -1,42 +1,134 @@
 """A training script that is not a toy loses ranks again and again and ends with the same bits."""
 
+import re
+
+import harness
+import hosts
 import pytest
+import store_shell
 import training_run
 
+from torch_resilient import _server
 
-def check(tmp_path, kills, steps, seed, seconds):
-    """A run with so many kills against one without. Its loader works in the ranks themselves, which
-    must make no difference either."""
-    calm, _ = training_run.run(tmp_path, "calm", "--steps", steps, "--workers", 0, seconds=seconds)
-    plan = training_run.Kills(kills, steps, seed)
+GOES_ON = re.compile(r"goes on from step (\d+) with (\d+) ranks")
+
+
+@pytest.fixture
+def store():
+    server = store_shell.Store(_server.binary())
+    yield server.listening().address
+    server.end()
+
+
+@pytest.fixture
+def network():
+    """Two hosts."""
+    if why := hosts.refusal():
+        pytest.skip(f"no network namespaces here: {why}")
+    server = harness.Server.launch()
+    network = hosts.Network(server, ("alpha", "beta"))
+    yield network
+    network.close()
+    server.close()
+
+
+def undisturbed(folder, epochs, seconds):
+    """The result. Its loader works in the ranks themselves: no difference may come of it."""
+    options = ("--epochs", epochs, "--workers", 0)
+    return training_run.run(folder, "calm", *options, seconds=seconds)[0]
+
+
+def check(tmp_path, kills, epochs, seed, seconds, calm=None, replaced=True, **how):
+    """A run with so many kills against one without."""
+    calm = calm or undisturbed(tmp_path, epochs, seconds)
+    steps = epochs * training_run.STEPS_PER_EPOCH
+    plan = training_run.Kills(kills, steps, seed, replaced)
+    options = ("--epochs", epochs, "--checkpoint", tmp_path / "checkpoint")
     killed, lines = training_run.run(
-        tmp_path,
-        "killed",
-        *("--steps", steps, "--checkpoint", tmp_path / "checkpoint"),
-        kills=plan,
-        seconds=seconds,
+        tmp_path, "killed", *options, kills=plan, seconds=seconds, **how
     )
     assert len(plan.sent) == kills
     assert killed == calm, plan.sent
     assert killed["steps"] == steps and killed["buckets"] >= 3
     # Each sample once in each epoch.
-    assert killed["seen"] == [steps // training_run.STEPS_PER_EPOCH] * 2
+    assert killed["seen"] == [epochs] * 2
     assert any('"event": "recovered"' in line for line in lines)
+    return lines
 
 
-def test_two_kills(tmp_path):
-    check(tmp_path, 2, 20, 1, 120)
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """What two epochs end with."""
+    return undisturbed(tmp_path_factory.mktemp("calm"), 2, 240)
+
+
+def test_two_kills(tmp_path, calm):
+    check(tmp_path, 2, 2, 1, 240, calm)
 
 
 @pytest.mark.slow
 def test_twenty_kills(tmp_path):
-    check(tmp_path, 20, 60, 2, 300)
+    check(tmp_path, 20, 6, 2, 300)
+
+
+def test_a_spare_takes_the_seat(tmp_path, calm):
+    """Nobody is started anew: what the spare gets from the others is all that there is."""
+    events = ("--events", tmp_path / "killed.events")
+    launcher = [*training_run.HERE, "--spares", 1, "--restart-policy", "never", *events]
+    lines = check(tmp_path, 1, 2, 5, 240, calm, replaced=False, launcher=launcher)
+    assert sum("is process" in line for line in lines) == training_run.RANKS + 1
+
+
+def test_fewer_go_on_as_if_it_had_been_planned(tmp_path, store):
+    """One is lost for good. Against it: a run of all that ends at the commit from which the others
+    went on, and one of three that takes it up from the checkpoint."""
+    plan = training_run.Kills(1, 10, 6, replaced=False)
+    shrunk, lines = training_run.run(
+        tmp_path,
+        "shrunk",
+        *("--min-world", training_run.RANKS - 1),
+        launcher=training_run.Ranks(store, [[]] * training_run.RANKS, replaced=False),
+        kills=plan,
+        seconds=240,
+    )
+    [(lost, _)] = plan.sent
+    *_, (step, size) = (found.groups() for line in lines if (found := GOES_ON.search(line)))
+    assert int(size) == training_run.RANKS - 1 and 0 < int(step) <= 10
+    checkpoint = ("--workers", 0, "--checkpoint", tmp_path / "checkpoint")
+    training_run.run(tmp_path, "before", *checkpoint, "--until-step", step, seconds=240)
+    seats = [str(rank) for rank in range(training_run.RANKS) if rank != lost]
+    planned, _ = training_run.run(
+        tmp_path,
+        "planned",
+        *(*checkpoint, "--seats", ",".join(seats)),
+        launcher=[*training_run.RESILIENT_RUN, "--nproc", len(seats)],
+        seconds=240,
+    )
+    assert shrunk == planned, plan.sent
+    assert shrunk["seen"] == [2, 2], "a sample was lost or repeated"
+
+
+def check_on_hosts(tmp_path, network, kills, epochs, seed, seconds, calm=None):
+    prefixes = [network.on(rank * 2 // training_run.RANKS) for rank in range(training_run.RANKS)]
+    ranks = training_run.Ranks(network.store.address, prefixes, replaced=True)
+    env = {"RESILIENT_SEAT_WAIT": "60s"}
+    lines = check(tmp_path, kills, epochs, seed, seconds, calm, launcher=ranks, env=env)
+    said = set(re.findall(r"is process \d+ on (\w+)", "\n".join(lines)))
+    assert said == {"alpha", "beta"}
+
+
+def test_a_kill_on_two_hosts(tmp_path, network, calm):
+    check_on_hosts(tmp_path, network, 1, 2, 7, 240, calm)
 
 
 @pytest.mark.slow
-def test_torchrun_begins_anew_from_the_checkpoint(tmp_path):
+def test_ten_kills_on_two_hosts(tmp_path, network):
+    check_on_hosts(tmp_path, network, 10, 4, 8, 300)
+
+
+@pytest.mark.slow
+def test_torchrun_begins_anew_from_the_checkpoint(tmp_path, calm):
     """It restarts all ranks: what they held is gone, and the checkpoint has the same bits."""
-    calm, _ = training_run.run(tmp_path, "calm", "--workers", 0, seconds=120)
     plan = training_run.Kills(2, 20, 4, replaced=False)
     checkpoint = tmp_path / "checkpoint"
     restarted, lines = training_run.run(
@@ -53,4 +145,4 @@ def test_torchrun_begins_anew_from_the_checkpoint(tmp_path):
 
 @pytest.mark.soak
 def test_two_hundred_kills(tmp_path):
-    check(tmp_path, 200, 400, 3, 3000)
+    check(tmp_path, 200, 40, 3, 3000)

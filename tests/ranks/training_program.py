@@ -7,6 +7,9 @@ its ranks and compares what comes out.
 Several DDP buckets with a communication hook, BatchNorm, dropout, AMP with a scaler, accumulated
 gradients, a loader in a spawned process, a mesh of 2 x 2 whose results enter a parameter, and an
 asynchronous checkpoint. At the end rank 0 writes a digest of everything that all ranks hold.
+
+With --min-world it goes on with fewer ranks. The same by hand: --until-step N --checkpoint c, then
+--seats 0,2,3 --checkpoint c with as many ranks.
 """
 
 import argparse
@@ -14,9 +17,11 @@ import contextlib
 import copy
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import pickle
+import socket
 import threading
 import time
 
@@ -30,10 +35,12 @@ from torch.utils.data import DataLoader, Dataset
 
 import torch_resilient
 
-BATCH_SIZE = 4
+BATCH_SIZE = 6
 ACCUMULATED = 2
 STEPS_PER_EPOCH = 10
 RANKS = 4
+# Whatever three ranks find of an epoch that four have begun, each has as many of it, and its last
+# batch is never a single sample, which BatchNorm refuses.
 SAMPLES = RANKS * BATCH_SIZE * ACCUMULATED * STEPS_PER_EPOCH
 CHECKPOINT_EVERY = 3
 
@@ -142,8 +149,9 @@ class Checkpoint:
             return torch.load(self._path, weights_only=False)
         return None
 
-    def load(self, state, rank):
-        """Brings the state to what was written last, if anything was."""
+    def load(self, state, seat):
+        """Brings the state to what was written last, if anything was; `seat`: the rank that this
+        one was when it was written."""
         content = self._read()
         if content is None:
             return
@@ -151,7 +159,7 @@ class Checkpoint:
             getattr(state, name).load_state_dict(content[name])
         state.seen.copy_(content["seen"])
         state.step, state.scaler = content["step"], content["scaler"]
-        statistics, generator = content["parts"][rank]
+        statistics, generator = content["parts"][seat]
         state.statistics.load_state_dict(statistics)
         torch.set_rng_state(generator)
 
@@ -167,8 +175,7 @@ class Step:
             state.model, bucket_cap_mb=0.004, broadcast_buffers=False
         )
         self.model.register_comm_hook(None, fp16_compress_hook)
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
-        self.row, self.column = mesh.get_group("row"), mesh.get_group("column")
+        self.row, self.column = make_mesh()
         # A scaler that was interrupted between unscale_() and update() refuses the retry of that
         # step, whatever is loaded into it: a new one has the state of the commit.
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=3)
@@ -195,7 +202,7 @@ class Step:
         indices = torch.cat([index for index, _, _ in batches])
         everyones = [torch.empty_like(indices) for _ in range(dist.get_world_size())]
         dist.all_gather(everyones, indices)
-        state.seen.index_add_(0, torch.cat(everyones), torch.ones(RANKS * len(indices)))
+        state.seen.index_add_(0, torch.cat(everyones), torch.ones(len(everyones) * len(indices)))
 
     def _sharpen(self, loss):
         """Between unscale_ and step, so that a loss of a rank may come here."""
@@ -207,34 +214,50 @@ class Step:
             self.state.model.sharpness.mul_(0.9).add_(0.05 * pooled)
 
 
+def make_mesh():
+    """The groups of its rows and columns. An odd number of ranks has no such mesh: then it is all
+    ranks twice."""
+    columns, odd = divmod(dist.get_world_size(), 2)
+    if odd:
+        return dist.group.WORLD, dist.group.WORLD
+    mesh = init_device_mesh("cpu", (2, columns), mesh_dim_names=("row", "column"))
+    return mesh.get_group("row"), mesh.get_group("column")
+
+
 def train(state, loader, checkpoint, args):
+    rank, size = dist.get_rank(), dist.get_world_size()
     if state.step == 0:
         # Here and not before: where nothing is committed yet, elastic begins with rank 0's values
         # everywhere, and the statistics are part of the model as well.
-        checkpoint.load(state, dist.get_rank())
-        if state.step and dist.get_rank() == 0:
+        checkpoint.load(state, args.seats[rank] if args.seats else rank)
+        if state.step and rank == 0:
             os.write(1, f"begins at step {state.step} of the checkpoint\n".encode())
+    if rank == 0:
+        os.write(1, f"goes on from step {state.step} with {size} ranks\n".encode())
     step = Step(state)
-    while state.step < args.steps:
-        state.sampler.set_epoch(state.step // STEPS_PER_EPOCH)
-        batches = []
-        for batch in loader:
-            batches.append(batch)
-            if len(batches) < ACCUMULATED:
-                continue
-            step.run(batches)
-            batches = []
-            state.step += 1
-            state.sampler.advance(BATCH_SIZE * ACCUMULATED)
-            state.commit()
-            if dist.get_rank() == 0:
-                os.write(1, f"step {state.step} at {time.time()}\n".encode())
-            if state.step % CHECKPOINT_EVERY == 0:
-                checkpoint.save(state)
-            if state.step == args.steps:
-                break
+    for batches in steps_left(state.sampler, loader, args.epochs):
+        if state.step == args.until_step:
+            break
+        step.run(batches)
+        state.step += 1
+        state.sampler.advance(BATCH_SIZE * len(batches))
+        state.commit()
+        if rank == 0:
+            os.write(1, f"step {state.step} at {time.time()}\n".encode())
+        if state.step == args.until_step or state.step % CHECKPOINT_EVERY == 0:
+            checkpoint.save(state)
     checkpoint.finish()
     report(state, step.model, args)
+
+
+def steps_left(sampler, loader, epochs):
+    """What is left of the epochs: for each step its batches. The last one of an epoch may have
+    fewer, where the number of ranks has changed in it."""
+    for epoch in range(sampler.epoch, epochs):
+        sampler.set_epoch(epoch)
+        left = iter(loader)
+        while batches := list(itertools.islice(left, ACCUMULATED)):
+            yield batches
 
 
 def report(state, model, args):
@@ -287,18 +310,26 @@ def make_state(rank, backend):
     )
 
 
+def seats(text):
+    return [int(seat) for seat in text.split(",")]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=2 * STEPS_PER_EPOCH)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--until-step", type=int, metavar="N", help="ends there, with a checkpoint")
+    parser.add_argument("--min-world", type=int, metavar="N", help="goes on with so many ranks")
     parser.add_argument("--workers", type=int, default=1, help="processes of each loader")
     parser.add_argument("--backend", default="resilient", choices=("resilient", "gloo"))
     parser.add_argument("--checkpoint", metavar="PATH", help="written, and read at the start")
+    parser.add_argument("--seats", type=seats, help="whose parts of the checkpoint the ranks take")
     parser.add_argument("--result", metavar="PATH")
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group(args.backend)
     # One write: where a launcher has one pipe for all ranks, parts of lines would mix.
-    os.write(1, f"rank {dist.get_rank()} is process {os.getpid()}\n".encode())
+    host = socket.gethostname()
+    os.write(1, f"rank {dist.get_rank()} is process {os.getpid()} on {host}\n".encode())
     state = make_state(dist.get_rank(), args.backend)
     checkpoint = Checkpoint(args.checkpoint)
     # The loader outlives a recovery with its process. Its own generator: an iterator draws a seed
@@ -312,7 +343,9 @@ def main():
         persistent_workers=args.workers > 0,
         generator=torch.Generator(),
     )
-    run = train if args.backend == "gloo" else torch_resilient.elastic(train)
+    run = train
+    if args.backend != "gloo":
+        run = torch_resilient.elastic(train, min_world=args.min_world)
     run(state, loader, checkpoint, args)
     dist.destroy_process_group()
 

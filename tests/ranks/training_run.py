@@ -12,8 +12,9 @@ from pathlib import Path
 
 PROGRAM = Path(__file__).with_name("training_program.py")
 RANKS = 4
-STEPS_PER_EPOCH = 10  # Of the program.
-HERE = [sys.executable, "-m", "torch_resilient.run", "--nproc", str(RANKS)]
+STEPS_PER_EPOCH = 10  # Of the program, with all ranks.
+RESILIENT_RUN = [sys.executable, "-m", "torch_resilient.run"]
+HERE = [*RESILIENT_RUN, "--nproc", str(RANKS)]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 TORCHRUN += ["--nproc-per-node", str(RANKS), "--monitor-interval", "0.1"]
 STEP = re.compile(r"\bstep (\d+) at ([\d.]+)")
@@ -67,18 +68,87 @@ def _alive(pid):
         return False
 
 
+class Ranks:
+    """The ranks of a job, started without a launcher, each behind its prefix of a command. Who is
+    killed is replaced, or else the job goes on without. Like a Popen, as far as `run` asks."""
+
+    def __init__(self, store, prefixes, replaced):
+        self._job = {"RESILIENT_STORE": store, "WORLD_SIZE": str(len(prefixes))}
+        self._prefixes = prefixes
+        self._replaced = replaced
+        self._lock = threading.Lock()
+        self._processes, self._codes = {}, {}
+        self._over = False
+
+    def __call__(self, command, env):
+        """Starts them."""
+        self._command = [sys.executable, *command]
+        self._env = {**env, **self._job}
+        reader, self._writer = os.pipe()
+        self.stdout = open(reader)  # noqa: SIM115
+        self._keepers = [
+            threading.Thread(target=self._keep, args=(rank,)) for rank in range(len(self._prefixes))
+        ]
+        for keeper in self._keepers:
+            keeper.start()
+        return self
+
+    def _keep(self, rank):
+        code = self._run(rank)
+        while code == -signal.SIGKILL and self._replaced:
+            os.write(self._writer, f"rank {rank} was killed, replacing it\n".encode())
+            code = self._run(rank)
+        with self._lock:
+            self._codes[rank] = 0 if code == -signal.SIGKILL else code
+            if len(self._codes) == len(self._prefixes):
+                os.close(self._writer)
+
+    def _run(self, rank):
+        with self._lock:
+            if self._over:
+                return signal.SIGKILL
+            process = self._processes[rank] = subprocess.Popen(
+                [*self._prefixes[rank], *self._command],
+                stdout=self._writer,
+                stderr=subprocess.STDOUT,
+                env={**self._env, "RANK": str(rank)},
+                start_new_session=True,
+            )
+        # Before its number is free for others: what it has left behind ends with it.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.wait()
+
+    def kill(self):
+        with self._lock:
+            self._over = True
+            for process in self._processes.values():
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    def wait(self):
+        """The first code that is not 0."""
+        for keeper in self._keepers:
+            keeper.join()
+        self.stdout.close()
+        return next(filter(None, self._codes.values()), int(self._over))
+
+
+def _launch(command, env):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, text=True, env=env, **pipes)
+
+
 def run(folder, name, *options, launcher=None, kills=None, seconds=60, env=None):
-    """The result that rank 0 wrote and the output, one line each. Fails when the run does."""
+    """The result that rank 0 wrote and the output, one line each. Fails when the run does.
+    `launcher`: its command, or Ranks."""
     events, result = folder / f"{name}.events", folder / f"{name}.json"
-    if launcher is None:
-        launcher = [*HERE, "--max-restarts", "1000", "--events", events]
-    command = [*launcher, PROGRAM, "--result", result, *options]
-    process = subprocess.Popen(
+    command = [PROGRAM, "--result", result, *options]
+    if not isinstance(launcher, Ranks):
+        command = [*(launcher or [*HERE, "--max-restarts", 1000, "--events", events]), *command]
+    process = (launcher if isinstance(launcher, Ranks) else _launch)(
         list(map(str, command)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "RESILIENT_LOG": "json:warn", "OMP_NUM_THREADS": "1", **(env or {})},
+        {**os.environ, "RESILIENT_LOG": "json:warn", "OMP_NUM_THREADS": "1", **(env or {})},
     )
 
     def pids():
