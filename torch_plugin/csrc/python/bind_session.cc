@@ -185,6 +185,16 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::arg("device") = py::none());
 }
 
+template <auto kGet>
+py::dict MembershipObject(SessionContext& context) {
+  Membership membership;
+  {
+    const py::gil_scoped_release unlocked;
+    membership = (context.session().*kGet)();
+  }
+  return ToDict(membership);
+}
+
 }  // namespace
 
 void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
@@ -202,24 +212,8 @@ void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
             return ValueOrThrow(*host, ResilientStore::OfSession(self, timeout));
           },
           py::arg("timeout"))
-      .def("membership",
-           [](SessionContext& self) {
-             Membership membership;
-             {
-               const py::gil_scoped_release unlocked;
-               membership = self.session().membership();
-             }
-             return ToDict(membership);
-           })
-      .def("acknowledged",
-           [](SessionContext& self) {
-             Membership membership;
-             {
-               const py::gil_scoped_release unlocked;
-               membership = self.session().acknowledged();
-             }
-             return ToDict(membership);
-           })
+      .def("membership", &MembershipObject<&Session::membership>)
+      .def("acknowledged", &MembershipObject<&Session::acknowledged>)
       .def("failure", [host](SessionContext& self) { return FailureObject(*host, self, 0); })
       .def(
           "await_failure",
