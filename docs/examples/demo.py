@@ -5,7 +5,7 @@
 Trains the handwritten digits on 4 ranks three times under resilient-run: undisturbed, with SIGKILL
 for one rank in the middle, and the same with a spare, a process that has imported everything and
 waits. Prints when what happened, and compares the final parameters of all runs bit for bit. Exit 1
-when they differ.
+when they differ. In a fourth, shorter run nobody replaces the rank and the others go on without.
 """
 
 import argparse
@@ -26,7 +26,7 @@ RUN_SECONDS = 240
 PHASES = (
     ("known", "all survivors know"),
     ("aborted", "running operations ended"),
-    ("joined", "the replacement has joined"),
+    ("joined", "{joined}"),
     ("rebuilt", "connections rebuilt"),
     ("running", "survivors go on"),
     ("committed_unix_s", "first step again"),
@@ -36,15 +36,15 @@ PHASES = (
 class Run:
     """One training under resilient-run; `on_step` is called with each step that rank 0 reports."""
 
-    def __init__(self, args, folder, name, on_step=None, spares=0):
+    def __init__(self, args, folder, name, on_step=None, launcher=(), script=()):
         self.saved = folder / f"{name}.pt"
         self.events = folder / f"{name}.events"
         self.accuracy = self.digest = None
         self.recoveries = []
         self._on_step = on_step
         command = [sys.executable, "-m", "torch_resilient.run", "--nproc", str(args.nproc)]
-        command += ["--spares", str(spares), "--events", str(self.events), str(SCRIPT)]
-        command += ["--epochs", str(args.epochs)]
+        command += [*map(str, launcher), "--events", str(self.events), str(SCRIPT)]
+        command += ["--epochs", str(args.epochs), *map(str, script)]
         command += ["--seed", str(args.seed), "--log-every", "5", "--save", str(self.saved)]
         environment = {**os.environ, "RESILIENT_LOG": "json:warn"}
         self._process = subprocess.Popen(
@@ -102,7 +102,7 @@ class Killer:
             print(f"    -- step {step}: SIGKILL to rank {self.rank} (pid {pid})", flush=True)
 
 
-def show_time_line(recoveries, killed_at):
+def show_time_line(recoveries, killed_at, joined):
     survivors = [r for r in recoveries if r.get("known")]
     if not survivors:
         print("no survivor has reported a recovery")
@@ -112,7 +112,7 @@ def show_time_line(recoveries, killed_at):
     for key, text in PHASES:
         times = [r[key] for r in survivors if r.get(key)]
         if times:
-            print(f"  {(max(times) - killed_at) * 1000:7.0f}  {text}")
+            print(f"  {(max(times) - killed_at) * 1000:7.0f}  {text.format(joined=joined)}")
     return True
 
 
@@ -130,7 +130,8 @@ def main():
     if args.seed:
         step, delay = chance.randrange(5, last_step - 25), chance.uniform(0, 0.05)
     at = args.kill_at or step
-    killers = [Killer(args.kill_rank, at, delay) for _ in range(2)]
+    steps = (at, at, max(at // 3, 1))
+    killers = [Killer(args.kill_rank, when, delay) for when in steps]
 
     with tempfile.TemporaryDirectory(prefix="resilient-demo-") as name:
         folder = Path(name)
@@ -141,21 +142,36 @@ def main():
         runs.append(Run(args, folder, "killed", killers[0]))
         codes.append(runs[1].finish())
         print("3. the same, and a spare waits for that", flush=True)
-        runs.append(Run(args, folder, "spare", killers[1], spares=1))
+        runs.append(Run(args, folder, "spare", killers[1], ["--spares", 1]))
         codes.append(runs[2].finish())
+        left = args.nproc - 1
+        print(f"4. a shorter run, and nobody replaces the rank: {left} go on", flush=True)
+        smaller = ["--restart-policy", "never", "--min-world", left]
+        shorter = ["--steps", max(last_step // 3, steps[2] + 1)]
+        runs.append(Run(args, folder, "smaller", killers[2], smaller, shorter))
+        codes.append(runs[3].finish())
 
     if any(codes):
         print(f"a run failed: exit codes {', '.join(map(str, codes))}")
         return 1
-    for run, killer, what in zip(runs[1:], killers, ("replaced", "with a spare"), strict=True):
+    return 0 if show(runs, killers) else 1
+
+
+def show(runs, killers):
+    """Time lines and results; whether all is as it has to be."""
+    joined = "the replacement has joined"
+    whats = ("replaced", joined), ("with a spare", joined), ("smaller", "the others go on alone")
+    for run, killer, (what, text) in zip(runs[1:], killers, whats, strict=True):
         print(f"{what}, ", end="")
-        if killer.killed_at is None or not show_time_line(run.recoveries, killer.killed_at):
-            return 1
-    for run, what in zip(runs, ("undisturbed", "with a kill", "with a spare"), strict=True):
+        if killer.killed_at is None or not show_time_line(run.recoveries, killer.killed_at, text):
+            return False
+    whole, smaller = runs[:3], runs[3]
+    for run, what in zip(whole, ("undisturbed", "with a kill", "with a spare"), strict=True):
         print(f"{what}: test accuracy {run.accuracy:.4f}, parameters {run.digest}")
-    same = runs[0].digest is not None and len({run.digest for run in runs}) == 1
+    same = whole[0].digest is not None and len({run.digest for run in whole}) == 1
     print("equal, bit for bit" if same else "DIFFERENT")
-    return 0 if same else 1
+    print(f"smaller, and after a third of the steps: test accuracy {smaller.accuracy:.4f}")
+    return same
 
 
 if __name__ == "__main__":
