@@ -94,6 +94,7 @@ std::string Sim::Run() {
   // A while of peace: nobody is fenced, every wait of a past generation has ended.
   const int fences = count_.fences;
   RunUntil(now_ + 2 * kTtl, never);
+  RunUntil(now_ + kTtl, [this] { return AllRun(); });  // What they say of room may be on its way.
   if (count_.fences != fences || !AllRun()) Violated("a fence without any fault");
   CheckWaits();
   CheckDeadlockIsFound();

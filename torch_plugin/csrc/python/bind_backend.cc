@@ -117,7 +117,7 @@ void RegisterBackend(py::module_& m, const std::shared_ptr<PythonHost>& host) {
       "abort_group",
       [host](const BackendPtr& backend, const std::string& why) {
         const py::gil_scoped_release unlocked;
-        OursOrThrow(*host, backend).Abort(why);
+        OursOrThrow(*host, backend)->Abort(why);
       },
       py::arg("backend"), py::arg("why"));
   m.def(
