@@ -1,8 +1,11 @@
 """The exception classes and their table."""
 
+import gc
 import pickle
+import sys
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import torch_resilient
@@ -105,3 +108,23 @@ def test_the_package_lists_its_names():
         assert name in dir(torch_resilient)
     with pytest.raises(AttributeError, match="nothing_such"):
         _ = torch_resilient.nothing_such
+
+
+def raises_again_and_again(count):
+    dist.init_process_group("resilient")
+    dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+
+    def blocks_after(times):
+        for _ in range(times):
+            with pytest.raises(torch_resilient.ResilientError):
+                dist.barrier()
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    before = blocks_after(10)
+    return blocks_after(count) - before
+
+
+def test_nothing_of_an_exception_is_kept(world):
+    [kept] = world.run(raises_again_and_again, 1, 500)
+    assert kept < 100

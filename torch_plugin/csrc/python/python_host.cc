@@ -53,8 +53,10 @@ PyObject* PythonHost::MakeException(const Status& status) const {
     attributes["group"] = detail.group;
     attributes["seq"] = detail.seq;
     attributes["since"] = detail.since_unix_s;
-    const py::str message(PyUnicode_DecodeUTF8(
-        status.ToString().data(), static_cast<Py_ssize_t>(status.ToString().size()), "replace"));
+    const std::string text = status.ToString();
+    const auto message = py::reinterpret_steal<py::object>(
+        PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+    if (!message) throw py::error_already_set();
     return py::handle(factory_)(std::string(CodeName(status.code())), message, attributes)
         .release()
         .ptr();
