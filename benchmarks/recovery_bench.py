@@ -1,0 +1,245 @@
+"""How long after SIGKILL of one rank does a training make its next step, and what takes the time?
+
+Each kill has a job of its own: 4 ranks of recovery_program.py, of which a random one is killed once
+all have made some steps. It is over with the first step of whoever has the lost seat, or of the
+smaller world, and the job is ended. Forms:
+
+    replacement  resilient-run, which starts the lost rank again
+    spare        resilient-run --spares 1, whose spare has imported torch and waits
+    shrink       ranks without a launcher that go on with three
+    torchrun     torchrun --standalone --max-restarts with gloo: all begin anew from the checkpoint
+
+    python benchmarks/recovery_bench.py --out benchmarks/results/recovery.json
+
+prints a table for docs/benchmarks.md, in milliseconds: phases of the survivors, as elastic logs
+them, and from the kill to the step. A job that makes no step again within --bound seconds is
+counted, and ended with all that it has started. A form is begun with no further kill once it has
+taken --form-seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import record
+import torch
+
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+sys.path[:0] = [str(TESTS / folder) for folder in ("ranks", "support", "torch")]
+
+import harness  # noqa: E402
+from detect_bench import summarise  # noqa: E402
+from store_shell import Store  # noqa: E402
+from training_run import Ranks  # noqa: E402
+
+from torch_resilient import _server  # noqa: E402
+
+PROGRAM = Path(__file__).with_name("recovery_program.py")
+RANKS = 4
+STEPS_BEFORE = 5
+START_SECONDS = 90
+END_SECONDS = 10
+RESILIENT_RUN = [sys.executable, "-m", "torch_resilient.run", "--nproc", str(RANKS)]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--monitor-interval"]
+TORCHRUN += ["0.1", "--max-restarts", "3", "--nproc-per-node", str(RANKS)]
+LAUNCHERS = {
+    "replacement": RESILIENT_RUN,
+    "spare": [*RESILIENT_RUN, "--spares", "1"],
+    "shrink": None,
+    "torchrun": TORCHRUN,
+}
+TIMES = ("known", "aborted", "joined", "rebuilt", "running", "committed_unix_s")
+PHASES = ("detect", "abort", "agree", "build", "acknowledge", "first step")
+
+
+class Job:
+    """One training with its launcher, and what its ranks say."""
+
+    def __init__(self, form: str, folder: str):
+        self.form = form
+        self._store = None
+        command = [str(PROGRAM), f"{folder}/checkpoint"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "RESILIENT_LOG": "json:warn"}
+        if form == "torchrun":
+            command += ["--backend", "gloo"]
+        if form == "shrink":
+            self._store = Store(_server.binary()).listening()
+            command += ["--min-world", str(RANKS - 1)]
+            self._process = Ranks(self._store.address, [[]] * RANKS, replaced=False)(command, env)
+        else:
+            self._process = subprocess.Popen(
+                [*LAUNCHERS[form], *command],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=env,
+                start_new_session=True,
+            )
+        self._rest = b""
+        self._said: list[dict] = []
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._process.stdout, selectors.EVENT_READ)
+
+    def next(self, deadline: float) -> dict | None:
+        """The next thing that a rank has told; None: nothing more in time."""
+        while not self._said:
+            if not self._selector.select(max(0.0, deadline - time.monotonic())):
+                return None
+            data = os.read(self._process.stdout.fileno(), 65536)
+            if not data:
+                return None
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            # Launchers put a prefix before the lines of ranks.
+            parts = (line[line.find(b'{"') :] for line in lines if b'"event"' in line)
+            self._said += [m for m in map(_message, parts) if m is not None]
+        return self._said.pop(0)
+
+    def end(self) -> None:
+        """Whatever state it is in: by its group, then what has left the group and is ours now."""
+        self._selector.close()
+        if isinstance(self._process, Ranks):
+            self._process.kill()
+            self._process.wait()
+        else:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+            self._process.stdout.close()
+        if self._store is not None:
+            self._store.end()
+
+
+def _message(line: bytes) -> dict | None:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def seated(job: Job) -> dict[int, int]:
+    """The pid of each rank, once all train and the spare, if one is wanted, waits."""
+    pids: dict[int, int] = {}
+    begun: set[int] = set()
+    steps = 0
+    wanted = RANKS + (job.form == "spare")
+    deadline = time.monotonic() + START_SECONDS
+    while len(pids) < RANKS or len(begun) < wanted or steps < STEPS_BEFORE:
+        message = job.next(deadline)
+        if message is None:
+            raise RuntimeError(f"{job.form}: only {pids} train after {START_SECONDS} s")
+        if message.get("event") == "begins":
+            begun.add(message["seat"])
+        elif message.get("event") == "step":
+            pids[message["rank"]] = message["pid"]
+            # Counted from when everybody was there.
+            steps += len(begun) == wanted and message["rank"] == 0
+    return pids
+
+
+def one_kill(form: str, chance: random.Random, bound: float) -> dict:
+    known = set(harness.children())
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(form, folder)
+        try:
+            pids = seated(job)
+            victim = chance.randrange(RANKS)
+            killed = time.time()
+            os.kill(pids[victim], signal.SIGKILL)
+            result = watch(job, killed, pids, victim, bound)
+        finally:
+            job.end()
+            left = harness.collect_orphans(known)
+    return {"victim": victim, "left_behind": len(left), **result}
+
+
+def watch(job: Job, killed: float, pids: dict, victim: int, bound: float) -> dict:
+    """The seconds from the kill to the step, or None, and the survivors' phases."""
+    survivors = 0 if job.form == "torchrun" else RANKS - 1
+    step = None
+    phases: dict[str, list[float]] = {name: [] for name in PHASES}
+    lines = 0
+    deadline = time.monotonic() + bound
+    while step is None or lines < survivors:
+        message = job.next(deadline)
+        if message is None:
+            break
+        if message.get("event") == "recovered":
+            lines += 1
+            times = [killed, *(message[name] for name in TIMES)]
+            for name, begin, end in zip(PHASES, times, times[1:], strict=False):
+                phases[name].append(end - begin)
+        elif message.get("event") == "step" and step is None:
+            seat_again = message["rank"] == victim and message["pid"] not in pids.values()
+            if seat_again or message["size"] < RANKS:
+                step = message["time"] - killed
+    return {"step_s": step, "phases_s": phases}
+
+
+def run_form(form: str, args: argparse.Namespace) -> dict:
+    chance = random.Random(args.seed)
+    began = time.monotonic()
+    kills = []
+    while len(kills) < args.kills and time.monotonic() - began < args.form_seconds:
+        load = os.getloadavg()[0]
+        kills.append({"load": load, **one_kill(form, chance, args.bound)})
+    steps = [kill["step_s"] for kill in kills if kill["step_s"] is not None]
+    summary = {}
+    for phase in PHASES:
+        if values := [value for kill in kills for value in kill["phases_s"][phase]]:
+            summary[phase] = summarise(values)
+    if steps:
+        summary["kill to step"] = summarise(steps)
+    not_back = len(kills) - len(steps)
+    print(f"{form}: {len(kills)} kills, {not_back} did not come back", file=sys.stderr, flush=True)
+    return {"form": form, "did_not_come_back": not_back, "summary_s": summary, "kills": kills}
+
+
+def table(runs: list[dict], bound: float) -> str:
+    lines = [
+        f"| | {' | '.join((*PHASES, 'kill to step'))} | no step within {bound:g} s |",
+        f"|---{'|---' * (len(PHASES) + 2)}|",
+    ]
+    for run in runs:
+        cells = []
+        for phase in (*PHASES, "kill to step"):
+            found = run["summary_s"].get(phase)
+            values = (found[name] for name in ("p50", "p99", "max")) if found else ()
+            cells.append(" / ".join(f"{value * 1e3:.0f}" for value in values) or "-")
+        not_back = f"{run['did_not_come_back']} of {len(run['kills'])}"
+        lines.append(f"| {run['form']} | {' | '.join(cells)} | {not_back} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = record.parser(__doc__)
+    parser.add_argument("--kills", type=int, default=20, help="of each form")
+    parser.add_argument("--bound", type=float, default=60.0, metavar="SECONDS")
+    parser.add_argument("--form-seconds", type=float, default=100.0)
+    parser.add_argument("--form", action="append", choices=LAUNCHERS, help="all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    harness.become_subreaper()
+    machine = record.machine() | {"torch": torch.__version__}
+    runs = [run_form(form, args) for form in args.form or LAUNCHERS]
+    print(table(runs, args.bound))
+    if args.out:
+        options = {"seed": args.seed, "bound_s": args.bound, "kills": args.kills}
+        record.write(args.out, {**options, "machine": machine, "runs": runs})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
