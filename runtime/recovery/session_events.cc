@@ -170,7 +170,9 @@ void SessionImpl::Perform(const Action& action) {
       rendezvous_->Send({ReportKind::kCommFailed, action.generation, -1, action.cause});
       return;
     case ActionKind::kOpenGate:
-      return;  // The state alone lets operations in.
+      // The state alone lets operations in; the first time there is nothing that was left behind.
+      if (opened_before_.exchange(true)) rendezvous_->Acknowledge(action.generation);
+      return;
     case ActionKind::kFail:
       RESILIENT_LOG(kError, "recovery gave up after generation ", action.generation, " of rank ",
                     rank_.load(), ": ", action.cause.ToString());

@@ -240,6 +240,7 @@ class SessionImpl final : public Session,
   WaitDesk waits_;
   PauseWatch pause_watch_;
   std::atomic<bool> waiting_posted_{false};
+  std::atomic<bool> opened_before_{false};  // The gate to operations.
 
   // Confined to the control thread.
   std::map<int, Instant> link_reports_;  // By rank: the last one of this generation.

@@ -95,6 +95,10 @@ void ControlClient::Ready(std::uint64_t generation) {
   Post([this, generation] { Submit(ReadyOp{generation}); });
 }
 
+void ControlClient::Acknowledge(std::uint64_t generation) {
+  Post([this, generation] { Submit(ReadyOp{generation, /*acknowledged=*/true}); });
+}
+
 void ControlClient::Send(const Report& report) {
   Post([this, report] { Submit(ReportOp{report}); });
 }
@@ -431,6 +435,9 @@ class SessionLine final : public Rendezvous {
   }
   void Ready(std::uint64_t generation) override {
     if (Usable()) client_->Ready(generation);
+  }
+  void Acknowledge(std::uint64_t generation) override {
+    if (Usable()) client_->Acknowledge(generation);
   }
   void Send(const Report& report) override {
     if (Usable()) client_->Send(report);

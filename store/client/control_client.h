@@ -34,6 +34,7 @@ class ControlClient {
   Status Start(RendezvousEvents& events, Deadline deadline);
   void Join(const JoinRequest& request);
   void Ready(std::uint64_t generation);
+  void Acknowledge(std::uint64_t generation);
   void Send(const Report& report);
   void Tell(const WaitingReport& report);
   void Tell(std::uint64_t ask, const Whereabouts& whereabouts);

@@ -161,7 +161,8 @@ Result<std::vector<std::string>> RequestClient::Exchange(const std::string& key,
   Ask ask{"exchange", {&key, 1}, true};
   ask.meeting = true;
   ask.With(value);
-  Result<Reply> reply = Perform(ask, ExchangeOp{key, rank, size, std::move(value)}, call);
+  Result<Reply> reply =
+      Perform(ask, ExchangeOp{key, rank, size, std::move(value), call.survivors_of}, call);
   if (!reply.ok()) return reply.status();
   RESILIENT_RETURN_IF_ERROR(CheckCount(ask, reply->values.size(), static_cast<std::size_t>(size)));
   return std::move(reply->values);

@@ -80,11 +80,15 @@ struct OpWriter {
     message->set_rank(op.rank);
     message->set_size(op.size);
     message->set_value(op.value);
+    message->set_survivors_of(op.survivors_of);
   }
   void operator()(const CancelOp& op) const { out->mutable_cancel()->set_seq(op.seq); }
   void operator()(const HeartbeatOp& op) const { out->mutable_heartbeat()->set_beat(op.beat); }
   void operator()(const JoinOp& op) const { PutOp(op, out); }
-  void operator()(const ReadyOp& op) const { out->mutable_ready()->set_generation(op.generation); }
+  void operator()(const ReadyOp& op) const {
+    out->mutable_ready()->set_generation(op.generation);
+    out->mutable_ready()->set_acknowledged(op.acknowledged);
+  }
   void operator()(const LeaveOp&) const { out->mutable_leave(); }
   void operator()(const ReportOp& op) const {
     pb::ReportRequest* message = out->mutable_report();
@@ -381,7 +385,8 @@ std::optional<Op> ToKeyOp(pb::Request& message) {
       return BarrierOp{message.barrier().key(), message.barrier().size()};
     case pb::Request::kExchange:
       return ExchangeOp{message.exchange().key(), message.exchange().rank(),
-                        message.exchange().size(), message.exchange().value()};
+                        message.exchange().size(), message.exchange().value(),
+                        message.exchange().survivors_of()};
     default:
       return std::nullopt;
   }
@@ -401,7 +406,7 @@ Result<Op> ToOp(pb::Request& message) {
     case pb::Request::kJoin:
       return ToJoin(message.join());
     case pb::Request::kReady:
-      return Op(ReadyOp{message.ready().generation()});
+      return Op(ReadyOp{message.ready().generation(), message.ready().acknowledged()});
     case pb::Request::kLeave:
       return Op(LeaveOp{});
     case pb::Request::kReport:

@@ -17,6 +17,7 @@ void Gathering::Arrive(WaitId id, std::int64_t rank, std::string value) {
   const bool is_new = seats_.try_emplace(rank, Seat{id, std::move(value)}).second;
   RESILIENT_CHECK(is_new);
   arrived_.emplace(id, rank);
+  last_rank_ = rank;
 }
 
 void Gathering::Withdraw(WaitId id) {
@@ -27,6 +28,11 @@ void Gathering::Withdraw(WaitId id) {
     seats_.erase(seat);
   }
   arrived_.erase(arrived);
+}
+
+bool Gathering::HasCome(SessionId session) const {
+  const auto first = arrived_.lower_bound({session, 0});
+  return first != arrived_.end() && first->first.session == session;
 }
 
 const WaitId* Gathering::Holder(std::int64_t rank) const {
@@ -42,9 +48,8 @@ std::vector<WaitId> Gathering::Ids() const {
 }
 
 std::vector<std::string> Gathering::TakeValues() {
-  std::vector<std::string> values;
-  values.reserve(seats_.size());
-  for (auto& [rank, seat] : seats_) values.push_back(std::exchange(seat.value, {}));
+  std::vector<std::string> values(static_cast<std::size_t>(size_));
+  for (auto& [rank, seat] : seats_) values[static_cast<std::size_t>(rank)].swap(seat.value);
   value_bytes_ = 0;
   return values;
 }

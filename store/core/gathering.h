@@ -22,7 +22,9 @@ struct WaitId {
 // Who has come to one barrier or exchange. Owner: Keyspace. Thread: caller-synchronised. Pure.
 class Gathering {
  public:
-  explicit Gathering(std::int64_t size) : size_(size) {}
+  // `survivors_of`: not 0: the members of that generation that are left are enough.
+  explicit Gathering(std::int64_t size, std::uint64_t survivors_of = 0)
+      : size_(size), survivors_of_(survivors_of) {}
 
   // To a barrier; the same id comes once.
   void Arrive(WaitId id) { arrived_.emplace(id, kNoRank); }
@@ -35,12 +37,18 @@ class Gathering {
   // Who has come as `rank`; null: nobody.
   const WaitId* Holder(std::int64_t rank) const;
 
+  bool HasCome(SessionId session) const;
+
   std::int64_t size() const { return size_; }
+  std::uint64_t survivors_of() const { return survivors_of_; }
+  // Of an exchange: who came last.
+  std::int64_t last_rank() const { return last_rank_; }
   bool empty() const { return arrived_.empty(); }
   bool complete() const { return static_cast<std::int64_t>(arrived_.size()) >= size_; }
   std::vector<WaitId> Ids() const;
   std::size_t value_bytes() const { return value_bytes_; }
-  // In rank order; the gathering is not to be used any more but for Withdraw.
+  // In rank order, empty for those that have not come; the gathering is not to be used any more but
+  // for Withdraw.
   std::vector<std::string> TakeValues();
 
   // "3 of 4 arrived", and of an exchange "; missing ranks 2".
@@ -54,7 +62,9 @@ class Gathering {
   };
 
   const std::int64_t size_;
+  const std::uint64_t survivors_of_;
   bool of_members_ = false;
+  std::int64_t last_rank_ = 0;
   std::map<WaitId, std::int64_t> arrived_;  // To the rank.
   std::map<std::int64_t, Seat> seats_;      // Of an exchange.
   std::size_t value_bytes_ = 0;

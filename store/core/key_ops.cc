@@ -146,6 +146,10 @@ struct Executor {
   }
   Status operator()(const ExchangeOp& op) const {
     RESILIENT_RETURN_IF_ERROR(CheckValueSize(op.value.size()));
+    if (op.survivors_of != 0 && scope == 0) {
+      return Status(StatusCode::kInvalidArgument,
+                    "exchange " + op.key + ": an exchange of survivors is one of a round");
+    }
     outcome.waits = true;
     Status arrived = keys.ArriveAtExchange(id, scope, op, outcome.ended, outcome.rival);
     if (arrived.ok() && fenced) keys.MarkAsOfMembers(scope, op.key);

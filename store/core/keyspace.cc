@@ -334,7 +334,7 @@ void Keyspace::DropAllKeys(const Status& why, std::vector<EndedWait>& ended) {
   std::vector<std::uint64_t> scopes;
   for (const auto& [scope, keys] : scopes_) scopes.push_back(scope);
   for (const std::uint64_t scope : scopes) {
-    if (scope != 0) EndWaits(scope, why, ended);
+    if (scope != 0) EndWaits(scope, why, /*of_survivors=*/true, ended);
     DropKeys(scope);
   }
 }

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -188,8 +189,13 @@ class Keyspace {
   void DropWaits(SessionId session);
   // Ends the waits of a session in scopes other than 0.
   void EndScopedWaits(SessionId session, const Status& why, std::vector<EndedWait>& ended);
-  // Ends all waits in a scope; its keys stay.
-  void EndWaits(std::uint64_t scope, const Status& why, std::vector<EndedWait>& ended);
+  // Ends the waits in a scope, those in exchanges of survivors only if `of_survivors`; its keys
+  // stay.
+  void EndWaits(std::uint64_t scope, const Status& why, bool of_survivors,
+                std::vector<EndedWait>& ended);
+  // Ends, with the values, the exchanges of survivors to which all have come that are awaited.
+  using AllHaveCome = std::function<bool(std::uint64_t scope, const Gathering& gathering)>;
+  void FinishSurvived(const AllHaveCome& all_have_come, std::vector<EndedWait>& ended);
   // Removes the values and items of a scope. REQUIRES: EndWaits before, or the waits go on.
   void DropKeys(std::uint64_t scope);
   // Removes all; ends the waits of all scopes but 0, where waiting goes on.
@@ -255,6 +261,7 @@ class Keyspace {
   void End(WaitId id, const Status& why, std::vector<EndedWait>& ended);
   // Nothing is missing any more; a multi_get may find that something is missing again.
   void Finish(WaitId id, Wait& wait, std::vector<EndedWait>& ended);
+  void HandOut(Gathering& gathering, std::vector<EndedWait>& ended);
   Status CheckExchange(std::uint64_t scope, const ExchangeOp& op, SessionId& rival) const;
   static std::map<std::string, Gathering>& Gatherings(Scope& scope, Kind kind);
   static bool IsMutation(Kind kind);

@@ -122,7 +122,8 @@ void Keyspace::EndScopedWaits(SessionId session, const Status& why, std::vector<
   for (const WaitId id : ids) End(id, why, ended);
 }
 
-void Keyspace::EndWaits(std::uint64_t scope, const Status& why, std::vector<EndedWait>& ended) {
+void Keyspace::EndWaits(std::uint64_t scope, const Status& why, bool of_survivors,
+                        std::vector<EndedWait>& ended) {
   const Scope* found = FindScope(scope);
   if (!found) return;
   std::set<WaitId> ids;
@@ -133,6 +134,7 @@ void Keyspace::EndWaits(std::uint64_t scope, const Status& why, std::vector<Ende
   for (const auto& [prefix, watches] : found->watches) ids.insert(watches.begin(), watches.end());
   for (const auto* gatherings : {&found->barriers, &found->exchanges}) {
     for (const auto& [key, gathering] : *gatherings) {
+      if (gathering.survivors_of() != 0 && !of_survivors) continue;
       for (const WaitId id : gathering.Ids()) ids.insert(id);
     }
   }
@@ -261,17 +263,34 @@ Status Keyspace::ArriveAtExchange(WaitId id, std::uint64_t scope, const Exchange
   RESILIENT_RETURN_IF_ERROR(CheckExchange(scope, op, rival));
   const std::size_t bytes = op.key.size() + op.value.size();
   RESILIENT_RETURN_IF_ERROR(CheckWait(id, bytes));
-  Gathering& gathering = scopes_[scope].exchanges.try_emplace(op.key, op.size).first->second;
+  Gathering& gathering =
+      scopes_[scope].exchanges.try_emplace(op.key, op.size, op.survivors_of).first->second;
   Register(id, Kind::kExchange, scope, bytes).keys = {op.key};
   gathering.Arrive(id, op.rank, op.value);
-  if (!gathering.complete()) return {};
+  if (gathering.complete()) HandOut(gathering, ended);
+  return {};
+}
+
+void Keyspace::FinishSurvived(const AllHaveCome& all_have_come, std::vector<EndedWait>& ended) {
+  std::vector<Gathering*> done;
+  for (auto& [scope, found] : scopes_) {
+    for (auto& [key, gathering] : found.exchanges) {
+      if (gathering.survivors_of() != 0 && all_have_come(scope, gathering)) {
+        done.push_back(&gathering);
+      }
+    }
+  }
+  for (Gathering* gathering : done) HandOut(*gathering, ended);
+}
+
+// The gathering is gone afterwards.
+void Keyspace::HandOut(Gathering& gathering, std::vector<EndedWait>& ended) {
   const std::vector<WaitId> ids = gathering.Ids();
   const std::shared_ptr<const SharedValues> values = Share(gathering.TakeValues());
   for (const WaitId arrived : ids) {
     End(arrived, Status(), ended);
     ended.back().shared_values = values;
   }
-  return {};
 }
 
 void Keyspace::MarkAsOfMembers(std::uint64_t scope, const std::string& key) {

@@ -57,6 +57,7 @@ struct MembershipEffects {
   std::vector<SessionId> unheld;    // here: with a full TTL.
   std::vector<LostSession> lost;
   std::vector<EndedScope> ended;
+  bool gone_on = false;            // A member has acknowledged a generation.
   std::vector<StatusCode> fenced;  // The first causes of the generations that ended.
   bool new_life = false;           // All keys of the job are dropped.
   bool stop_listening = false;
@@ -90,6 +91,9 @@ class Membership {
               MembershipEffects& effects);
   Status Ready(SessionId session, std::uint64_t generation, Moment moment,
                MembershipEffects& effects);
+  // The program of the session has gone on to that generation: it takes no part in what is left of
+  // older ones. membership_survivors.cc.
+  Status Acknowledge(SessionId session, std::uint64_t generation, MembershipEffects& effects);
   Status Leave(SessionId session, Moment moment, MembershipEffects& effects);
   Status Report(SessionId session, const resilient::Report& report, Moment moment,
                 MembershipEffects& effects);
@@ -111,6 +115,9 @@ class Membership {
   std::uint64_t RoundOf(SessionId session) const;
   // All members of this world are waited for: it is fenced when one of them has left.
   void NeedAll(std::uint64_t round, Moment moment, MembershipEffects& effects);
+  // Whether all members of the exchange's generation that are alive and have not gone on to a later
+  // one are there.
+  bool HaveSurvivorsCome(std::uint64_t round, const Gathering& gathering) const;
   // OK when the session may touch the keys of `scope` in `generation`; else kStaleGeneration.
   Status CheckAccess(SessionId session, std::uint64_t scope, std::uint64_t generation) const;
   // Not OK: the session is dead, and this is what it is to be told.

@@ -42,7 +42,10 @@ void Membership::BuildIfComplete(World& world, MembershipEffects& effects) {
     Changed(world, seat);
     Participant* who = Find(seat.session);
     RESILIENT_CHECK(who != nullptr);
-    if (std::exchange(who->fresh, false)) Changed(*who);
+    if (std::exchange(who->fresh, false) || who->since == 0) {
+      if (who->since == 0) who->since = world.generation;
+      Changed(*who);
+    }
     view.members.push_back({who->request.rank, who->hello.incarnation, who->hello.process.host,
                             who->hello.process.pid, who->request.endpoint});
   }

@@ -29,7 +29,7 @@ void Fields(Archive& archive, Participant& who) {
   archive(who.request);
   archive.Enum(who.state, ParticipantState::kSpare);
   archive(who.round, who.out, who.accusation, who.holder, who.wanted_size, who.hold, who.claim,
-          who.fresh);
+          who.fresh, who.since);
 }
 
 namespace {

@@ -106,6 +106,7 @@ struct ExchangeOp {
   std::int64_t rank = 0;
   std::int64_t size = 0;
   std::string value;
+  std::uint64_t survivors_of = 0;  // Not 0: of the members of that generation that still run it.
 };
 struct CancelOp {
   std::uint64_t seq = 0;
@@ -118,6 +119,7 @@ struct JoinOp {
 };
 struct ReadyOp {
   std::uint64_t generation = 0;
+  bool acknowledged = false;  // The program has gone on to that generation, which runs.
 };
 struct LeaveOp {};
 struct ReportOp {

@@ -56,6 +56,8 @@ struct Participant {
   std::optional<Hold> hold;              // Only while Active().
   int claim = -1;      // Of a spare: the rank that it asked for, and has in the next world.
   bool fresh = false;  // Its seat was given to it as a spare, and it has had no view yet.
+  // The generation of its first view, then the one that it has acknowledged last; 0: no view yet.
+  std::uint64_t since = 0;
 
   // Not kept: found out anew by a server that starts.
   bool connected = true;  // Its control connection is up.

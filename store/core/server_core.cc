@@ -239,6 +239,8 @@ Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {
     if (request.generation != 0 && job.keys.AwaitsMembers(request.scope)) {
       job.membership.NeedAll(request.scope, moment, exchange.members);
     }
+    const auto* met = std::get_if<ExchangeOp>(&request.op);
+    if (met && met->survivors_of != 0) FinishSurvived(job, exchange.key.ended);
     const Session* rival = exchange.key.rival == 0 ? nullptr : sessions_.Find(exchange.key.rival);
     if (!rival) return done;
     return Status(done.code(), done.message() + " (" + Describe(*rival) + " waits, " +
@@ -274,6 +276,9 @@ Status ServerCore::Impl::ExecuteMembershipOp(Exchange& exchange, Job& job, Effec
     return membership.Join(session, exchange.session.hello, op->request, moment, exchange.members);
   }
   if (const auto* op = std::get_if<ReadyOp>(&request.op)) {
+    if (op->acknowledged) {
+      return membership.Acknowledge(session, op->generation, exchange.members);
+    }
     return membership.Ready(session, op->generation, moment, exchange.members);
   }
   if (const auto* op = std::get_if<ReportOp>(&request.op)) {
@@ -339,13 +344,22 @@ Status ServerCore::Impl::ExitReport(Exchange& exchange, const ExitReportOp& repo
 
 // ---- Consequences ----
 
+void ServerCore::Impl::FinishSurvived(Job& job, std::vector<EndedWait>& ended) {
+  job.keys.FinishSurvived(
+      [&job](std::uint64_t round, const Gathering& gathering) {
+        return job.membership.HaveSurvivorsCome(round, gathering);
+      },
+      ended);
+}
+
 void ServerCore::Impl::Apply(Job& job, MembershipEffects& members, Moment moment,
                              Effects& effects) {
   for (const StatusCode cause : members.fenced) counters_.fences.Add(cause);
   std::vector<EndedWait> ended;
   for (const auto& lost : members.lost) job.keys.EndScopedWaits(lost.session, lost.why, ended);
   for (const auto& scope : members.ended) {
-    job.keys.EndWaits(scope.round, scope.why, ended);
+    // The survivors of a generation may be deciding what to do about its end.
+    job.keys.EndWaits(scope.round, scope.why, /*of_survivors=*/scope.drop_keys, ended);
     if (scope.drop_keys) job.keys.DropKeys(scope.round);
   }
   if (members.new_life) {
@@ -353,6 +367,7 @@ void ServerCore::Impl::Apply(Job& job, MembershipEffects& members, Moment moment
                          ended);
     SetLeasedKeys(job, ended);
   }
+  if (!members.lost.empty() || members.gone_on) FinishSurvived(job, ended);
   job.keys.AnswerWatches(ended);
   AnswerWaits(ended, effects);
   for (const SessionId session : members.released) {
@@ -438,7 +453,7 @@ void ServerCore::Impl::ForgetIdle(Instant now, Effects& effects) {
     std::vector<EndedWait> ended;  // Of admins.
     job->second.keys.EndWaits(
         0, Status(StatusCode::kNotFound, "the job " + job->first + " is forgotten: it has no key"),
-        ended);
+        /*of_survivors=*/true, ended);
     AnswerWaits(ended, effects);
     job->second.membership.RemoveRows();
     jobs_.erase(job);

@@ -130,6 +130,8 @@ class ServerCore::Impl {
   Status RestoreStore(std::string_view value);
   std::string StoreRowValue() const;
 
+  // Exchanges of survivors to which all have come that are left.
+  static void FinishSurvived(Job& job, std::vector<EndedWait>& ended);
   void Apply(Job& job, MembershipEffects& members, Moment moment, Effects& effects);
   void AnswerWaits(std::vector<EndedWait>& ended, Effects& effects);
   void ForgetIdle(Instant now, Effects& effects);

@@ -6,6 +6,9 @@ Mitigation promises. Method: real ranks on a real store, some of which are kille
 
 import importlib
 import os
+import random
+import re
+import signal
 import threading
 import time
 
@@ -24,7 +27,7 @@ def test_it_is_reached_without_an_import_of_its_own():
     assert "ulfm" in dir(torch_resilient)
 
 
-@pytest.mark.parametrize("verb", [ulfm.revoke, ulfm.failed, ulfm.shrink])
+@pytest.mark.parametrize("verb", [ulfm.revoke, ulfm.failed, ulfm.shrink, lambda: ulfm.agree(True)])
 def test_without_a_session(verb):
     with pytest.raises(torch_resilient.ConfigError, match="init_process_group"):
         verb()
@@ -159,3 +162,136 @@ def revokes_for_a_number():
 
 def test_a_reason_that_is_no_text(world):
     assert world.run(revokes_for_a_number, 1) == [1.0]
+
+
+def agrees():
+    dist.init_process_group("resilient")
+    rank = dist.get_rank()
+    answers = [ulfm.agree(True), ulfm.agree(rank != 1), ulfm.agree(0b1110 | (rank == 0))]
+    with pytest.raises(torch_resilient.ConfigError, match=r"by rank: \['bool', 'int', 'int'\]"):
+        ulfm.agree(1 if rank else True)
+    with pytest.raises(torch_resilient.ConfigError, match="a bool, or an int"):
+        ulfm.agree(None)
+    return [*answers, ulfm.agree(-8)]
+
+
+def test_agree_among_all(world):
+    expected = [(True, ()), (False, ()), (0b1110, ()), (-8, ())]
+    assert world.run(agrees, 3) == [expected] * 3
+
+
+def agrees_over_a_loss(begins):
+    """Some vote before the loss and some behind it, of a generation that is revoked as well."""
+    dist.init_process_group("resilient")
+    rank = int(os.environ["RANK"])
+    dist.barrier()
+    tell("ready")
+    if rank == 1:
+        hear()
+    if rank not in begins:
+        hear()
+    answers = [ulfm.agree(rank != 0)]
+    ulfm.revoke("to see whether it matters")
+    answers.append(ulfm.agree(rank + 4))
+    with pytest.raises(torch_resilient.ResilientError):
+        dist.barrier()
+    place = ulfm.shrink()["rank"]
+    return [*answers, ulfm.agree(place != 2)], place, total()
+
+
+@pytest.mark.parametrize("begins", [(0, 2, 3), (0,), ()])
+def test_agree_over_a_loss_in_a_generation_that_is_over(world, begins):
+    ranks = world.start(agrees_over_a_loss, 4, begins)
+    for rank in ranks:
+        assert rank.told() == "ready"
+    if begins:
+        assert ranks[0].outcome(0.5) is None  # It waits: rank 1 is late, and lives.
+    ranks[1].signal()
+    ranks[1].wait(10)
+    for number in {0, 2, 3} - set(begins):
+        ranks[number].say("go")
+    answers = [(False, (1,)), (4, (1,)), (False, ())]
+    for place, number in enumerate((0, 2, 3)):
+        assert ranks[number].value(30) == (answers, place, 1101.0)
+
+
+def agrees_until_one_is_missing(victim, delay):
+    dist.init_process_group("resilient")
+    dist.barrier()
+    if dist.get_rank() == victim:
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    answers = [ulfm.agree(True)]
+    while not answers[-1].missing:
+        answers.append(ulfm.agree(len(answers) % 7 != 3))
+    return answers
+
+
+def test_a_kill_at_any_moment_divides_nobody(world):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    for number in range(8):
+        world.job += "x"
+        victim = number % 3
+        ranks = world.start(agrees_until_one_is_missing, 3, victim, chance.random() * 0.1)
+        survivors = [rank.value(30) for rank in ranks if rank is not ranks[victim]]
+        assert survivors[0] == survivors[1]
+        assert survivors[0][-1].missing == (victim,)
+        ranks[victim].wait(10)
+
+
+def late():
+    dist.init_process_group("resilient")
+    if dist.get_rank() == 1:
+        hear()
+    return ulfm.agree(True)
+
+
+def test_one_that_is_late_is_waited_for_and_named(world):
+    ranks = world.start(late, 2, env={"RESILIENT_WAIT_LOG": "1s"})
+    assert ranks[0].outcome(2.5) is None
+    ranks[1].say("go")
+    assert [rank.value(20) for rank in ranks] == [(True, ())] * 2
+    pattern = (
+        r"rank 0 has waited \d+ s in ulfm.agree\(\) number 1 of generation 1: 1 of 2 arrived;"
+        r" missing ranks 1; those of them that are alive are waited for"
+    )
+    assert re.search(pattern, ranks[0].stderr()), ranks[0].stderr()
+
+
+def goes_on_without():
+    dist.init_process_group("resilient")
+    dist.barrier()
+    ulfm.revoke()
+    if dist.get_rank() == 1:
+        hear()
+        torch_resilient.rebuild()
+        tell("has gone on")
+        dist.barrier()
+        return None
+    answer = ulfm.agree(True)
+    torch_resilient.rebuild()
+    dist.barrier()
+    return answer
+
+
+def test_one_that_has_gone_on_is_not_waited_for(world):
+    ranks = world.start(goes_on_without, 2)
+    assert ranks[0].outcome(0.5) is None
+    ranks[1].say("go on")
+    assert ranks[1].told() == "has gone on"
+    assert [rank.value(20) for rank in ranks] == [(True, (1,)), None]
+
+
+def leaves_instead():
+    dist.init_process_group("resilient")
+    dist.barrier()
+    if dist.get_rank() == 1:
+        dist.destroy_process_group()
+        return None
+    return ulfm.agree(True), torch_resilient.failure()
+
+
+def test_one_that_leaves_is_not_waited_for_and_fences_nobody(world):
+    answer = ((True, (1,)), None)
+    assert world.run(leaves_instead, 3) == [answer, None, answer]

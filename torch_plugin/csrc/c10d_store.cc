@@ -253,4 +253,23 @@ std::vector<std::string> ResilientStore::Agree(const std::string& key, std::int6
   });
 }
 
+std::vector<std::string> ResilientStore::AgreeAmongSurvivors(
+    const std::string& key, std::int64_t rank, std::int64_t size, std::string value,
+    std::uint64_t generation, const std::chrono::milliseconds& timeout) {
+  if (context_ == nullptr) {
+    Check(*host_, Status(StatusCode::kFailedPrecondition, "agree needs the store of a session"));
+  }
+  return Taken(*host_, Run([&] {
+    store::Client::Call call = MakeCall(timeout, Waits::kForOthers);
+    // Only this process's own end ends it.
+    call.stop = [context = context_] {
+      Status failure = context->session().failure();
+      return failure.code() == StatusCode::kStaleGeneration ? failure : Status::Ok();
+    };
+    call.survivors_of = generation;
+    call.settle = context_->ladder().answer;
+    return Settled(client_->Exchange(key, rank, size, std::move(value), call));
+  }));
+}
+
 }  // namespace resilient::plugin

@@ -90,6 +90,13 @@ class ResilientStore final : public c10d::Store {
                                  std::string value, std::uint64_t generation,
                                  const std::chrono::milliseconds& timeout);
 
+  // As Agree, of those members of `generation` that are alive and have not gone on to a later one:
+  // goes on over a fence. The values of the others are empty.
+  std::vector<std::string> AgreeAmongSurvivors(const std::string& key, std::int64_t rank,
+                                               std::int64_t size, std::string value,
+                                               std::uint64_t generation,
+                                               const std::chrono::milliseconds& timeout);
+
   // Null for a standalone store.
   const std::shared_ptr<SessionContext>& context() const { return context_; }
   std::string server_id() const { return client_->server_id(); }

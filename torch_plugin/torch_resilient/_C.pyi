@@ -136,6 +136,9 @@ class Store(C10dStore):
     def agree(
         self, key: str, rank: int, size: int, value: bytes, generation: int, timeout: timedelta
     ) -> list[bytes]: ...  # exchange of all members of a generation: all get the values or nobody does. TIMEOUT: not taken part.
+    def agree_among_survivors(
+        self, key: str, rank: int, size: int, value: bytes, generation: int, timeout: timedelta
+    ) -> list[bytes]: ...  # Of those of them that are left: goes on over a fence; b"" for the others.
     def close(self) -> None: ...
 
 class Presence:

@@ -22,31 +22,30 @@ def agree(value):
     of a rank at a time. A rank that is interrupted in it (Ctrl-C), or has not reached the store for
     RESILIENT_BUDGET, may raise where the others have an answer.
     """
-    packed = _packed(value)
+    packed = pack(value)
     world = _api.current_world()
     # Read before the failure is looked for: what follows one that is not acknowledged is not ours.
     generation = world.session.membership()["generation"]
     number = world.agreements[1] + 1 if world.agreements[0] == generation else 1
-    votes = _collect(world, generation, number, packed)
+    place = f"agree/{generation}/{number}", world.rank, world.world_size
+    votes = collect(
+        world,
+        lambda timeout: world.store.agree(*place, packed, generation, timeout),
+        f"agree() number {number} of generation {generation}",
+        "none of them was lost",
+    )
     world.agreements = generation, number
-    return _combined(votes)
+    return combine(votes)
 
 
-def _collect(world, generation, number, packed):
-    """What each rank says. A line each time RESILIENT_WAIT_LOG has passed."""
+def collect(world, ask, what, who):
+    """What each rank says: ask(timeout), again and again. A line each time RESILIENT_WAIT_LOG has
+    passed; `who`: of those that are waited for."""
     interval = world.settings["wait_log"]
-    key = f"agree/{generation}/{number}"
     waited = 0
     while True:
         try:
-            return world.store.agree(
-                key,
-                world.rank,
-                world.world_size,
-                packed,
-                generation,
-                timedelta(seconds=interval),
-            )
+            return ask(timedelta(seconds=interval))
         except _errors.StoreTimeoutError as error:
             if error.code != "TIMEOUT":
                 raise
@@ -54,14 +53,14 @@ def _collect(world, generation, number, packed):
             late = str(error).rpartition(": ")[2]  # "2 of 3 arrived; missing ranks 2"
         if world.settings["log"].rpartition(":")[2] not in ("off", "error"):
             print(
-                f"[resilient] rank {world.rank} has waited {waited:.0f} s in agree() number"
-                f" {number} of generation {generation}: {late}; none of them was lost",
+                f"[resilient] rank {world.rank} has waited {waited:.0f} s in {what}: {late}; {who}",
                 file=sys.stderr,
                 flush=True,
             )
 
 
-def _packed(value):
+def pack(value):
+    """A vote, as text."""
     if isinstance(value, bool):
         return f"bool {value:d}".encode()
     if isinstance(value, int) and value.bit_length() <= _BITS:
@@ -72,8 +71,9 @@ def _packed(value):
     )
 
 
-def _combined(votes):
-    """All ranks have the same votes here, so that all raise where these do not go together."""
+def combine(votes):
+    """What the votes say together. All ranks have the same ones here, so that all raise where these
+    do not go together."""
     said = [vote.decode().split() for vote in votes]
     kinds = [kind for kind, _ in said]
     if len(set(kinds)) > 1:

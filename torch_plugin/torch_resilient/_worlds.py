@@ -25,6 +25,7 @@ class World:
     store: Any = None
     asked: dict = field(default_factory=dict)  # Backends that we took over, by the group's name.
     agreements: tuple = (0, 0)  # The generation, and how many `agree` have ended in it.
+    survivor_agreements: tuple = (0, 0)  # The same of `ulfm.agree`.
     pid: int = field(default_factory=os.getpid)
     # Made with enable_reconfigure=True: `session` is of this process alone, and the backend has one
     # with the members that the program chose last.

@@ -1,13 +1,15 @@
 """The verbs of MPI's User Level Failure Mitigation, for the world of this process.
 
-`revoke` ends the generation for all ranks, `failed` tells which members are known to be lost, and
-`shrink` goes on without them. For programs that recover in their own way;
-`torch_resilient.elastic` and `rebuild` need none of it.
+`revoke` ends the generation for all ranks, `failed` tells which members are known to be lost,
+`agree` decides among those that are left, and `shrink` goes on with them. For programs that
+recover in their own way; `torch_resilient.elastic` and `rebuild` need none of it.
 """
+
+from typing import NamedTuple
 
 import torch
 
-from torch_resilient import _api, _errors, _native
+from torch_resilient import _agree, _api, _errors, _native
 
 _LOSSES = ("RANK_LOST", "LEFT")  # Behind other causes all members are alive.
 
@@ -85,6 +87,49 @@ def _losses(session, generation):
             told = event["code"], event["text"], event["time"]
             losses.setdefault((event["host"], event["pid"]), told)
     return losses
+
+
+class Agreement(NamedTuple):
+    """What came of an `agree`: the same on every rank that has it."""
+
+    value: bool | int
+    missing: tuple  # Ranks of that generation that had no part in it.
+
+
+def agree(value):
+    """What the members of this generation that are left say together, also when others fail
+    meanwhile and when the generation is over: revoked, or fenced for a loss.
+
+    `value`: of bools the answer is True if every one says True; of ints (at most 64 bits, with a
+    sign) the bits that are set on every one. Returns an Agreement: `value`, and `missing`, the
+    ranks whose values are not in it. The store decides at once for all, when each member of the
+    generation that this rank ran last has called it, is lost, has left, or has gone on to a later
+    generation by `rebuild()` or `shrink()`: who has an answer has the same. It acknowledges
+    nothing: behind it operations raise as before.
+
+    A rank that is late is waited for as long as it lives, and named every RESILIENT_WAIT_LOG; so
+    every rank calls it, as often as the others, before it goes on. One thread of a rank at a time.
+    Raises no failure of others. FencedError when this process itself was given up, STORE_LOST
+    when the store was not reached for RESILIENT_BUDGET, ConfigError for other types, where some
+    say bools and others ints, and without a session. A rank that is interrupted (Ctrl-C) has taken
+    no part, unless the answer was there already.
+    """
+    world = _api.current_world()
+    packed = _agree.pack(value)
+    known = world.session.acknowledged()
+    generation = known["generation"]
+    before = world.survivor_agreements
+    number = before[1] + 1 if before[0] == generation else 1
+    place = f"ulfm/{generation}/{number}", known["rank"], len(known["members"])
+    votes = _agree.collect(
+        world,
+        lambda timeout: world.store.agree_among_survivors(*place, packed, generation, timeout),
+        f"ulfm.agree() number {number} of generation {generation}",
+        "those of them that are alive are waited for",
+    )
+    world.survivor_agreements = generation, number
+    missing = tuple(rank for rank, vote in enumerate(votes) if not vote)
+    return Agreement(_agree.combine([vote for vote in votes if vote]), missing)
 
 
 def shrink(min_world=1, timeout=None):

@@ -180,6 +180,8 @@ class Rendezvous {
   virtual void Join(const JoinRequest& request) = 0;
   virtual void Ready(
       std::uint64_t generation) = 0;  // The communicators of that generation are built here.
+  // The program has gone on to that generation, which runs: it acts in no older one any more.
+  virtual void Acknowledge(std::uint64_t generation) = 0;
   virtual void Send(const Report& report) = 0;
   // Told once, and dropped while there is no connection: what matters is told again. On the control
   // thread.

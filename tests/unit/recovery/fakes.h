@@ -125,6 +125,7 @@ class Record {
   // Guarded by the record's mutex: read them inside Note, Await and Get.
   std::vector<JoinRequest> joins;
   std::vector<std::uint64_t> readies;
+  std::vector<std::uint64_t> acknowledged;
   std::vector<Report> reports;
   std::vector<WaitingReport> waiting;
   std::vector<std::pair<std::uint64_t, Whereabouts>> whereabouts;
@@ -175,6 +176,9 @@ class FakeRendezvous final : public Rendezvous {
       record.calls.push_back("ready");
     });
     if (autopilot_.load()) SayRunning(generation);
+  }
+  void Acknowledge(std::uint64_t generation) override {
+    record_->Note([&](Record& record) { record.acknowledged.push_back(generation); });
   }
   void Send(const Report& report) override {
     record_->Note([&](Record& record) { record.reports.push_back(report); });

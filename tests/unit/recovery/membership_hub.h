@@ -28,6 +28,7 @@ class HubLine final : public Rendezvous {
   }
   void Join(const JoinRequest& request) override;
   void Ready(std::uint64_t generation) override;
+  void Acknowledge(std::uint64_t) override {}  // The hub keeps nothing of older generations.
   void Send(const Report& report) override;
   void Tell(const WaitingReport&) override {}
   void Tell(std::uint64_t, const Whereabouts&) override {}

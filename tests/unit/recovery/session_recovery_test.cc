@@ -181,6 +181,7 @@ TEST_F(SessionTest, Fence_IsStickyOnEveryGroupUntilRebuild) {
   EXPECT_TRUE(session_->failure().ok());
   EXPECT_TRUE(Run(*world_).ok());
   EXPECT_TRUE(Run(*pair).ok());
+  ASSERT_TRUE(AwaitCount(&Record::acknowledged, 1)) << "of the first nothing was left behind";
   EXPECT_TRUE(Run(*made_behind_the_gate).ok());
   EXPECT_EQ(factory_->Latest("pair")->spec().generation, 2u);
 }

@@ -87,7 +87,7 @@ std::vector<Op> AllOps() {
           CancelOp{8},
           HeartbeatOp{11},
           JoinOp{SomeJoin()},
-          ReadyOp{6},
+          ReadyOp{6, true},
           LeaveOp{},
           ReportOp{report},
           exit,
@@ -100,7 +100,7 @@ std::vector<Op> AllOps() {
           QueuePopOp{"k", true},
           QueueLengthOp{"k"},
           BarrierOp{"k", -3},
-          ExchangeOp{"k", 2, 4, "v"},
+          ExchangeOp{"k", 2, 4, "v", 7},
           WatchOp{"p", 7, true},
           HoldOp{-1, "h", 1500, "why"},
           ReleaseOp{3, ""},
@@ -211,7 +211,9 @@ TEST(Codec, FieldsOfKeyOperations_ArriveWhereTheyBelong) {
   const auto barrier = std::get<BarrierOp>(again(BarrierOp{"k", -3}));
   EXPECT_EQ(barrier.key, "k");
   EXPECT_EQ(barrier.size, -3);
-  const auto exchange = std::get<ExchangeOp>(again(ExchangeOp{"k", 2, 4, "v"}));
+  const auto exchange = std::get<ExchangeOp>(again(ExchangeOp{"k", 2, 4, "v", 7}));
+  EXPECT_EQ(exchange.survivors_of, 7U);
+  EXPECT_TRUE(std::get<ReadyOp>(again(ReadyOp{6, true})).acknowledged);
   EXPECT_EQ(exchange.key + "=" + exchange.value, "k=v");
   EXPECT_EQ(exchange.rank, 2);
   EXPECT_EQ(exchange.size, 4);

@@ -169,7 +169,7 @@ TEST_F(Gatherings, Fences_EndThemWithTheCause) {
   keys_.EndScopedWaits(1, cause, ended_);
   EXPECT_EQ(ended_.size(), 3u);
   EXPECT_EQ(keys_.waits(), 2u);
-  keys_.EndWaits(4, cause, ended_);
+  keys_.EndWaits(4, cause, true, ended_);
   ASSERT_EQ(ended_.size(), 4u);
   for (const EndedWait& end : ended_) {
     EXPECT_EQ(end.status.code(), StatusCode::kRankLost);

@@ -56,7 +56,7 @@ class Script {
     }
     // Seldom: it empties the keyspace.
     if (Below(8) != 0) return;
-    keys_.EndWaits(scope, Status(StatusCode::kRankLost, "rank 2 is lost"), ended_);
+    keys_.EndWaits(scope, Status(StatusCode::kRankLost, "rank 2 is lost"), true, ended_);
     keys_.DropKeys(scope);
   }
 

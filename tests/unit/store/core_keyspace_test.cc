@@ -142,7 +142,7 @@ TEST(Keyspace, EndWaits_EndsOneScopeWithItsCause) {
   const Status cause(StatusCode::kRankLost, "rank 2 is lost");
   ASSERT_TRUE(keys.AddWait({1, 1}, 4, {"a", "b"}, For::kKeys).ok());
   ASSERT_TRUE(keys.AddWait({1, 2}, 0, {"a"}, For::kKeys).ok());
-  keys.EndWaits(4, cause, ended);
+  keys.EndWaits(4, cause, true, ended);
   ASSERT_EQ(ended.size(), 1u);
   EXPECT_EQ(ended[0].status.message(), cause.message());
   EXPECT_EQ(keys.waits(), 1u);

@@ -18,6 +18,24 @@ namespace resilient::plugin {
 
 namespace py = pybind11;
 
+namespace {
+
+// `kMethod`: Agree, or AgreeAmongSurvivors.
+template <auto kMethod>
+std::vector<py::bytes> AgreeBy(ResilientStore& store, const std::string& key, std::int64_t rank,
+                               std::int64_t size, const py::bytes& value, std::uint64_t generation,
+                               std::chrono::milliseconds timeout) {
+  std::string text = value;
+  std::vector<std::string> values;
+  {
+    const py::gil_scoped_release unlocked;
+    values = (store.*kMethod)(key, rank, size, std::move(text), generation, timeout);
+  }
+  return {values.begin(), values.end()};
+}
+
+}  // namespace
+
 void RegisterStore(py::module_& m, const std::shared_ptr<PythonHost>& host) {
   const auto c10d = py::module_::import("torch._C._distributed_c10d");
   py::class_<ResilientStore, c10::intrusive_ptr<ResilientStore>>(m, "Store", c10d.attr("Store"))
@@ -71,20 +89,11 @@ void RegisterStore(py::module_& m, const std::shared_ptr<PythonHost>& host) {
           },
           py::arg("key"), py::arg("rank"), py::arg("size"), py::arg("value"),
           py::arg("timeout") = py::none())
-      .def(
-          "agree",
-          [](ResilientStore& self, const std::string& key, std::int64_t rank, std::int64_t size,
-             const py::bytes& value, std::uint64_t generation, std::chrono::milliseconds timeout) {
-            std::string text = value;
-            std::vector<std::string> values;
-            {
-              const py::gil_scoped_release unlocked;
-              values = self.Agree(key, rank, size, std::move(text), generation, timeout);
-            }
-            return std::vector<py::bytes>(values.begin(), values.end());
-          },
-          py::arg("key"), py::arg("rank"), py::arg("size"), py::arg("value"), py::arg("generation"),
-          py::arg("timeout"))
+      .def("agree", &AgreeBy<&ResilientStore::Agree>, py::arg("key"), py::arg("rank"),
+           py::arg("size"), py::arg("value"), py::arg("generation"), py::arg("timeout"))
+      .def("agree_among_survivors", &AgreeBy<&ResilientStore::AgreeAmongSurvivors>, py::arg("key"),
+           py::arg("rank"), py::arg("size"), py::arg("value"), py::arg("generation"),
+           py::arg("timeout"))
       .def("close", &ResilientStore::Close, py::call_guard<py::gil_scoped_release>());
 }
 

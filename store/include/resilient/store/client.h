@@ -86,6 +86,9 @@ class Client {
     // the store then says of it is waited for as long as this, over lost connections too. So that
     // all who take part in an Exchange hear the same of it.
     Duration settle = Duration::zero();
+    // Of an Exchange. Not 0: it ends when all members of that generation have come that still are
+    // members and have not gone on to a later one; the values of the others are empty.
+    std::uint64_t survivors_of = 0;
   };
 
   virtual Status Set(const std::string& key, std::string value, const Call& call) = 0;
