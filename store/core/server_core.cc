@@ -145,14 +145,15 @@ void ServerCore::Impl::OnRequest(ConnectionId connection, Request& request, Mome
   Exchange exchange{*bound.session, bound.role, request, moment};
   exchange.key.reply.seq = request.seq;
   exchange.job = FindJob(bound.session->hello.job);
+  // That an accused rank lives says less than what it reports.
+  const bool reports = std::holds_alternative<ReportOp>(request.op);
   if (bound.role == Role::kControl) {
     leases_.Renew(bound.session->id, moment.now);
-    MembershipEffects members;
-    exchange.job->membership.OnControlFrame(bound.session->id, moment, members);
-    Apply(*exchange.job, members, moment, effects);
+    if (!reports) NoteSignOfLife(exchange, effects);
   }
   if (!IsFirst(exchange, effects)) return;
   exchange.key.reply.status = Execute(exchange, effects);
+  if (reports && bound.role == Role::kControl) NoteSignOfLife(exchange, effects);
   if (exchange.key.waits && exchange.key.reply.status.ok()) {
     Counts(request).Add(Outcomes::kWaits);
   } else {
@@ -199,6 +200,12 @@ void ServerCore::Impl::Answer(Exchange& exchange, Effects& effects) {
   const bool keep = mutation || (exchange.role != Role::kAdmin && !exchange.key.reply.status.ok());
   if (keep) line.results.Remember(exchange.key.reply);
   effects.send.push_back({line.connection, std::move(exchange.key.reply)});
+}
+
+void ServerCore::Impl::NoteSignOfLife(Exchange& exchange, Effects& effects) {
+  MembershipEffects members;
+  exchange.job->membership.OnControlFrame(exchange.session.id, exchange.moment, members);
+  Apply(*exchange.job, members, exchange.moment, effects);
 }
 
 Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {

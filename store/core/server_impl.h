@@ -97,6 +97,7 @@ class ServerCore::Impl {
   // False: this is a repeat, and has been answered.
   bool IsFirst(Exchange& exchange, Effects& effects);
 
+  void NoteSignOfLife(Exchange& exchange, Effects& effects);
   Status Execute(Exchange& exchange, Effects& effects);
   Status ExecuteMembershipOp(Exchange& exchange, Job& job, Effects& effects);
   Outcomes& Counts(const Request& request) { return counters_.requests[request.op.index()]; }

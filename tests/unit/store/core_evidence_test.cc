@@ -279,6 +279,20 @@ Report Broken(int accused, std::uint64_t generation = 1) {
   return report;
 }
 
+TEST_F(CoreEvidence, AccusedSaysWhyItsLinksBroke_IsTheCause) {
+  const auto control = Run(2);
+  Send(control[0], ReportOp{Broken(1)});
+  Send(control[1], HeartbeatOp{1}, 0);  // One of two signs of life; its report would be the other.
+  Report why = Broken(1);
+  why.kind = ReportKind::kCommFailed;
+  why.status = Status(StatusCode::kCommFailed, "rank 1 aborted the group");
+  Send(control[1], ReportOp{why});
+  const std::optional<Fence> fence = Take<Fence>(control[0]);
+  ASSERT_TRUE(fence);
+  EXPECT_EQ(fence->cause.message(), "rank 1 aborted the group");
+  EXPECT_FALSE(Take<Fence>(control[0]));
+}
+
 TEST_F(CoreEvidence, DeathSeenByAMember_IsALossAtOnce) {
   struct Row {
     int wait_status;
