@@ -1,5 +1,6 @@
 """resilient-run --min-world: ranks that are lost and not started again, and those that go on."""
 
+import os
 import re
 
 import pytest
@@ -32,6 +33,50 @@ torch_resilient.elastic(train)(state)
 print(f"process {process} is rank {dist.get_rank()} of {dist.get_world_size()}", flush=True)
 dist.destroy_process_group()
 """
+
+
+# Rank 1 dies in the first step of its first life.
+COMES_AGAIN = """
+import os, signal
+import torch.distributed as dist
+import torch_resilient
+
+dist.init_process_group("resilient")
+first = torch_resilient.membership()["generation"] == 1
+
+
+def train(state):
+    if first and dist.get_world_size() == 3 and not state.sizes:
+        dist.barrier()
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while True:
+            dist.barrier()
+    state.sizes = [*state.sizes, dist.get_world_size()]
+    while dist.get_world_size() < 3:
+        state.commit()
+        dist.barrier()
+
+
+state = torch_resilient.State(sizes=[])
+torch_resilient.elastic(train, max_world=3)(state)
+print(f"rank {dist.get_rank()}: {state.sizes[0]} to {state.sizes[-1]}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_who_is_started_again_comes_in_where_the_others_have_gone_on(tmp_path):
+    script = tmp_path / "comes_again.py"
+    script.write_text(COMES_AGAIN)
+    code, stdout, stderr = run(
+        *("--nproc", 3, "--min-world", 2),
+        script,
+        env={**os.environ, "RESILIENT_SEAT_WAIT": "0"},
+        seconds=90,
+    )
+    assert code == 0, stderr
+    found = sorted(re.findall(r"rank \d: \d to \d", stdout))
+    assert found == [f"rank {rank}: 2 to 3" for rank in range(3)]
 
 
 def run_script(tmp_path, *options, victims):

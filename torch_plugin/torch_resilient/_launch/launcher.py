@@ -110,7 +110,7 @@ class Launcher:
         for entry in due:
             if entry in self._delayed and self._exit_code is None:
                 self._delayed.remove(entry)
-                self._start(entry[1])
+                self._start(entry[1], replaces=self._options.min_world is not None)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._signal_all(signal.SIGKILL)
@@ -143,9 +143,12 @@ class Launcher:
 
     # ---- workers
 
-    def _start(self, rank):
+    def _start(self, rank, replaces=False):
+        """`replaces`: the world may have gone on without the process that it replaces."""
         mark = self._family.next_mark()
         environment = {**self._environment(rank), MARK: mark}
+        if replaces:
+            environment["RESILIENT_REPLACES"] = "1"
         worker = Worker(rank, self._command(), environment, self._selector, self._outputs)
         self._family.began(worker.process.pid, mark)
         self._guard.began(worker.process.pid)
