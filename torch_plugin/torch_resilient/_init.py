@@ -136,7 +136,8 @@ def _joined_world(native, arguments, settings, process, processes, timeout, star
             if world.rank == SPARE:
                 log_line(settings, SPARE, "info", f"waits for a seat among {world.world_size}")
             world.session.init()
-            _take_number(native, world, settings, os.environ)
+            if not _wants_reconfigure(arguments):  # That session is of this process alone.
+                _take_number(native, world, settings, os.environ)
             _devices.warn_of_crowd(world)
             return world
         except BaseException as error:
