@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler
 
 import torch_resilient
-from torch_resilient import State, _server, elastic
+from torch_resilient import State, _server, _state, elastic
 
 GROW_AT = 4
 SPARE = {"RESILIENT_SPARES": "1"}
@@ -216,3 +216,23 @@ def bad_wishes():
 
 def test_bad_wishes_are_refused(world):
     world.run(bad_wishes, 1)
+
+
+# What each rank holds of one commit: its number and the size of its world then, or nothing.
+SEATS = {
+    "as it was": ([(0, 2), (1, 2)], [0, 1]),
+    "one was replaced": ([(0, 2), None], [0, 1]),
+    "two more": ([(0, 2), (1, 2), None, None], [0, 1, None, None]),
+    "two more, and one was replaced": ([(0, 2), None, None, None], [0, 1, None, None]),
+    "one less": ([(0, 3), (2, 3)], [0, 2]),
+    "one less, the last": ([(0, 3), (1, 3)], [0, 1]),
+    "one less, and one was replaced": ([(0, 3), None], None),
+    "one less, then one more": ([(0, 3), (2, 3), None], None),
+}
+
+
+@pytest.mark.parametrize("case", SEATS)
+def test_whose_part_each_rank_has(case):
+    places, seats = SEATS[case]
+    held = [{} if place is None else {"commit": place} for place in places]
+    assert _state._seats(held, "commit") == seats
