@@ -79,3 +79,41 @@ def test_a_spare_takes_the_seat_and_the_next_one_is_started(tmp_path):
         "process 2 is rank 1 of 2",
     ]
     assert "rank 1" in stderr and "replacing it (1 of 3 restarts)" in stderr
+
+
+# The spare becomes rank 2, and has something to do when the other two have ended.
+ENDS_LAST = """
+import contextlib, os, select, signal
+import torch.distributed as dist
+import torch_resilient
+
+dist.init_process_group("resilient")
+
+
+def train(state):
+    while dist.get_world_size() < 3:
+        state.commit()
+        dist.barrier()
+
+
+torch_resilient.elastic(train, max_world=3)(torch_resilient.State(step=0))
+pids = [None] * 3
+dist.all_gather_object(pids, os.getpid())
+rank = dist.get_rank()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+dist.destroy_process_group()
+if rank == 2:
+    for pid in pids[:2]:
+        with contextlib.suppress(ProcessLookupError):
+            select.select([os.pidfd_open(pid)], [], [], 30)
+    told = signal.sigtimedwait([signal.SIGTERM], 1)
+    print("told to end" if told else "the last word", flush=True)
+"""
+
+
+def test_a_rank_that_was_a_spare_is_not_ended_as_one(tmp_path):
+    script = tmp_path / "ends_last.py"
+    script.write_text(ENDS_LAST)
+    code, stdout, stderr = run("--nproc", 2, "--spares", 1, script, seconds=60)
+    assert code == 0, stderr
+    assert "the last word" in stdout

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
 #include <utility>
 
 #include <resilient/settings.h>
@@ -165,6 +166,17 @@ Result<std::shared_ptr<SessionContext>> JoinWorld(const InitOptions& init, const
 }  // namespace
 }  // namespace plugin
 
+namespace {
+
+// resilient-run does not end a process that has had a seat as one that nobody needs.
+void TellOfSeat(const std::vector<std::pair<std::string, std::string>>& environment) {
+  for (const auto& [name, path] : environment) {
+    if (name == "RESILIENT_SEATED") std::ofstream{path};
+  }
+}
+
+}  // namespace
+
 ProcessGroup init_process_group(const InitOptions& options) {
   const std::shared_ptr<plugin::Host> host = plugin::NativeHost();
   const auto environment = ProcessEnvironment();
@@ -178,6 +190,7 @@ ProcessGroup init_process_group(const InitOptions& options) {
   const c10::intrusive_ptr<c10d::Store> store =
       plugin::ValueOrThrow(*host, plugin::ResilientStore::OfSession(context, options.timeout));
   const Membership place = context->session().membership();  // A spare has its rank by now.
+  TellOfSeat(environment);
   const auto size = static_cast<int>(place.members.size());
   SetLogTag(plugin::TagOf(place.rank));
   const auto backend = plugin::ValueOrThrow(

@@ -6,6 +6,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import time
 
 from torch_resilient import _server
@@ -16,7 +17,7 @@ from torch_resilient._launch.guard import Guard
 from torch_resilient._launch.nodes import MEET_SECONDS, Nodes
 from torch_resilient._launch.output import Console, Logs, Outputs
 from torch_resilient._launch.store import Store
-from torch_resilient._launch.worker import Worker, how
+from torch_resilient._launch.worker import SEATED, Worker, how
 
 _END_SECONDS = 3.0  # From the first signal to the last process.
 _SPARE_WAIT = "30s"  # Its start; one that waits takes the seat at once.
@@ -45,6 +46,8 @@ class Launcher:
         self._exit_code = None  # Decided; what runs is being ended.
         self._kill_at = None
         self._signals = 0
+        # A file of each worker that has had a seat.
+        self._seats = tempfile.TemporaryDirectory(prefix="resilient-seats-")
         self._console = Console()
         logs = Logs(options.log_dir, self._console.say)
         self._outputs = Outputs(self._console, logs, options.log_only)
@@ -82,6 +85,7 @@ class Launcher:
                 self._console.show("")
             self._end()
             self._outputs.close()
+            self._seats.cleanup()
             signal.set_wakeup_fd(-1)
             for end in wakeup:
                 end.close()
@@ -147,9 +151,10 @@ class Launcher:
         """`replaces`: the world may have gone on without the process that it replaces."""
         mark = self._family.next_mark()
         environment = {**self._environment(rank), MARK: mark}
+        environment[SEATED] = os.path.join(self._seats.name, mark)
         if replaces:
             environment["RESILIENT_REPLACES"] = "1"
-        worker = Worker(rank, self._command(), environment, self._selector, self._outputs)
+        worker = Worker(rank, self._command(), environment, self._selector, self._outputs, replaces)
         self._family.began(worker.process.pid, mark)
         self._guard.began(worker.process.pid)
         worker.watch(self._exited)
@@ -217,7 +222,7 @@ class Launcher:
             self._finished.add(worker.rank)
             self._tell_others(finished=True)
             if self._exit_code is None and self._is_done():
-                self._begin_end(0, signal.SIGTERM)  # Spares that nobody will need.
+                self._begin_end(0, signal.SIGTERM)
             return
         if self._exit_code is not None:
             return  # Being ended: this is the answer to our signal.
@@ -227,7 +232,13 @@ class Launcher:
         )
 
     def _is_done(self):
-        return self._options.spares > 0 and len(self._finished) >= self._options.nproc
+        """Whether nobody needs what still runs: the ranks have finished, and it has had no seat."""
+        if any(worker.has_seat() for worker in self._workers.values()):
+            return False  # The world may have grown.
+        if self._options.spares:
+            return len(self._finished) >= self._options.nproc
+        enough = self._options.min_world and len(self._finished) >= self._options.min_world
+        return bool(enough) and all(worker.replaces for worker in self._workers.values())
 
     def _has_spare(self):
         return not self._finished and len(self._workers) >= self._options.nproc

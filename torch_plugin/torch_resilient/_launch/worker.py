@@ -9,14 +9,17 @@ import time
 
 from torch_resilient._launch.output import Output
 
+SEATED = "RESILIENT_SEATED"
 _PR_SET_PDEATHSIG = 1
 
 
 class Worker:
     """A process that holds a rank. The launcher owns it until it is reaped."""
 
-    def __init__(self, rank, command, environment, selector, outputs):
+    def __init__(self, rank, command, environment, selector, outputs, replaces=False):
         self.rank = rank
+        self.replaces = replaces  # One that was lost.
+        self._seated = environment[SEATED]
         self.started = time.monotonic()
         self.process = subprocess.Popen(
             command,
@@ -37,6 +40,10 @@ class Worker:
         for output in self._outputs:
             os.set_blocking(output.pipe.fileno(), False)
             selector.register(output.pipe, selectors.EVENT_READ, (self._read, output))
+
+    def has_seat(self):
+        """Whether it has had a seat in a world, as it says by a file; else it may wait for one."""
+        return os.path.exists(self._seated)
 
     def watch(self, on_exit):
         self._selector.register(self.pidfd, selectors.EVENT_READ, (on_exit, self))
