@@ -146,11 +146,18 @@ def test_who_ignores_the_signal_is_killed(tmp_path):
 
 
 def test_a_killed_launcher_leaves_nothing(tmp_path):
-    process = launch("--nproc", 2, *shell(tmp_path, "echo ready; exec sleep 60"))
+    script = shell(tmp_path, "echo ready; exec sleep 60")
+    folders = tmp_path / "folders"
+    folders.mkdir()
+    process = launch("--nproc", 2, *script, env={**os.environ, "TMPDIR": str(folders)})
     for _ in range(2):
         assert "ready" in process.stdout.readline()
+    assert list(folders.iterdir())
     process.kill()
-    process.communicate(timeout=10)  # The rest is for the fixture that looks for leftovers.
+    process.communicate(timeout=10)  # Processes are for the fixture that looks for leftovers.
+    until = time.monotonic() + 10
+    while list(folders.iterdir()):
+        assert time.monotonic() < until
 
 
 @pytest.mark.parametrize(

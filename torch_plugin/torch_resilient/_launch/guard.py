@@ -5,6 +5,7 @@ Workers end by themselves then (PR_SET_PDEATHSIG), but not what they have starte
 
 import contextlib
 import os
+import shutil
 import signal
 
 from torch_resilient._launch import family
@@ -14,14 +15,15 @@ class Guard:
     """Owner: the launcher, which tells it by a pipe of the workers. Forked, so that it costs
     neither a start nor memory; the launcher has one thread.
 
-    last_words: a command that it runs when it has ended them, or None."""
+    folder: what it removes when it has ended them. last_words: a command that it runs then, or
+    None."""
 
-    def __init__(self, mark, last_words=None):
+    def __init__(self, mark, folder, last_words=None):
         reader, self._writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _guard(reader, mark, last_words)
+                _guard(reader, mark, folder, last_words)
             finally:
                 os._exit(0)
         os.close(reader)
@@ -43,7 +45,7 @@ class Guard:
             os.write(self._writer, line.encode())
 
 
-def _guard(reader, mark, last_words):
+def _guard(reader, mark, folder, last_words):
     os.setsid()  # What ends the launcher's terminal or group does not end it.
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -69,5 +71,6 @@ def _guard(reader, mark, last_words):
         ]
 
     family.end_all(left)
+    shutil.rmtree(folder, ignore_errors=True)
     if last_words:
         os.spawnv(os.P_WAIT, last_words[0], last_words)

@@ -46,12 +46,15 @@ class Launcher:
         self._exit_code = None  # Decided; what runs is being ended.
         self._kill_at = None
         self._signals = 0
-        # A file of each worker that has had a seat.
-        self._seats = tempfile.TemporaryDirectory(prefix="resilient-seats-")
+        # What its own store keeps, and a file of each worker that has had a seat.
+        self._folder = tempfile.TemporaryDirectory(prefix="resilient-run-")
         self._console = Console()
         logs = Logs(options.log_dir, self._console.say)
         self._outputs = Outputs(self._console, logs, options.log_only)
-        self._store = Store(options, self._selector, self._console, self._goes_on, self._event)
+        data = options.store_data or os.path.join(self._folder.name, "store")
+        self._store = Store(
+            options.store, data, self._selector, self._console, self._goes_on, self._event
+        )
         self._job = options.job or os.environ.get("RESILIENT_JOB") or f"run-{os.getpid()}"
         self._port = _free_port()
         if options.token_file:  # For the store, the ranks and the exit reports alike.
@@ -69,7 +72,8 @@ class Launcher:
         """The exit code, once nothing runs any more."""
         self._started = time.monotonic()
         self._family = Family(self._own_processes)
-        self._guard = Guard(self._family.mark, self._nodes and self._nodes.last_words())
+        last_words = self._nodes and self._nodes.last_words()
+        self._guard = Guard(self._family.mark, self._folder.name, last_words)
         wakeup = self._watch_signals()
         try:
             self._store.start()
@@ -85,7 +89,7 @@ class Launcher:
                 self._console.show("")
             self._end()
             self._outputs.close()
-            self._seats.cleanup()
+            self._folder.cleanup()
             signal.set_wakeup_fd(-1)
             for end in wakeup:
                 end.close()
@@ -151,7 +155,7 @@ class Launcher:
         """`replaces`: the world may have gone on without the process that it replaces."""
         mark = self._family.next_mark()
         environment = {**self._environment(rank), MARK: mark}
-        environment[SEATED] = os.path.join(self._seats.name, mark)
+        environment[SEATED] = os.path.join(self._folder.name, mark)
         if replaces:
             environment["RESILIENT_REPLACES"] = "1"
         worker = Worker(rank, self._command(), environment, self._selector, self._outputs, replaces)

@@ -2,9 +2,7 @@
 
 import os
 import selectors
-import shutil
 import subprocess
-import tempfile
 import time
 
 from torch_resilient import _server
@@ -21,15 +19,15 @@ _STEADY_SECONDS = 60.0
 class Store:
     """Owner and thread: the launcher, whose loop calls `turn`.
 
+    address: of one that is there, or None. data: where one of its own keeps what it has.
     wanted: whether the job goes on, asked when the store has ended. event: writes what happens.
     """
 
-    def __init__(self, options, selector, console, wanted, event):
-        self.address = options.store
+    def __init__(self, address, data, selector, console, wanted, event):
+        self.address = address
         self.due = None  # When it is started again.
-        self._given = options.store is not None
-        self._data = options.store_data
-        self._temporary_data = None
+        self._given = address is not None
+        self._data = data
         self._selector = selector
         self._console = console
         self._wanted = wanted
@@ -43,9 +41,6 @@ class Store:
         """Does nothing for a store that is there. LaunchError, OSError: there is none."""
         if self._given:
             return
-        if self._data is None:
-            self._temporary_data = tempfile.mkdtemp(prefix="resilient-store-")
-            self._data = self._temporary_data
         self._launch("127.0.0.1:0", "--print-address")
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -93,8 +88,6 @@ class Store:
                     self._process.kill()
                     self._process.wait()
             self._process.stdout.close()
-        if self._temporary_data is not None:
-            shutil.rmtree(self._temporary_data, ignore_errors=True)
 
     def _launch(self, listen, *options):
         command = [*_server.serve_command(listen, self._data), "--parent-death", *options]
