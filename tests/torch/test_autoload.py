@@ -6,7 +6,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from torch_resilient import _autoload
+from torch_resilient import _autoload, _names
 
 
 def run(code, **environment):
@@ -32,9 +32,8 @@ def test_the_name_is_known_after_import_torch():
     )
     done = run(code)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(
-        ["torch_resilient", "torch_resilient._autoload", "torch_resilient._frameworks"]
-    )
+    ours = [f"torch_resilient.{name}" for name in ("_autoload", "_frameworks", "_names")]
+    assert done.stdout.strip() == str(["torch_resilient", *ours])
 
 
 def test_it_is_cheap():
@@ -70,6 +69,6 @@ def test_it_never_breaks_import_torch(monkeypatch, capsys):
 
 def test_names():
     for ours in ("resilient", "RESILIENT", "cpu:resilient", "cpu:gloo,cuda:resilient"):
-        assert _autoload.names_us(ours)
+        assert _names.names_us(ours)
     for other in (None, "gloo", "nccl", "cpu:gloo,cuda:nccl", "resilient2", torch.device("cpu")):
-        assert not _autoload.names_us(other)
+        assert not _names.names_us(other)

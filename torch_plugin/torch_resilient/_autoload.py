@@ -9,19 +9,9 @@ import functools
 import os
 import sys
 
-BACKEND = "resilient"
-TAKE_OVER = "RESILIENT_TAKE_OVER"
-
-TORCH_DEFAULT = "cpu:gloo,cuda:nccl"  # What torch makes of no name at all.
+from torch_resilient._names import BACKEND, TAKE_OVER, TORCH_DEFAULT, names_us
 
 _WRAPPED = "_resilient_wrapped"
-
-
-def names_us(backend):
-    """True for "resilient", and for "cpu:resilient,..." where any device is served by us."""
-    if not isinstance(backend, str):
-        return False
-    return any(part.rpartition(":")[2].strip() == BACKEND for part in backend.lower().split(","))
 
 
 def served_by(backend):

@@ -4,7 +4,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 
-from torch_resilient import _autoload
+from torch_resilient import _names
 
 
 def install():
@@ -52,7 +52,7 @@ def _patch_accelerate(module):
 
     def _prepare_backend(self, cpu=False, sagemaker_dp=False, backend=None):
         chosen, kind = original(self, cpu, sagemaker_dp, backend)
-        return (backend if _autoload.names_us(backend) else chosen), kind
+        return (backend if _names.names_us(backend) else chosen), kind
 
     module.PartialState._prepare_backend = _prepare_backend
 

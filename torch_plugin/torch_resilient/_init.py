@@ -17,10 +17,10 @@ from torch.distributed import distributed_c10d as c10d
 
 from torch_resilient import (
     _address,
-    _autoload,
     _devices,
     _errors,
     _launchers,
+    _names,
     _native,
     _presence,
     _server,
@@ -56,7 +56,7 @@ def init_process_group(original, asked, *args, **kwargs):
     started = time.monotonic()
     native.set_log(settings["log"], _tag(rank))
     if asked != arguments["backend"]:
-        text = f"{_autoload.TAKE_OVER}: resilient serves this world, the program asks for {asked!r}"
+        text = f"{_names.TAKE_OVER}: resilient serves this world, the program asks for {asked!r}"
         log_line(settings, rank, "info" if rank else "warn", text)
     if launched is not None:
         text = f"{launched.launcher} started rank {process} of {processes}"
@@ -80,7 +80,7 @@ def init_process_group(original, asked, *args, **kwargs):
     if _wants_reconfigure(arguments):
         world.reconfigurable = world.process_group._get_backend(torch.device("cpu"))
     if asked != arguments["backend"]:
-        world.asked[world.process_group.group_name] = str(asked or _autoload.TORCH_DEFAULT)
+        world.asked[world.process_group.group_name] = str(asked or _names.TORCH_DEFAULT)
     _worlds.registry.add(world)
     _worlds.claim_ownership()
 
@@ -94,7 +94,7 @@ def _check_reconfigurable(arguments, settings):
     if not _wants_reconfigure(arguments):
         return
     backend = str(arguments["backend"]).lower()
-    if {part.rpartition(":")[2].strip() for part in backend.split(",")} != {_autoload.BACKEND}:
+    if {part.rpartition(":")[2].strip() for part in backend.split(",")} != {_names.BACKEND}:
         raise _errors.ConfigError(
             f"backend={backend!r} and enable_reconfigure=True: torch reconfigures groups of a"
             " single backend only; name 'resilient' alone"

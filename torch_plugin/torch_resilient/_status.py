@@ -5,7 +5,7 @@ import time
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from torch_resilient import _api, _autoload, _errors, _native, _worlds
+from torch_resilient import _api, _errors, _names, _native, _worlds
 
 _PHASES = ("aborted", "joined", "rebuilt", "running")
 
@@ -49,7 +49,7 @@ def _group(world, group):
     served = _short(str(c10d._world.pg_backend_config.get(group, "")))
     name = c10d._world.pg_names.get(group, "")
     last = None
-    if _autoload.names_us(served):
+    if _names.names_us(served):
         try:
             last = (_api.op_log(group) or [None])[-1]
         except (_errors.ResilientError, RuntimeError):

@@ -1,0 +1,13 @@
+"""Names of backends: which are ours. Imported with torch, so that it imports nothing itself."""
+
+BACKEND = "resilient"
+TAKE_OVER = "RESILIENT_TAKE_OVER"
+
+TORCH_DEFAULT = "cpu:gloo,cuda:nccl"  # What torch makes of no name at all.
+
+
+def names_us(backend):
+    """True for "resilient", and for "cpu:resilient,..." where any device is served by us."""
+    if not isinstance(backend, str):
+        return False
+    return any(part.rpartition(":")[2].strip() == BACKEND for part in backend.lower().split(","))
