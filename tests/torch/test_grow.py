@@ -11,10 +11,9 @@ import signal
 import subprocess
 
 import pytest
-import torch
 import torch.distributed as dist
 from rank_server import hear, tell
-from test_shrink import SAMPLES, outcome_of, scripted_run, training_state
+from test_shrink import SAMPLES, learn, outcome_of, scripted_run, training_state
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler
@@ -40,19 +39,9 @@ def await_spares(world, count):
 def train(state, ran):
     """As that of test_shrink; before the commit of step GROW_AT all wait until they are told."""
     model = DistributedDataParallel(state.model, bucket_cap_mb=0.0001)
-    data = torch.linspace(-1, 1, SAMPLES * 4).reshape(SAMPLES, 4)
     for batch in BatchSampler(state.sampler, 2, drop_last=False):
         ran.append((state.step, dist.get_world_size()))
-        model(data[batch]).square().mean().backward()
-        state.optimizer.step()
-        state.optimizer.zero_grad()
-        together = [None] * dist.get_world_size()
-        dist.all_gather_object(together, batch)
-        indices = [index for part in together for index in part]
-        state.sampler.advance(2)
-        state.used = [*state.used, *indices]
-        state.mine = [*state.mine, *batch]
-        state.step += 1
+        learn(state, model, batch)
         if state.step == GROW_AT:
             tell("before the commit")
             hear()

@@ -154,6 +154,7 @@ def test_bad_wishes_are_refused(world):
 
 
 SAMPLES = 40
+DATA = torch.linspace(-1, 1, SAMPLES * 4).reshape(SAMPLES, 4)
 SHRINK_AT = 4
 
 
@@ -170,10 +171,23 @@ def training_state():
     )
 
 
+def learn(state, model, batch):
+    """A step that is not committed; `used`: the samples of all ranks, in the order of the steps."""
+    model(DATA[batch]).square().mean().backward()
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+    together = [None] * dist.get_world_size()
+    dist.all_gather_object(together, batch)
+    indices = [index for part in together for index in part]
+    state.sampler.advance(2)
+    state.used = [*state.used, *indices]
+    state.mine = [*state.mine, *batch]
+    state.step += 1
+
+
 def train(state, until, die_at=None):
-    """Batches of two on each rank; `used`: the samples of all ranks, in the order of the steps."""
+    """Batches of two on each rank."""
     model = DistributedDataParallel(state.model, bucket_cap_mb=0.0001)
-    data = torch.linspace(-1, 1, SAMPLES * 4).reshape(SAMPLES, 4)
     for batch in BatchSampler(state.sampler, 2, drop_last=False):
         if state.step == SHRINK_AT:
             dist.barrier()  # That commit is complete; without one rank of it the one before counts.
@@ -181,16 +195,7 @@ def train(state, until, die_at=None):
             os.kill(os.getpid(), signal.SIGKILL)
         if state.step == until:
             return
-        model(data[batch]).square().mean().backward()
-        state.optimizer.step()
-        state.optimizer.zero_grad()
-        together = [None] * dist.get_world_size()
-        dist.all_gather_object(together, batch)
-        indices = [index for part in together for index in part]
-        state.sampler.advance(2)
-        state.used = [*state.used, *indices]
-        state.mine = [*state.mine, *batch]
-        state.step += 1
+        learn(state, model, batch)
         state.commit()
 
 
