@@ -50,9 +50,9 @@ LogRecord DeadlinesRecord(const SessionOptions& options, Duration lease) {
   record.event = "deadlines";
   record.fields = {
       {"budget", Seconds(ladder.budget)},       {"abort", Seconds(ladder.budget)},
-      {"seat_wait", Seconds(ladder.seat_wait)}, {"build", Seconds(ladder.build)},
-      {"ready", Seconds(ladder.budget)},        {"rebuild", Seconds(ladder.rebuild)},
-      {"answer", Seconds(ladder.answer)},
+      {"seat_wait", Seconds(ladder.seat_wait)}, {"last_call", Seconds(ladder.last_call)},
+      {"build", Seconds(ladder.build)},         {"ready", Seconds(ladder.budget)},
+      {"rebuild", Seconds(ladder.rebuild)},     {"answer", Seconds(ladder.answer)},
   };
   if (lease > Duration::zero()) {
     record.fields.emplace_back("lease", Seconds(lease));

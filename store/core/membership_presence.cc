@@ -53,10 +53,10 @@ void Membership::OnAbsent(SessionId session, const PresenceName& name, const std
     Seat& seat = world.seats[static_cast<std::size_t>(name.rank)];
     Announce(seat, presence);
     joined = joined || seat.Live();
-    if (seat.announced || seat.Live() || world.viewed) continue;
+    if (seat.announced || seat.Live()) continue;
     // Of one that had joined and was lost its seat says so.
     const Participant* last = Find(seat.session);
-    if (!last || !SameProcess(last->hello.process, process)) {
+    if (!world.viewed && (!last || !SameProcess(last->hello.process, process))) {
       seat.note = presence.note;
       Changed(world, seat);
     }

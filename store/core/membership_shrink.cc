@@ -53,10 +53,7 @@ bool Membership::ShrinkIfDue(World& world, Moment moment, MembershipEffects& eff
   }
   Instant due = Instant::min();
   for (const Seat& seat : world.seats) {
-    if (seat.Live()) continue;
-    due =
-        std::max(due, seat.gone_for_good ? seat.vacant_since
-                                         : Deadline::After(seat.vacant_since, wishes.wait).when());
+    if (!seat.Live()) due = std::max(due, seat.WaitedForUntil(wishes.wait));
   }
   if (wishes.all && due > moment.now) {
     Arm(due, TimerKind::kWorld, world.round);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <resilient/ladder.h>
+
 #include "runtime/base/texts.h"
 
 namespace resilient::store {
@@ -36,6 +38,13 @@ std::string_view SeatStateName(SeatState state) {
   return "?";
 }
 
+Instant Seat::WaitedForUntil(Duration wait) const {
+  if (gone_for_good) return vacant_since;
+  const Instant end = Deadline::After(vacant_since, wait).when();
+  const Instant last_call = Deadline::After(end, LastCallOf(wait)).when();
+  return std::max(end, std::min(PresentUntil(), last_call));
+}
+
 std::optional<Instant> World::RefusalDue() const {
   if (phase != Phase::kForming || live == seats.size() || shrinking) return std::nullopt;
   if (!viewed) {
@@ -49,8 +58,7 @@ std::optional<Instant> World::RefusalDue() const {
   std::optional<Instant> due;
   for (const Seat& seat : seats) {
     if (seat.Live()) continue;
-    const Instant end = seat.gone_for_good ? seat.vacant_since
-                                           : Deadline::After(seat.vacant_since, seat_wait).when();
+    const Instant end = seat.WaitedForUntil(seat_wait);
     due = std::min(due.value_or(end), end);
   }
   return due;

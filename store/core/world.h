@@ -48,6 +48,9 @@ struct Seat {
   bool Used() const { return state != SeatState::kEmpty || !note.empty() || !incarnations.empty(); }
   bool Open() const { return state == SeatState::kEmpty || state == SeatState::kLost; }
   Instant PresentUntil() const { return announced ? kNever : seen_until; }
+  // Of a vacant seat of a world that had a view: until when it may stay so, when it may for `wait`.
+  // A process that lives and is on its way to it by then has a last call.
+  Instant WaitedForUntil(Duration wait) const;
 };
 
 // What the members have said of room for more ranks: they say so at each commit, and when all have

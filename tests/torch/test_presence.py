@@ -215,6 +215,47 @@ def test_children_of_a_rank_do_not_keep_it_present(store):
     parent.communicate()  # Ends the children.
 
 
+GOES_ON = """
+    import sys, torch, torch.distributed as dist, torch_resilient
+    print("here", flush=True)
+    told = sys.stdin.readline()
+    dist.init_process_group("resilient")
+    if told != "in place of another\\n":
+        print("runs", flush=True)
+        try:
+            while True:
+                dist.barrier()
+        except dist.DistBackendError:
+            torch_resilient.rebuild(min_world=2)
+    print(dist.get_world_size(), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+def test_a_replacement_on_its_way_when_its_time_is_over_still_comes(store):
+    wait = 4
+    port = harness.free_port()
+    extra = {"RESILIENT_STORE": store, "RESILIENT_JOB": f"late-{port}"}
+    extra["RESILIENT_SEAT_WAIT"] = f"{wait}s"
+    ranks = [start(GOES_ON, environment(r, 3, port, **extra)) for r in range(3)]
+    for rank in ranks:
+        assert rank.stdout.readline() == "here\n"
+        say(rank)
+    for rank in ranks:
+        assert rank.stdout.readline() == "runs\n"
+    ranks[1].kill()
+    ranks[1].communicate()
+    ranks[1] = start(GOES_ON, environment(1, 3, port, **extra))
+    assert ranks[1].stdout.readline() == "here\n"
+    # Within the last call, which is as long as the wait.
+    still_waits(ranks[0], wait + 1)
+    outputs = [ranks[1].communicate("in place of another\n", timeout=60)]
+    outputs += [rank.communicate(timeout=60) for rank in (ranks[0], ranks[2])]
+    assert [out for out, _ in outputs] == ["3\n"] * 3, outputs
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], outputs
+
+
 LOOKS = """
     import json, os, sys, torch
     from torch_resilient import _presence

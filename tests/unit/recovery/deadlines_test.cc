@@ -27,8 +27,9 @@ TEST(Ladder, TwoTriesToBuild_FitWithTimeToSpare) {
   }
 }
 
-TEST(Ladder, Rebuild_IsTheMachineAndTheSeats) {
-  EXPECT_EQ(LadderOf(seconds(20), minutes(10)).rebuild, seconds(620));
+TEST(Ladder, Rebuild_IsTheMachineAndTheSeatsWithTheirLastCall) {
+  EXPECT_EQ(LadderOf(seconds(20), minutes(10)).rebuild, seconds(620) + kLastCallMax);
+  EXPECT_EQ(LadderOf(seconds(20), seconds(4)).rebuild, seconds(28));
   EXPECT_EQ(LadderOf(seconds(20)).rebuild, seconds(20));
 }
 
@@ -103,9 +104,9 @@ TEST(Deadlines, Line_TellsThemAll) {
   SessionOptions options;
   options.seat_wait = minutes(10);
   EXPECT_EQ(ToText(DeadlinesRecord(options, Millis(2500))),
-            "event=deadlines budget=20s abort=20s seat_wait=600s build=8s ready=20s rebuild=620s "
-            "answer=20s lease=2.5s beat=0.5s known=3.5s op_deadline=120s stall=3600s wait_log=30s: "
-            "abort, build and ready share the budget of one failure");
+            "event=deadlines budget=20s abort=20s seat_wait=600s last_call=30s build=8s ready=20s "
+            "rebuild=650s answer=20s lease=2.5s beat=0.5s known=3.5s op_deadline=120s stall=3600s "
+            "wait_log=30s: abort, build and ready share the budget of one failure");
   EXPECT_THAT(ToText(DeadlinesRecord(options, Duration::zero())), Not(HasSubstr("lease=")));
 }
 

@@ -2,6 +2,7 @@
 // what became of it is told. Method: the server core by hand, in virtual time; in each step the
 // rows are compared and a second store is made of them (fixture).
 #include <gmock/gmock.h>
+#include <resilient/ladder.h>
 
 #include "store/core/presence_key.h"
 #include "tests/unit/store/core_membership_fixture.h"
@@ -220,6 +221,92 @@ TEST_F(CorePresence, ARestartedServer_WaitsForThemAsBefore) {
   EXPECT_EQ(Late(again)[0].text, "rank 0: alive on host h5 (pid 105), not yet in its init");
   Exit(5);
   EXPECT_THAT(Refusal(again), HasSubstr("missing ranks 0"));
+}
+
+// Of four ranks, whose seats may be empty for `wait`, rank 1 is lost; the process that is to take
+// its place has been started, and comes late.
+class CoreLastCall : public CorePresence {
+ protected:
+  static constexpr Duration kWait = 10 * kSecond;
+
+  void Lose(Duration wait, int min_world) {
+    all_ = Run(4, wait);
+    Kill(1);
+    for (const int rank : {0, 2, 3}) {
+      JoinRequest again = JoinOf(rank, 4, wait);
+      again.generation = 1;
+      again.min_world = min_world;
+      Send(all_[At(rank)], JoinOp{again});
+    }
+    left_ = {all_[0], all_[2], all_[3]};
+  }
+  void Pass(Duration duration) { Advance(duration, left_); }
+  void PassWith(ConnectionId joiner, Duration duration) {
+    std::vector<ConnectionId> beating = left_;
+    beating.push_back(joiner);
+    Advance(duration, beating);
+  }
+  std::size_t ViewAt(ConnectionId control) {
+    const std::optional<View> view = Take<View>(control);
+    return view ? view->members.size() : 0;
+  }
+
+  std::vector<ConnectionId> all_;
+  std::vector<ConnectionId> left_;
+};
+
+TEST_F(CoreLastCall, AJoinerOnItsWayWhenTheSeatsTimeIsOver_StillComes) {
+  Lose(kWait, 2);
+  Pass(kWait - kSecond);
+  const ConnectionId joiner = Announce(7, {4, 1});
+  PassWith(joiner, kWait / 2);
+  EXPECT_EQ(ViewAt(left_[0]), 0U);
+  Send(OpenControl(7), JoinOp{JoinOf(1, 4, kWait)});
+  EXPECT_EQ(ViewAt(left_[0]), 4U);
+}
+
+TEST_F(CoreLastCall, AJoinerThatLivesAndDoesNotCome_HoldsTheOthersNoLonger) {
+  Lose(kWait, 2);
+  const ConnectionId joiner = Announce(7, {4, 1});
+  PassWith(joiner, 2 * kWait - kSecond);
+  EXPECT_EQ(ViewAt(left_[0]), 0U);
+  PassWith(joiner, 2 * kSecond);
+  EXPECT_EQ(ViewAt(left_[0]), 3U);
+}
+
+TEST_F(CoreLastCall, ALongWait_IsMadeLongerByNoMoreThanTheMost) {
+  constexpr Duration kLong = 10 * kLastCallMax;
+  Lose(kLong, 2);
+  const ConnectionId joiner = Announce(7, {4, 1});
+  PassWith(joiner, kLong + kLastCallMax - kSecond);
+  EXPECT_EQ(ViewAt(left_[0]), 0U);
+  PassWith(joiner, 2 * kSecond);
+  EXPECT_EQ(ViewAt(left_[0]), 3U);
+}
+
+TEST_F(CoreLastCall, AJoinerThatEndsOnItsWay_IsWaitedForNoMore) {
+  Lose(kWait, 2);
+  const ConnectionId joiner = Announce(7, {4, 1});
+  PassWith(joiner, kWait + kSecond);
+  EXPECT_EQ(ViewAt(left_[0]), 0U);
+  Exit(7);
+  EXPECT_EQ(ViewAt(left_[0]), 3U);
+}
+
+TEST_F(CoreLastCall, WhereNobodyMayBeWaitedFor_ThereIsNone) {
+  const ConnectionId joiner = Announce(7, {4, 1});
+  Lose(Duration::zero(), 2);
+  EXPECT_EQ(ViewAt(left_[0]), 3U);
+  EXPECT_FALSE(Closed(joiner));
+}
+
+TEST_F(CoreLastCall, OfAWorldThatGoesOnWithAllOrNone_ComesBeforeItsRefusal) {
+  Lose(kWait, 0);
+  const ConnectionId joiner = Announce(7, {4, 1});
+  PassWith(joiner, kWait + kSecond);
+  EXPECT_FALSE(Take<JoinRefusedEvent>(left_[0]));
+  Exit(7);
+  EXPECT_TRUE(Take<JoinRefusedEvent>(left_[0]));
 }
 
 }  // namespace
