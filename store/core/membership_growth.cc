@@ -67,12 +67,6 @@ void Membership::Grow(World& world, const std::vector<Participant*>& newcomers,
   world.grown_from = before;
   world.resized_at = world.generation;
   world.seats.resize(after);
-  for (Seat& seat : world.seats) {
-    if (!seat.Live()) continue;
-    Participant& member = *Find(seat.session);
-    member.request.world_size = static_cast<int>(after);
-    Changed(member);
-  }
   std::size_t rank = before;
   for (Participant* who : newcomers) {
     who->request.rank = static_cast<int>(rank);
@@ -111,12 +105,6 @@ void Membership::TakeBackGrowth(World& world, MembershipEffects& effects) {
     Await(*who, effects);
   }
   world.seats.resize(before);
-  for (const Seat& seat : world.seats) {
-    Participant* who = seat.Live() ? Find(seat.session) : nullptr;
-    if (!who) continue;
-    who->request.world_size = static_cast<int>(before);
-    Changed(*who);
-  }
   Changed(world);
   effects.log.push_back(LogRecord{"growth_taken_back",
                                   {{"job", job_},

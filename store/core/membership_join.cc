@@ -60,12 +60,9 @@ Status Membership::Join(SessionId session, const Hello& hello, const JoinRequest
     return {};
   }
   World* world = who.state == State::kSeated ? WorldOf(who) : nullptr;
-  const JoinRequest held = std::exchange(who.request, request);
-  if (world) {
-    // Also where its ranks have been numbered anew since it asked, or it was given another seat.
-    who.request.rank = held.rank;
-    who.request.world_size = held.world_size;
-  }
+  const int held_rank = std::exchange(who.request, request).rank;
+  // Also where its ranks have been numbered anew since it asked, or it was given another seat.
+  if (world) who.request.rank = held_rank;
   if (who.state == State::kSpare) who.request.rank = kSpareRank;
   if (world) {
     JoinAgain(*world, who, moment, effects);

@@ -62,7 +62,6 @@ void Membership::FenceWorld(World& world, const Status& cause, Moment moment,
   world.phase = Phase::kForming;
   world.diagnosis = {};
   world.room = {};
-  for (Seat& seat : world.seats) seat.room_at = 0;
   world.first_cause = cause;
   world.ready = 0;
   ChangedJob();
@@ -75,11 +74,13 @@ void Membership::FenceWorld(World& world, const Status& cause, Moment moment,
                                    {"generation", std::to_string(ended)},
                                    {"code", std::string(CodeName(cause.code()))}},
                                   cause.message()});
-  for (const Seat& seat : world.seats) {
-    if (seat.Live()) effects.Tell(seat.session, Fence{ended, cause});
-  }
   for (Seat& seat : world.seats) {
-    if (!seat.Live()) seat.vacant_since = moment.now;
+    seat.room_at = 0;
+    if (seat.Live()) {
+      effects.Tell(seat.session, Fence{ended, cause});
+    } else {
+      seat.vacant_since = moment.now;
+    }
   }
   RefuseIfDue(world, moment, effects);
 }

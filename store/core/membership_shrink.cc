@@ -95,7 +95,6 @@ void Membership::Shrink(World& world, MembershipEffects& effects) {
     }
     Participant* who = Find(seat.session);
     who->request.rank = static_cast<int>(left.size());
-    who->request.world_size = static_cast<int>(world.live);
     Changed(*who);
     left.push_back(std::move(seat));
   }
