@@ -1,6 +1,7 @@
 """State and elastic: runs that go on after the loss of any rank, to the same result."""
 
 import contextlib
+import gc
 import os
 import random
 import signal
@@ -159,6 +160,33 @@ def not_a_failure():
 
 def test_a_bug_is_raised_once(world):
     assert world.run(not_a_failure, 2) == [1, 1]
+
+
+def looks_at_the_collector(own):
+    """What was there before elastic is frozen in it, if the program has not done so itself."""
+    dist.init_process_group("resilient")
+    gc.unfreeze()  # What the server of the ranks has frozen.
+    if own:
+        gc.freeze()
+    before = gc.get_freeze_count()
+
+    def run(state):
+        frozen = gc.get_freeze_count()
+        assert frozen == before if own else frozen > 100_000
+        if not own:
+            raise KeyError("a bug")
+
+    with contextlib.suppress(KeyError):
+        elastic(run)(State(step=0))
+    after = gc.get_freeze_count()
+    dist.destroy_process_group()
+    return before, after
+
+
+def test_a_recovery_does_not_go_through_what_was_there_before(world):
+    assert world.run(looks_at_the_collector, 1, False) == [(0, 0)]
+    [(before, after)] = world.run(looks_at_the_collector, 1, True)
+    assert before == after > 0
 
 
 def mismatch():
