@@ -88,10 +88,11 @@ def test_a_grown_run_ends_like_one_scripted_to_change_size(world):
     assert [len(mine) > 2 * GROW_AT for _, mine, *_ in ended] == [True, True, False]
 
 
-def shrink_and_grow(newcomer):
+def shrink_and_grow(newcomer, keep):
     """Rank 1 is killed in the first step; the others go on without it, and with who replaces it."""
     dist.init_process_group("resilient")
-    state = State(step=0, sizes=[], per_rank={"name": f"{os.getpid()}"})
+    own = {"name": f"{os.getpid()}"}
+    state = State(step=0, sizes=[], per_rank=own, keep_per_rank=keep)
 
     def run(state):
         state.sizes = [*state.sizes, dist.get_world_size()]
@@ -116,14 +117,17 @@ def shrink_and_grow(newcomer):
     return result
 
 
-def test_who_replaces_a_rank_that_was_given_up_is_taken_in_again(world):
-    ranks = world.start(shrink_and_grow, 3, False)
+@pytest.mark.parametrize("keep", ["store", "buddy"])
+def test_who_replaces_a_rank_that_was_given_up_is_taken_in_again(world, keep):
+    ranks = world.start(shrink_and_grow, 3, False, keep)
     for rank in ranks:
         assert rank.told() == "ready"
     ranks[1].signal()
     for number in (0, 2):
         assert ranks[number].told() == "two"
-    replacement = world.start_rank(shrink_and_grow, 1, 3, True, env={"RESILIENT_REPLACES": "1"})
+    replacement = world.start_rank(
+        shrink_and_grow, 1, 3, True, keep, env={"RESILIENT_REPLACES": "1"}
+    )
     await_spares(world, 1)
     for number in (0, 2):
         ranks[number].say("go")
@@ -223,5 +227,5 @@ SEATS = {
 @pytest.mark.parametrize("case", SEATS)
 def test_whose_part_each_rank_has(case):
     places, seats = SEATS[case]
-    held = [{} if place is None else {"commit": place} for place in places]
+    held = [{} if at is None else {"commit": _state._Place(*at, None)} for at in places]
     assert _state._seats(held, "commit") == seats

@@ -250,10 +250,11 @@ def test_a_shrunk_run_ends_like_one_scripted_to_change_size(world, victim):
         assert set(own) <= set(used) and len(own) > 2 * SHRINK_AT
 
 
-def replaced_after_the_shrink(newcomer):
+def replaced_after_the_shrink(newcomer, keep):
     """Rank 1 of 3 is lost for good; then rank 1 of the two that are left, which is replaced."""
     dist.init_process_group("resilient")
-    state = State(step=0, per_rank={"name": f"first {os.environ['RANK']}"})
+    own = {"name": f"first {os.environ['RANK']}"}
+    state = State(step=0, per_rank=own, keep_per_rank=keep)
     sizes = []
 
     def run(state):
@@ -270,9 +271,10 @@ def replaced_after_the_shrink(newcomer):
     return result
 
 
-def test_a_newcomer_after_the_shrink_gets_the_part_of_its_seat(world):
+@pytest.mark.parametrize("keep", ["store", "buddy"])
+def test_a_newcomer_after_the_shrink_gets_the_part_of_its_seat(world, keep):
     env = {"RESILIENT_SEAT_WAIT": "3s"}
-    ranks = world.start(replaced_after_the_shrink, 3, False, env=env)
+    ranks = world.start(replaced_after_the_shrink, 3, False, keep, env=env)
     for number, rank in enumerate(ranks):
         assert rank.told() == (number, f"first {number}")
     ranks[1].signal()
@@ -282,6 +284,6 @@ def test_a_newcomer_after_the_shrink_gets_the_part_of_its_seat(world):
     assert ranks[2].told() == (1, "first 2")
     ranks[2].signal()
     ranks[0].say("go")
-    newcomer = world.start_rank(replaced_after_the_shrink, 1, 2, True, env=env)
+    newcomer = world.start_rank(replaced_after_the_shrink, 1, 2, True, keep, env=env)
     assert ranks[0].value(20) == (0, "first 0")
     assert newcomer.value(20) == (1, "first 2")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from torch_resilient import _api, _errors, _snapshot
+from torch_resilient import _api, _buddies, _errors, _snapshot
 
 # A per-rank part is one value of the store; its limit for values is 8 MiB with key and framing.
 PER_RANK_LIMIT_BYTES = 8 * 1024 * 1024 - 4096
@@ -26,10 +26,17 @@ class State:
     commit() keeps a copy in host memory and the per-rank part in the store, each for the last two
     commits. After a failure sync() brings all ranks back to the newest commit that is complete.
     Used by one thread.
+
+    `keep_per_rank="buddy"`, the same on all ranks, keeps the per-rank part in this rank's memory
+    and in that of another one, on another host where there is one: for what is large, as shards of
+    an optimizer are. Then every rank commits at the same steps, and waits in it for two others. A
+    commit survives the loss of any ranks of which no two are rank and buddy.
     """
 
-    def __init__(self, *, per_rank=None, **values):
+    def __init__(self, *, per_rank=None, keep_per_rank="store", **values):
         per_rank = dict(per_rank or {})
+        if keep_per_rank not in ("store", "buddy"):
+            raise ValueError(f'keep_per_rank={keep_per_rank!r}: it is "store" or "buddy"')
         doubled = set(values) & set(per_rank)
         if doubled:
             raise ValueError(f"both replicated and per rank: {sorted(doubled)}")
@@ -39,6 +46,7 @@ class State:
         own = self.__dict__
         own["_replicated"] = values
         own["_per_rank"] = per_rank
+        own["_keep_per_rank"] = keep_per_rank
         own["_commits"] = {}  # (generation, number) -> _Commit, oldest first, at most two.
         own["_number"] = 0  # Of the newest commit.
         own["_generation"] = None  # At which commits are made: that of the last sync.
@@ -81,9 +89,9 @@ class State:
             reused = self._commits.pop(next(iter(self._commits))).snapshot
         snapshot = _snapshot.take(self._replicated, reused)
         key = (self._generation, number)
-        self._put_part(world, key, self._pack_per_rank())
+        parts = self._put_part(world, key, self._pack_per_rank())
         _raise_failure(world)
-        self._commits[key] = _Commit(snapshot, world.rank, world.world_size)
+        self._commits[key] = _Commit(snapshot, world.rank, world.world_size, parts)
         self.__dict__["_number"] = number
         self._drop_old_parts(world)
         if self._observer is not None:
@@ -103,8 +111,7 @@ class State:
         world = _api.current_world()
         _raise_failure(world)
         generation = world.session.membership()["generation"]
-        held = [None] * world.world_size
-        dist.all_gather_object(held, {key: commit.place for key, commit in self._commits.items()})
+        held = self._ask_all(world)
         chosen = self._choose(world, held)
         if chosen is None:
             snapshot = _snapshot.take(self._replicated) if world.rank == 0 else None
@@ -116,26 +123,14 @@ class State:
                 snapshot = _snapshot.broadcast(snapshot, holders[0])
         part = None
         if chosen is not None:
-            seats = _seats(held, chosen)
-            seat = seats[world.rank]
-            if seat is None:
-                part = self._pack_per_rank()
-            else:
-                part = world.store.get(_part_key(chosen, seat))
-            if seats != list(range(world.world_size)):
-                # The ranks were numbered anew, or there are more: the same commit under the present
-                # numbers, for one who takes a seat later.
-                chosen = (generation, chosen[1])
-                self._put_part(world, chosen, part)
+            chosen, part = self._settle(world, held, chosen, generation, snapshot)
         # Nobody goes on before everybody has read, so that no part is dropped too early.
         dist.barrier()
         _snapshot.load(self._replicated, snapshot)
         if part is not None:
             self._unpack_per_rank(part)
         own = self.__dict__
-        own["_commits"] = {}
-        if chosen is not None:
-            own["_commits"][chosen] = _Commit(snapshot, world.rank, world.world_size)
+        own["_commits"] = {} if chosen is None else {chosen: self._commits[chosen]}
         own["_number"] = 0 if chosen is None else chosen[1]
         own["_generation"] = generation
         # What a failure made worthless goes first when parts are dropped.
@@ -143,17 +138,82 @@ class State:
         worthless = [part for part in self._parts if part != kept]
         own["_parts"] = worthless if chosen is None else [*worthless, kept]
 
+    def _ask_all(self, world):
+        """What each rank has: its place in each of its commits."""
+        held = [None] * world.world_size
+        mine = {key: commit.place for key, commit in self._commits.items()}
+        dist.all_gather_object(held, (self._keep_per_rank, mine))
+        kept = [where for where, _ in held]
+        if len(set(kept)) > 1:
+            raise _errors.ConfigError(
+                f"the ranks keep their per-rank parts at different places, by"
+                f" rank: {kept}; give State the same keep_per_rank on all"
+            )
+        return [commits for _, commits in held]
+
+    def _settle(self, world, held, chosen, generation, snapshot):
+        """Makes the commit one of the present ranks. Returns its name from now on and the per-rank
+        part of this rank."""
+        seats = _seats(held, chosen)
+        if self._keep_per_rank == "buddy":
+            part = self._fetch_part(world, held, chosen, seats)
+        elif seats[world.rank] is not None:
+            part = world.store.get(_part_key(chosen, seats[world.rank]))
+        else:
+            part = None
+        if part is None:
+            part = self._pack_per_rank()
+        renumbered = seats != list(range(world.world_size))
+        if renumbered:
+            # The ranks were numbered anew, or there are more: the same commit under the present
+            # numbers, for one who takes a seat later.
+            chosen = (generation, chosen[1])
+        # The copies of a lost rank were lost with it.
+        again = renumbered or self._keep_per_rank == "buddy"
+        parts = self._put_part(world, chosen, part) if again else None
+        # Who comes to the next commit knows that all others have this one, which may be another
+        # than the one that they were at.
+        self._commits[chosen] = _Commit(snapshot, world.rank, world.world_size, parts)
+        return chosen, part
+
+    def _fetch_part(self, world, held, chosen, seats):
+        """This rank's part, from whoever has it, and to others what is theirs; None for a rank
+        that has none yet."""
+        outgoing, sources = {}, []
+        for rank, seat in enumerate(seats):
+            holders = [at for at, commits in enumerate(held) if seat in _parts_at(commits, chosen)]
+            if seat is None or rank in holders:
+                continue
+            if holders[0] == world.rank:
+                outgoing[rank] = self._commits[chosen].parts[seat]
+            if rank == world.rank:
+                sources.append(holders[0])
+        fetched = _buddies.move(outgoing, sources)
+        if sources:
+            return fetched[sources[0]]
+        seat = seats[world.rank]
+        return None if seat is None else self._commits[chosen].parts[seat]
+
     def _choose(self, world, held):
-        """The commit to go on from, decided by rank 0 for all."""
+        """The commit to go on from, decided by rank 0 for all. None when there is none yet."""
         decision = [None]
         if world.rank == 0:
             decision = [_newest(world, held)]
         dist.broadcast_object_list(decision, src=0)
-        return decision[0]
+        chosen, why_none = decision[0]
+        if why_none:
+            raise _errors.CommError(why_none)
+        return chosen
 
     def _put_part(self, world, key, part):
+        """Where it outlives this rank. Returns what this rank has in memory, by rank."""
+        if self._keep_per_rank == "buddy":
+            hosts = [member["host"] for member in world.session.acknowledged()["members"]]
+            ward, copy = _buddies.swap(part, _buddies.choose(hosts))
+            return {ward: copy, world.rank: part}
         world.store.set(_part_key(key, world.rank), part)
         self._parts.append((key, world.rank))
+        return None
 
     def _drop_old_parts(self, world):
         # One more than the commits in memory: a peer may be one commit behind.
@@ -163,11 +223,11 @@ class State:
     def _pack_per_rank(self):
         parts = _snapshot.take(self._per_rank)
         packed = pickle.dumps((parts, _random_state()), protocol=pickle.HIGHEST_PROTOCOL)
-        if len(packed) > PER_RANK_LIMIT_BYTES:
+        if self._keep_per_rank == "store" and len(packed) > PER_RANK_LIMIT_BYTES:
             raise ValueError(
                 f"the per-rank part of the state has {len(packed)} bytes when pickled; the store"
-                f" keeps at most {PER_RANK_LIMIT_BYTES}. Keep what is large in the replicated part"
-                " or in a checkpoint of your own"
+                f' keeps at most {PER_RANK_LIMIT_BYTES}. State(..., keep_per_rank="buddy") keeps'
+                " it in the memory of another rank; or keep what is large in the replicated part"
             )
         return packed
 
@@ -195,10 +255,24 @@ class _Commit(NamedTuple):
     snapshot: _snapshot.Snapshot
     rank: int
     world_size: int
+    parts: dict | None  # Rank of then -> its per-rank part; None: they are in the store.
 
     @property
     def place(self):
-        return self.rank, self.world_size
+        return _Place(self.rank, self.world_size, None if self.parts is None else [*self.parts])
+
+
+class _Place(NamedTuple):
+    """Of a rank in a commit, as the others are told."""
+
+    rank: int
+    world_size: int
+    parts: list | None  # Ranks of then whose per-rank parts it has.
+
+
+def _parts_at(commits, key):
+    """Whose parts of that commit a rank has."""
+    return (commits[key].parts or []) if key in commits else []
 
 
 def _seats(held, key):
@@ -207,31 +281,44 @@ def _seats(held, key):
     known: the numbers were others then."""
     size = len(held)
     places = [commits.get(key) for commits in held]
-    then = next(place[1] for place in places if place is not None)
-    kept = all(place is None or place[0] == rank for rank, place in enumerate(places))
+    then = next(place.world_size for place in places if place is not None)
+    kept = all(place is None or place.rank == rank for rank, place in enumerate(places))
     if kept and then <= size:
         return [rank if rank < then else None for rank in range(size)]
-    return None if None in places else [place[0] for place in places]
+    return None if None in places else [place.rank for place in places]
 
 
 def _newest(world, held):
-    """The newest commit whose per-rank parts exist for every seat. None when there is none yet:
-    before the first commit is complete nobody has changed anything."""
+    """The newest commit whose per-rank parts exist for every seat, or why there is none. Neither
+    before the first commit is complete: nobody has changed anything then."""
     known = sorted({tuple(key) for keys in held for key in keys}, key=lambda key: key[::-1])
+    gaps = []
     for key in reversed(known):
         seats = _seats(held, key)
         if seats is None:
+            gaps.append(f"commit {key[1]} is of another numbering of the ranks")
             continue
-        parts = [_part_key(key, seat) for seat in seats if seat is not None]
-        if world.store.check(parts):
-            return key
+        missing = _missing(world, held, key, [seat for seat in seats if seat is not None])
+        if not missing:
+            return key, ""
+        gaps.append(f"of commit {key[1]} the per-rank part of ranks {missing} is missing")
     if all(number == 1 for _, number in known):
-        return None
-    raise _errors.CommError(
-        f"no commit is complete: the ranks hold {known}, and for each of them the per-rank part of"
-        " some rank is missing in the store. The run cannot go on from memory: start it from a"
-        " checkpoint, and commit on every rank at the same steps"
+        return None, ""
+    return None, (
+        f"no commit is complete: {', '.join(gaps)}; it was lost with the store, or with"
+        ' keep_per_rank="buddy" with both a rank and its buddy. The run cannot go on from memory:'
+        " start it from a checkpoint, and commit on every rank at the same steps"
     )
+
+
+def _missing(world, held, key, seats):
+    """Whose parts of that commit nobody has."""
+    if all(commits[key].parts is None for commits in held if key in commits):
+        if world.store.check([_part_key(key, seat) for seat in seats]):
+            return []
+        return [seat for seat in seats if not world.store.check([_part_key(key, seat)])]
+    kept = {seat for commits in held for seat in _parts_at(commits, key)}
+    return [seat for seat in seats if seat not in kept]
 
 
 def _random_state():
