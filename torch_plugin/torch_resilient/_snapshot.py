@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import sys
 
 import torch
 import torch.distributed as dist
@@ -18,8 +19,16 @@ class Snapshot:
         self.tensors = []
 
 
-def take(values, reused=None):
-    """A snapshot of the values. `reused`: an old one whose memory may be taken over."""
+class _Shard:
+    """This rank's part of a tensor that is spread over ranks."""
+
+    def __init__(self, local):
+        self.local = local
+
+
+def take(values, reused=None, shards=False):
+    """A snapshot of the values. `reused`: an old one whose memory may be taken over. Of a tensor
+    that is spread over ranks this one's part is taken, if `shards` are wanted; else ValueError."""
     snapshot = Snapshot()
     memory = iter(reused.tensors) if reused is not None else iter(())
     for name, value in values.items():
@@ -30,27 +39,83 @@ def take(values, reused=None):
         else:
             kind, content = _PLAIN, value
         buffer = io.BytesIO()
-        _Packer(buffer, snapshot.tensors, memory).dump(content)
+        packer = _Packer(buffer, snapshot.tensors, memory)
+        packer.dump(content)
+        if packer.has_shards and not shards:
+            raise ValueError(
+                f"{name!r} has tensors that are spread over ranks (DTensor), which are not the same"
+                " on every rank: name it in per_rank={...}"
+            )
         snapshot.kinds[name] = (kind, buffer.getvalue())
     return snapshot
 
 
 def load(values, snapshot):
     """Brings the values back. Tensors and objects are changed in place, plain values replaced, and
-    gradients are gone. The snapshot stays as it is: nothing of it is shared with the values."""
+    gradients are gone. What is None for want of its object stays so. The snapshot stays as it is:
+    nothing of it is shared with the values."""
     for name in values:
         if name not in snapshot.kinds:
             raise ValueError(f"the value {name!r} is not in the commit: all ranks name the same")
         kind, packed = snapshot.kinds[name]
+        if kind != _PLAIN and values[name] is None:
+            continue
         content = _Unpacker(io.BytesIO(packed), snapshot.tensors).load()
         if kind == _TENSOR:
             with torch.no_grad():
                 values[name].copy_(content)
         elif kind == _TREE:
+            _spread(name, values[name], content)
             values[name].load_state_dict(content)
             _drop_gradients(values[name])
         else:
             values[name] = content
+
+
+def load_object(name, value, snapshot):
+    """Brings an object, or a tensor, back; not where the snapshot has no state of one."""
+    if snapshot.kinds[name][0] != _PLAIN:
+        load({name: value}, snapshot)
+
+
+def _spread(name, value, content):
+    """Makes tensors that are spread over the present ranks of the shards in a tree."""
+    if isinstance(value, torch.nn.Module):
+        for key, present in value.state_dict(keep_vars=True).items():
+            if isinstance(content.get(key), _Shard):
+                content[key] = _whole(f"{name}.{key}", content[key], present)
+    elif isinstance(value, torch.optim.Optimizer):
+        # Its state is numbered as its parameters are, and spread as they are.
+        parameters = [each for group in value.param_groups for each in group["params"]]
+        for number, parameter in enumerate(parameters):
+            state = content["state"].get(number, {})
+            for key in [key for key in state if isinstance(state[key], _Shard)]:
+                state[key] = _whole(f"{name}.state[{number}].{key}", state[key], parameter)
+
+
+def _is_spread(value):
+    """Whether it is a DTensor; where nobody has imported these there is none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def _whole(what, shard, like):
+    spread = _is_spread(like)
+    if not spread or like.to_local().shape != shard.local.shape:
+        here = tuple(like.to_local().shape) if spread else "none"
+        raise ValueError(
+            f"this rank's shard of {what} is {here}, and that of the commit is"
+            f" {tuple(shard.local.shape)}: shards fit a world of the size and mesh that they were"
+            " made in; for another one start from a checkpoint (torch.distributed.checkpoint)"
+        )
+    return torch.distributed.tensor.DTensor.from_local(
+        shard.local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
 
 
 def _drop_gradients(value):
@@ -88,10 +153,14 @@ class _Packer(pickle.Pickler):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._tensors = tensors
         self._memory = memory
+        self.has_shards = False
 
     def persistent_id(self, value):
         if not isinstance(value, torch.Tensor):
             return None
+        if _is_spread(value):
+            self.has_shards = True
+            return "shard", self.persistent_id(value.to_local())
         self._tensors.append(self._copy(value.detach()))
         return len(self._tensors) - 1
 
@@ -110,4 +179,6 @@ class _Unpacker(pickle.Unpickler):
         self._tensors = tensors
 
     def persistent_load(self, number):
+        if isinstance(number, tuple):
+            return _Shard(self.persistent_load(number[1]))
         return self._tensors[number].clone()

@@ -53,6 +53,8 @@ class State:
         own[
             "_parts"
         ] = []  # Per-rank parts of this seat in the store, (commit, rank), oldest first.
+        own["_bound"] = set()  # Names whose objects the function makes itself.
+        own["_restored"] = []  # Snapshots that the last sync has gone on from.
         own["_observer"] = None  # Called after each commit.
 
     def __getattr__(self, name):
@@ -71,6 +73,21 @@ class State:
             f"the state has no value {name!r}: name it when the State is made, State({name}=...)"
         )
 
+    def bind(self, **values):
+        """Gives names their objects where the elastic function makes these itself, as a model is
+        that fully_shard has spread over a mesh, and its optimizer: `State(per_rank={"model": None,
+        "optimizer": None})`, then `state.bind(model=model, optimizer=optimizer)`. They are brought
+        back to the commit that the last sync() has gone on from, if they were in it: before the
+        next one is made. Of tensors
+        that are spread over ranks each rank keeps its shard, so that they belong to per_rank, and
+        fit a world of the same size only: ValueError otherwise."""
+        for name, value in values.items():
+            setattr(self, name, value)
+            self._bound.add(name)
+            for snapshot in self._restored:
+                if name in snapshot.kinds:
+                    _snapshot.load_object(name, value, snapshot)
+
     @property
     def commits(self):
         """How many commits the present timeline has."""
@@ -84,6 +101,7 @@ class State:
         if self._generation is None:
             self.__dict__["_generation"] = world.session.membership()["generation"]
         number = self._number + 1
+        self.__dict__["_restored"] = []  # Its memory may be taken over.
         reused = None
         if len(self._commits) >= _KEPT_COMMITS:
             reused = self._commits.pop(next(iter(self._commits))).snapshot
@@ -110,6 +128,8 @@ class State:
         commits as they are."""
         world = _api.current_world()
         _raise_failure(world)
+        for name in self._bound:
+            setattr(self, name, None)  # What it was is of groups that are no more.
         generation = world.session.membership()["generation"]
         held = self._ask_all(world)
         chosen = self._choose(world, held)
@@ -126,10 +146,14 @@ class State:
             chosen, part = self._settle(world, held, chosen, generation, snapshot)
         # Nobody goes on before everybody has read, so that no part is dropped too early.
         dist.barrier()
+        own = self.__dict__
+        own["_restored"] = []
+        mine = None if part is not None else _snapshot.take(self._per_rank, shards=True)
         _snapshot.load(self._replicated, snapshot)
         if part is not None:
-            self._unpack_per_rank(part)
-        own = self.__dict__
+            own["_restored"] = [snapshot, self._unpack_per_rank(part)]
+        else:
+            _snapshot.load(self._per_rank, mine)  # It may share memory with the other part.
         own["_commits"] = {} if chosen is None else {chosen: self._commits[chosen]}
         own["_number"] = 0 if chosen is None else chosen[1]
         own["_generation"] = generation
@@ -221,7 +245,7 @@ class State:
             world.store.delete_key(_part_key(*self._parts.pop(0)))
 
     def _pack_per_rank(self):
-        parts = _snapshot.take(self._per_rank)
+        parts = _snapshot.take(self._per_rank, shards=True)
         packed = pickle.dumps((parts, _random_state()), protocol=pickle.HIGHEST_PROTOCOL)
         if self._keep_per_rank == "store" and len(packed) > PER_RANK_LIMIT_BYTES:
             raise ValueError(
@@ -236,6 +260,7 @@ class State:
         parts, generators = pickle.loads(packed)
         _snapshot.load(self._per_rank, parts)
         _load_random_state(generators)
+        return parts
 
 
 def _raise_failure(world):
