@@ -1,5 +1,6 @@
 """A training script that is not a toy loses ranks again and again and ends with the same bits."""
 
+import contextlib
 import re
 
 import harness
@@ -79,6 +80,74 @@ def test_a_spare_takes_the_seat(tmp_path, calm):
     assert sum("is process" in line for line in lines) == training_run.RANKS + 1
 
 
+def planned(folder, segments):
+    """What a run ends with whose size is changed by hand. `segments`: (first step, seats), the
+    seats of the ranks among those of the segment before; None for a new rank."""
+    checkpoint = ("--workers", 0, "--checkpoint", folder / "checkpoint")
+    for number, (_, seats) in enumerate(segments):
+        last = number + 1 == len(segments)
+        options = () if last else ("--until-step", segments[number + 1][0])
+        kept = [str(seat) for seat in seats if seat is not None]
+        result, _ = training_run.run(
+            folder,
+            f"planned-{number}",
+            *(*checkpoint, *options, "--seats", ",".join(kept)),
+            launcher=[*training_run.RESILIENT_RUN, "--nproc", len(seats)],
+            seconds=240,
+        )
+    return result
+
+
+def entries(lines):
+    """(first step, ranks) of each time that the training was entered."""
+    return [tuple(map(int, found.groups())) for line in lines if (found := GOES_ON.search(line))]
+
+
+def check_grown(grown, folder, segments):
+    assert grown == planned(folder, segments), segments
+    assert grown["seen"] == [2, 2], "a sample was lost or repeated"
+
+
+def grow(folder, launcher, arrivals, *options, **how):
+    """What a run ends with that takes in spares, and when it was entered with how many ranks."""
+    with contextlib.closing(arrivals):
+        grown, lines = training_run.run(
+            folder,
+            "grown",
+            *("--max-world", training_run.RANKS, *arrivals.options, *options),
+            launcher=launcher,
+            kills=arrivals,
+            seconds=240,
+            **how,
+        )
+    return grown, entries(lines)
+
+
+def test_more_go_on_as_if_it_had_been_planned(tmp_path, store):
+    """Two begin, and two more come when these have made some steps."""
+    launcher = training_run.Ranks(store, [[]] * training_run.RANKS, replaced=False, late=2)
+    arrivals = training_run.Arrivals(tmp_path, launcher, 3, 2)
+    grown, entered = grow(tmp_path, launcher, arrivals, env={"RESILIENT_SPARES": "2"})
+    [(_, first), (step, last)] = entered
+    assert (first, last) == (2, 4) and step > 3
+    check_grown(grown, tmp_path, [(0, [0, 1]), (step, [0, 1, None, None])])
+
+
+@pytest.mark.slow
+def test_fewer_and_then_all_again_as_if_it_had_been_planned(tmp_path, store):
+    """One is lost; the others go on at once, and with who replaces it when it is there."""
+    launcher = training_run.Ranks(store, [[]] * training_run.RANKS, replaced=True)
+    plan = training_run.Kills(1, 7, 11, replaced=False)
+    arrivals = training_run.Arrivals(tmp_path, launcher, 8, 1, plan)
+    grown, entered = grow(tmp_path, launcher, arrivals, "--min-world", training_run.RANKS - 1)
+    [(lost, _)] = plan.sent
+    assert lost != 0, "it is the one that waits"
+    [(_, first), (lost_at, fewer), (step, last)] = entered
+    assert (first, fewer, last) == (4, 3, 4) and 0 < lost_at < 8 < step
+    left = [rank for rank in range(training_run.RANKS) if rank != lost]
+    check_grown(grown, tmp_path, [(0, [0, 1, 2, 3]), (lost_at, left), (step, [0, 1, 2, None])])
+
+
 def test_fewer_go_on_as_if_it_had_been_planned(tmp_path, store):
     """One is lost for good. Against it: a run of all that ends at the commit from which the others
     went on, and one of three that takes it up from the checkpoint."""
@@ -92,19 +161,11 @@ def test_fewer_go_on_as_if_it_had_been_planned(tmp_path, store):
         seconds=240,
     )
     [(lost, _)] = plan.sent
-    *_, (step, size) = (found.groups() for line in lines if (found := GOES_ON.search(line)))
-    assert int(size) == training_run.RANKS - 1 and 0 < int(step) <= 10
-    checkpoint = ("--workers", 0, "--checkpoint", tmp_path / "checkpoint")
-    training_run.run(tmp_path, "before", *checkpoint, "--until-step", step, seconds=240)
-    seats = [str(rank) for rank in range(training_run.RANKS) if rank != lost]
-    planned, _ = training_run.run(
-        tmp_path,
-        "planned",
-        *(*checkpoint, "--seats", ",".join(seats)),
-        launcher=[*training_run.RESILIENT_RUN, "--nproc", len(seats)],
-        seconds=240,
-    )
-    assert shrunk == planned, plan.sent
+    *_, (step, size) = entries(lines)
+    assert size == training_run.RANKS - 1 and 0 < step <= 10
+    seats = [rank for rank in range(training_run.RANKS) if rank != lost]
+    segments = [(0, list(range(training_run.RANKS))), (step, seats)]
+    assert shrunk == planned(tmp_path, segments), plan.sent
     assert shrunk["seen"] == [2, 2], "a sample was lost or repeated"
 
 

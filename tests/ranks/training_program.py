@@ -8,8 +8,9 @@ Several DDP buckets with a communication hook, BatchNorm, dropout, AMP with a sc
 gradients, a loader in a spawned process, a mesh of 2 x 2 whose results enter a parameter, and an
 asynchronous checkpoint. At the end rank 0 writes a digest of everything that all ranks hold.
 
-With --min-world it goes on with fewer ranks. The same by hand: --until-step N --checkpoint c, then
---seats 0,2,3 --checkpoint c with as many ranks.
+With --min-world it goes on with fewer ranks, with --max-world with more. The same by hand:
+--until-step N --checkpoint c, then --seats 0,2,3 --checkpoint c with as many ranks; those beyond
+the seats begin with their own part.
 """
 
 import argparse
@@ -151,15 +152,16 @@ class Checkpoint:
 
     def load(self, state, seat):
         """Brings the state to what was written last, if anything was; `seat`: the rank that this
-        one was when it was written."""
+        one was when it was written, None: it was none."""
         content = self._read()
         if content is None:
             return
+        own = copy.deepcopy(state.statistics.state_dict()), torch.get_rng_state()
         for name in ("model", "optimizer", "sampler"):
             getattr(state, name).load_state_dict(content[name])
         state.seen.copy_(content["seen"])
         state.step, state.scaler = content["step"], content["scaler"]
-        statistics, generator = content["parts"][seat]
+        statistics, generator = own if seat is None else content["parts"][seat]
         state.statistics.load_state_dict(statistics)
         torch.set_rng_state(generator)
 
@@ -229,7 +231,7 @@ def train(state, loader, checkpoint, args):
     if state.step == 0:
         # Here and not before: where nothing is committed yet, elastic begins with rank 0's values
         # everywhere, and the statistics are part of the model as well.
-        checkpoint.load(state, args.seats[rank] if args.seats else rank)
+        checkpoint.load(state, dict(enumerate(args.seats or range(size))).get(rank))
         if state.step and rank == 0:
             os.write(1, f"begins at step {state.step} of the checkpoint\n".encode())
     if rank == 0:
@@ -244,6 +246,8 @@ def train(state, loader, checkpoint, args):
         state.commit()
         if rank == 0:
             os.write(1, f"step {state.step} at {time.time()}\n".encode())
+            if state.step == args.wait_behind:
+                open(args.wait_at).close()
         if state.step == args.until_step or state.step % CHECKPOINT_EVERY == 0:
             checkpoint.save(state)
     checkpoint.finish()
@@ -319,6 +323,9 @@ def main():
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--until-step", type=int, metavar="N", help="ends there, with a checkpoint")
     parser.add_argument("--min-world", type=int, metavar="N", help="goes on with so many ranks")
+    parser.add_argument("--max-world", type=int, metavar="N", help="takes in spares, up to N ranks")
+    parser.add_argument("--wait-behind", type=int, metavar="N", help="rank 0 waits behind step N")
+    parser.add_argument("--wait-at", metavar="FIFO", help="until somebody opens it for writing")
     parser.add_argument("--workers", type=int, default=1, help="processes of each loader")
     parser.add_argument("--backend", default="resilient", choices=("resilient", "gloo"))
     parser.add_argument("--checkpoint", metavar="PATH", help="written, and read at the start")
@@ -345,7 +352,8 @@ def main():
     )
     run = train
     if args.backend != "gloo":
-        run = torch_resilient.elastic(train, min_world=args.min_world)
+        sizes = {"min_world": args.min_world, "max_world": args.max_world}
+        run = torch_resilient.elastic(train, **sizes)
     run(state, loader, checkpoint, args)
     dist.destroy_process_group()
 

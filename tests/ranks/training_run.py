@@ -10,6 +10,8 @@ import sys
 import threading
 from pathlib import Path
 
+from torch_resilient import _server
+
 PROGRAM = Path(__file__).with_name("training_program.py")
 RANKS = 4
 STEPS_PER_EPOCH = 10  # Of the program, with all ranks.
@@ -61,6 +63,43 @@ class Kills:
         return not self._steps and self._in_recovery == 0
 
 
+class Arrivals:
+    """Late ranks and spares: rank 0 waits behind a step, at a FIFO, until so many spares wait at
+    the store for the world to grow."""
+
+    def __init__(self, folder, launcher, step, spares, kills=None):
+        self._launcher = launcher
+        self._step = step
+        self._spares = spares
+        self._kills = kills
+        self._fifo = folder / "fifo"
+        os.mkfifo(self._fifo)
+        # Also for reading: so it waits for nobody, and whoever comes later goes on as well.
+        self._gate = None
+        self.options = ("--wait-behind", step, "--wait-at", self._fifo)
+
+    def look(self, line, pids):
+        if self._kills is not None:
+            self._kills.look(line, pids)
+        found = STEP.search(line)
+        if found and int(found[1]) == self._step and self._gate is None:
+            self._launcher.begin_late()
+            self._launcher.await_spares(self._spares)
+            self._gate = os.open(self._fifo, os.O_RDWR)
+
+    def close(self):
+        if self._gate is not None:
+            os.close(self._gate)
+
+    @property
+    def sent(self):
+        return self._kills.sent if self._kills is not None else []
+
+    @property
+    def done(self):
+        return self._gate is not None and (self._kills is None or self._kills.done)
+
+
 def _alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -70,12 +109,18 @@ def _alive(pid):
 
 class Ranks:
     """The ranks of a job, started without a launcher, each behind its prefix of a command. Who is
-    killed is replaced, or else the job goes on without. Like a Popen, as far as `run` asks."""
+    killed is replaced, or else the job goes on without. `late`: so many begin only when they are
+    told. Like a Popen, as far as `run` asks."""
 
-    def __init__(self, store, prefixes, replaced):
-        self._job = {"RESILIENT_STORE": store, "WORLD_SIZE": str(len(prefixes))}
+    def __init__(self, store, prefixes, replaced, late=0):
+        self._job = {
+            "RESILIENT_STORE": store,
+            "RESILIENT_JOB": f"training-{os.getpid()}-{id(self)}",
+        }
+        self._job["WORLD_SIZE"] = str(len(prefixes))
         self._prefixes = prefixes
         self._replaced = replaced
+        self._late = late
         self._lock = threading.Lock()
         self._processes, self._codes = {}, {}
         self._over = False
@@ -89,21 +134,36 @@ class Ranks:
         self._keepers = [
             threading.Thread(target=self._keep, args=(rank,)) for rank in range(len(self._prefixes))
         ]
-        for keeper in self._keepers:
+        for keeper in self._keepers[: len(self._keepers) - self._late]:
             keeper.start()
         return self
+
+    def begin_late(self):
+        for keeper in self._keepers[len(self._keepers) - self._late :]:
+            keeper.start()
+        self._late = 0
+
+    def await_spares(self, count):
+        """Returns once so many wait at the store, as it tells everybody."""
+        command = [_server.binary(), "members", "--json", "--store", self._job["RESILIENT_STORE"]]
+        command += ["--job", self._job["RESILIENT_JOB"]]
+        for _ in range(10000):  # Each takes some milliseconds.
+            told = subprocess.run(command, capture_output=True, check=True, timeout=10)
+            if sum(member["state"] == "spare" for member in json.loads(told.stdout)) == count:
+                return
+        raise AssertionError(f"there are not {count} spares: {told.stdout}")
 
     def _keep(self, rank):
         code = self._run(rank)
         while code == -signal.SIGKILL and self._replaced:
             os.write(self._writer, f"rank {rank} was killed, replacing it\n".encode())
-            code = self._run(rank)
+            code = self._run(rank, RESILIENT_REPLACES="1")
         with self._lock:
             self._codes[rank] = 0 if code == -signal.SIGKILL else code
             if len(self._codes) == len(self._prefixes):
                 os.close(self._writer)
 
-    def _run(self, rank):
+    def _run(self, rank, **env):
         with self._lock:
             if self._over:
                 return signal.SIGKILL
@@ -111,7 +171,7 @@ class Ranks:
                 [*self._prefixes[rank], *self._command],
                 stdout=self._writer,
                 stderr=subprocess.STDOUT,
-                env={**self._env, "RANK": str(rank)},
+                env={**self._env, "RANK": str(rank), **env},
                 start_new_session=True,
             )
         # Before its number is free for others: what it has left behind ends with it.
@@ -128,6 +188,7 @@ class Ranks:
 
     def wait(self):
         """The first code that is not 0."""
+        self.begin_late()  # Where it never came to that: at once over.
         for keeper in self._keepers:
             keeper.join()
         self.stdout.close()
