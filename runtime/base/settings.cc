@@ -89,7 +89,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_FAKE_DEVICES", Form::kDevices},
     Known{"RESILIENT_ATTEMPT", Form::kCount},
     Known{"RESILIENT_LAUNCH", Form::kText},  // For resilient-run alone: whose child this is,
-    Known{"RESILIENT_SEATED", Form::kText},  // and a file to make once this process has a seat.
+    Known{"RESILIENT_SEATED", Form::kText},  // and a file for the size of its world.
     Known{"RESILIENT_HOST_WATCH", Form::kSwitch},
 };
 

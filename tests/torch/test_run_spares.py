@@ -117,3 +117,35 @@ def test_a_rank_that_was_a_spare_is_not_ended_as_one(tmp_path):
     code, stdout, stderr = run("--nproc", 2, "--spares", 1, script, seconds=60)
     assert code == 0, stderr
     assert "the last word" in stdout
+
+
+# The spare becomes rank 2; then rank 1 is lost, and nobody waits for its seat.
+GROWS_AND_LOSES_ONE = """
+import os, signal
+import torch.distributed as dist
+import torch_resilient
+
+dist.init_process_group("resilient")
+
+
+def train(state):
+    while True:
+        state.commit()
+        dist.barrier()
+        if dist.get_world_size() == 3 and dist.get_rank() == 1:
+            dist.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+torch_resilient.elastic(train, max_world=3)(torch_resilient.State(step=0))
+"""
+
+
+@pytest.mark.parametrize("policy", [("--max-restarts", 0), ("--restart-policy", "never")])
+def test_spares_that_a_grown_world_took_in_are_none_any_more(tmp_path, policy):
+    script = tmp_path / "grows.py"
+    script.write_text(GROWS_AND_LOSES_ONE)
+    code, _, stderr = run("--nproc", 2, "--spares", 1, *policy, script, seconds=60)
+    assert code == 137, stderr
+    assert "as a spare takes its seat" not in stderr
+    assert "ending the job" in stderr

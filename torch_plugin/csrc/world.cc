@@ -63,6 +63,18 @@ Status CheckSize(const char* name, const char* which, int size) {
 
 }  // namespace
 
+namespace {
+
+// By this resilient-run knows who is no spare any more, and of how many seats the world is. Under
+// Python its package does it, and has taken the name from the environment.
+void TellOfSeat(std::size_t world_size) {
+  for (const auto& [name, path] : ProcessEnvironment()) {
+    if (name == "RESILIENT_SEATED") std::ofstream{path} << world_size;
+  }
+}
+
+}  // namespace
+
 Status CheckMinWorld(int min_world) { return CheckSize("min_world", "least", min_world); }
 Status CheckMaxWorld(int max_world) { return CheckSize("max_world", "largest", max_world); }
 
@@ -74,6 +86,7 @@ Status RebuildWorld(const ProcessGroup& world, std::optional<Duration> budget, i
   RESILIENT_RETURN_IF_ERROR((*context)->Rebuild(budget, min_world, seat_wait));
   auto* const backend = dynamic_cast<ResilientBackend*>(world->getDefaultBackend().get());
   if (backend != nullptr) backend->FollowGroup();
+  TellOfSeat((*context)->session().membership().members.size());
   return Status::Ok();
 }
 
@@ -166,17 +179,6 @@ Result<std::shared_ptr<SessionContext>> JoinWorld(const InitOptions& init, const
 }  // namespace
 }  // namespace plugin
 
-namespace {
-
-// resilient-run does not end a process that has had a seat as one that nobody needs.
-void TellOfSeat(const std::vector<std::pair<std::string, std::string>>& environment) {
-  for (const auto& [name, path] : environment) {
-    if (name == "RESILIENT_SEATED") std::ofstream{path};
-  }
-}
-
-}  // namespace
-
 ProcessGroup init_process_group(const InitOptions& options) {
   const std::shared_ptr<plugin::Host> host = plugin::NativeHost();
   const auto environment = ProcessEnvironment();
@@ -190,7 +192,7 @@ ProcessGroup init_process_group(const InitOptions& options) {
   const c10::intrusive_ptr<c10d::Store> store =
       plugin::ValueOrThrow(*host, plugin::ResilientStore::OfSession(context, options.timeout));
   const Membership place = context->session().membership();  // A spare has its rank by now.
-  TellOfSeat(environment);
+  plugin::TellOfSeat(place.members.size());
   const auto size = static_cast<int>(place.members.size());
   SetLogTag(plugin::TagOf(place.rank));
   const auto backend = plugin::ValueOrThrow(

@@ -142,6 +142,7 @@ def _follow(world):
     if (rank, size) == (world.rank, world.world_size):
         return
     world.rank, world.world_size = rank, size
+    _worlds.tell_of_seat(size)
     group = world.process_group
     _native.load().follow_group(group._get_backend(torch.device("cpu")))
     renumber(group)

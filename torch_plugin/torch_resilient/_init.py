@@ -1,7 +1,6 @@
 """init_process_group("resilient"): settings, the store's address, the session, then torch's own
 init on the session's store."""
 
-import contextlib
 import inspect
 import os
 import socket
@@ -139,7 +138,7 @@ def _joined_world(native, arguments, settings, process, processes, timeout, star
             world.session.init()
             if not _wants_reconfigure(arguments):  # That session is of this process alone.
                 _take_number(native, world, settings, os.environ)
-            _tell_of_seat(os.environ)
+            _worlds.tell_of_seat(world.world_size)
             _devices.warn_of_crowd(world)
             return world
         except BaseException as error:
@@ -165,14 +164,6 @@ def _take_number(native, world, settings, environment):
     native.set_log(settings["log"], _tag(world.rank))
     environment.update(RANK=str(world.rank), WORLD_SIZE=str(world.world_size))
     environment.pop(SPARES, None)
-
-
-def _tell_of_seat(environment):
-    """resilient-run does not end a process that has had a seat as one that nobody needs."""
-    path = environment.pop("RESILIENT_SEATED", "")
-    if path:
-        with contextlib.suppress(OSError):  # Its launcher has ended.
-            open(path, "w").close()
 
 
 def create_backend(options, backend_options):

@@ -1,12 +1,14 @@
 """Which session serves which world of this process, and their end."""
 
 import atexit
+import contextlib
 import os
 import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 OWNER_VARIABLE = "RESILIENT_OWNER"
+_seat_file = ""  # RESILIENT_SEATED, which is for this process and none that it starts.
 
 
 @dataclass
@@ -113,6 +115,16 @@ def close(process_group):
         registry.remove(world)
         world.process_group = None
         world.close()
+
+
+def tell_of_seat(world_size):
+    """By this resilient-run knows who is no spare any more, and of how many seats the world is. To
+    be called when a seat was taken, and when its world was resized."""
+    global _seat_file
+    _seat_file = os.environ.pop("RESILIENT_SEATED", _seat_file)
+    if _seat_file:
+        with contextlib.suppress(OSError), open(_seat_file, "w") as file:  # Else: it has ended.
+            file.write(str(world_size))
 
 
 def start_time(pid):

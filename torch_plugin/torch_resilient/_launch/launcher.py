@@ -244,8 +244,12 @@ class Launcher:
         enough = self._options.min_world and len(self._finished) >= self._options.min_world
         return bool(enough) and all(worker.replaces for worker in self._workers.values())
 
-    def _has_spare(self):
-        return not self._finished and len(self._workers) >= self._options.nproc
+    def _has_spare(self, dead):
+        """Whether there is a process for each seat of the world, which may have grown, without that
+        worker. Who has which does not matter: a spare may have taken it before its loss is known
+        here."""
+        told = max(worker.world_size() for worker in [dead, *self._workers.values()])
+        return not self._finished and len(self._workers) >= (told or self._options.nproc)
 
     def _ended(self, pid):
         self._family.ended(pid)
@@ -264,7 +268,7 @@ class Launcher:
         self._tell_others(lost=len(self._lost), loss=exit_code)
         left = self._left()
         least = self._options.min_world
-        if self._has_spare():
+        if self._has_spare(worker):
             self._console.say(f"{text}; it is not started again, as a spare takes its seat")
         elif least and left >= least:
             text = f"{text}{why_not}; the job goes on with {left}, as {least} are enough"

@@ -45,6 +45,14 @@ class Worker:
         """Whether it has had a seat in a world, as it says by a file; else it may wait for one."""
         return os.path.exists(self._seated)
 
+    def world_size(self):
+        """How many seats its world has, as it said last; 0: it has said nothing yet."""
+        try:
+            with open(self._seated) as file:
+                return int(file.read() or 0)
+        except FileNotFoundError:
+            return 0
+
     def watch(self, on_exit):
         self._selector.register(self.pidfd, selectors.EVENT_READ, (on_exit, self))
 
