@@ -17,6 +17,7 @@ RANKS = 4
 STEPS_PER_EPOCH = 10  # Of the program, with all ranks.
 RESILIENT_RUN = [sys.executable, "-m", "torch_resilient.run"]
 HERE = [*RESILIENT_RUN, "--nproc", str(RANKS)]
+RESTARTS = ["--max-restarts", 1000, "--steady-after", 0]  # The kills come from outside.
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 TORCHRUN += ["--nproc-per-node", str(RANKS), "--monitor-interval", "0.1"]
 STEP = re.compile(r"\bstep (\d+) at ([\d.]+)")
@@ -206,7 +207,7 @@ def run(folder, name, *options, launcher=None, kills=None, seconds=60, env=None)
     events, result = folder / f"{name}.events", folder / f"{name}.json"
     command = [PROGRAM, "--result", result, *options]
     if not isinstance(launcher, Ranks):
-        command = [*(launcher or [*HERE, "--max-restarts", 1000, "--events", events]), *command]
+        command = [*(launcher or [*HERE, *RESTARTS, "--events", events]), *command]
     process = (launcher if isinstance(launcher, Ranks) else _launch)(
         list(map(str, command)),
         {**os.environ, "RESILIENT_LOG": "json:warn", "OMP_NUM_THREADS": "1", **(env or {})},

@@ -1,6 +1,7 @@
 """resilient-run as a launcher, with shell scripts for workers: no torch."""
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -98,14 +99,33 @@ def test_when_the_restarts_are_used_the_job_ends_with_its_code(tmp_path, how, ex
     assert time.monotonic() - started < 5
 
 
-def test_a_rank_that_dies_in_its_start_is_held_back(tmp_path):
+def test_a_rank_that_ends_again_and_again_is_held_back(tmp_path):
+    """It lives as long as one that imports something and fails in its first step."""
     log = tmp_path / "events"
-    script = shell(tmp_path, '[ "$RANK" = 0 ] && exit 3; exec sleep 60')
-    assert run("--nproc", 2, "--max-restarts", 3, "--events", log, *script)[0] == 3
-    times = [e["time"] for e in events(log) if e["event"] == "started" and e["rank"] == 0]
-    assert len(times) == 4
-    # At once, then after 0.5 s, then after 1 s.
-    assert times[1] - times[0] < 0.4 < times[2] - times[1] < 0.9 < times[3] - times[2]
+    script = shell(tmp_path, '[ "$RANK" = 0 ] && { sleep 1.1; exit 3; }; exec sleep 60')
+    code, _, stderr = run("--nproc", 2, "--max-restarts", 4, "--events", log, *script)
+    assert code == 3
+    said = re.findall(r"replacing it \((\d) of 4 restarts\)(?: in (\S+) s, (.*))?", stderr)
+    why = "as it has ended {} times in a row within 60 s of its start (--steady-after)"
+    assert said == [
+        ("1", "", ""),
+        ("2", "", ""),
+        ("3", "0.5", why.format(3)),
+        ("4", "1.0", why.format(4)),
+    ]
+    times = {"started": [], "exited": []}
+    for event in events(log):
+        if event.get("rank") == 0 and event["event"] in times:
+            times[event["event"]].append(event["time"])
+    pauses = [b - a for a, b in zip(times["exited"], times["started"][1:], strict=False)]
+    assert len(pauses) == 4 and pauses[2] >= 0.5 and pauses[3] >= 1
+
+
+def test_nothing_is_held_back_where_every_life_is_long_enough(tmp_path):
+    script = shell(tmp_path, "exit 3")
+    code, _, stderr = run("--nproc", 1, "--max-restarts", 5, "--steady-after", 0, *script)
+    assert code == 3
+    assert "(5 of 5 restarts)\n" in stderr and "in a row" not in stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

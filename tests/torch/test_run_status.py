@@ -73,6 +73,19 @@ echo said; exec sleep 600
             process.wait(PATIENCE)
 
 
+def test_who_flaps(tmp_path, terminal):
+    ours, theirs = terminal
+    script = shell(tmp_path, '[ "$RANK" = 1 ] && exit 9; exec sleep 600')
+    options = {"stdout": theirs, "stderr": theirs, "env": environment()}
+    process = launch("--nproc", 2, "--max-restarts", 9, *script, **options)
+    try:
+        line = r"resilient-run \| flapping: rank 1 ended [3-9] times \| running 0"
+        read_until(ours, line)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(PATIENCE)
+
+
 def test_a_terminal_that_can_do_nothing(tmp_path, terminal):
     ours, theirs = terminal
     script = shell(tmp_path, "echo said")

@@ -20,6 +20,7 @@ from torch_resilient._launch.store import Store
 from torch_resilient._launch.worker import SEATED, Worker, how
 
 _END_SECONDS = 3.0  # From the first signal to the last process.
+_AT_ONCE = 2  # Starts of a rank in a row; an ordinary kill or two costs nothing.
 _SPARE_WAIT = "30s"  # Its start; one that waits takes the seat at once.
 _DO_NOT_RESTART = os.EX_CONFIG  # 78: what a worker says by this would be the same once more.
 
@@ -35,7 +36,7 @@ class Launcher:
         self._size = self._processes  # among so many of all nodes.
         self._workers = {}  # RANK -> Worker; a spare's RANK is beyond those of the world.
         self._delayed = []  # (when, rank) of replacements that are held back.
-        self._backoff = Backoff()
+        self._backoff = Backoff(_AT_ONCE, options.steady_after)
         self._restarts = 0
         self._attempt = 0  # How often all ranks were started anew.
         self._renewing = False  # What runs is being ended, to be started anew,
@@ -139,6 +140,7 @@ class Launcher:
             return
         doing = "ending the job" if self._exit_code is not None else ""
         doing = doing or ("ending all ranks, to start them anew" if self._renewing else "")
+        doing = doing or self._flapping()
         states = {
             "running": self._workers.keys(),
             "held back": [rank for _, rank in self._delayed],
@@ -148,6 +150,16 @@ class Launcher:
         seconds = time.monotonic() - self._started
         most = self._options.max_restarts
         self._console.show(status.text(states, self._restarts, most, seconds, doing))
+
+    def _flapping(self):
+        """Who is held back because it ends again and again, for the line of status."""
+        held = sorted(rank for _, rank in self._delayed)
+        if self._options.restart_policy == "all":
+            ends = {"the job": self._backoff.ends(None)} if held else {}
+        else:
+            ends = {f"rank {rank}": self._backoff.ends(rank) for rank in held}
+        told = [f"{who} ended {times} times" for who, times in ends.items() if times > _AT_ONCE]
+        return f"flapping: {', '.join(told)}" if told else ""
 
     # ---- workers
 
@@ -300,10 +312,13 @@ class Launcher:
         policy, most = self._options.restart_policy, self._options.max_restarts
         self._restarts += 1
         who = worker.rank if policy == "replace" else None
-        pause = self._backoff.pause(who, time.monotonic() - worker.started)
+        pause = self._backoff.ended(who, time.monotonic() - worker.started)
+        why = f" in {pause:.1f} s, as {'it' if policy == 'replace' else 'a rank'} has ended"
+        why += f" {self._backoff.ends(who)} times in a row within {self._options.steady_after} s"
         self._console.say(
             f"{text}; {'replacing it' if policy == 'replace' else 'starting all ranks anew'}"
-            f" ({self._restarts} of {most} restarts)" + (f" in {pause:.1f} s" if pause else "")
+            f" ({self._restarts} of {most} restarts)"
+            + (f"{why} of its start (--steady-after)" if pause else "")
         )
         self._event("restarted", rank=worker.rank, restarts=self._restarts)
         if policy == "replace":

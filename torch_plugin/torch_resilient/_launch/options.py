@@ -3,6 +3,8 @@
 import argparse
 import os
 
+from torch_resilient._launch.backoff import STEADY_SECONDS
+
 
 def parse(arguments):
     parser = argparse.ArgumentParser(
@@ -11,34 +13,7 @@ def parse(arguments):
     )
     parser.add_argument("--nproc", type=_positive, default=1, help="number of ranks (default 1)")
     _add_nodes(parser)
-    parser.add_argument(
-        "--max-restarts",
-        type=_not_negative,
-        default=3,
-        metavar="K",
-        help="how many deaths are followed by a start, in total (default 3)",
-    )
-    parser.add_argument(
-        "--spares",
-        type=_not_negative,
-        default=0,
-        metavar="K",
-        help="start K more processes, which wait for a rank to be lost and take its seat",
-    )
-    parser.add_argument(
-        "--restart-policy",
-        choices=("replace", "all", "never"),
-        default="replace",
-        help="what a death is followed by: the rank alone is started again (default), all ranks"
-        " are ended and started anew, or the job ends",
-    )
-    parser.add_argument(
-        "--min-world",
-        type=_positive,
-        metavar="M",
-        help="go on without ranks that were lost and are not started again, as long as M are left;"
-        " the script's elastic does so too (RESILIENT_MIN_WORLD)",
-    )
+    _add_deaths(parser)
     parser.add_argument("--store", metavar="HOST:PORT", help="a running store; default: its own")
     parser.add_argument(
         "--store-data",
@@ -74,6 +49,46 @@ def parse(arguments):
     _check_nodes(parser, options)
     _check_min_world(parser, options)
     return options
+
+
+def _add_deaths(parser):
+    """What is done when a rank dies."""
+    parser.add_argument(
+        "--max-restarts",
+        type=_not_negative,
+        default=3,
+        metavar="K",
+        help="how many deaths are followed by a start, in total (default 3)",
+    )
+    parser.add_argument(
+        "--steady-after",
+        type=_not_negative,
+        default=int(STEADY_SECONDS),
+        metavar="S",
+        help="a rank that again and again ends within S seconds of its start is restarted with"
+        " growing pauses, 0.5 s to 30 s (default 60; 0: always at once)",
+    )
+    parser.add_argument(
+        "--spares",
+        type=_not_negative,
+        default=0,
+        metavar="K",
+        help="start K more processes, which wait for a rank to be lost and take its seat",
+    )
+    parser.add_argument(
+        "--restart-policy",
+        choices=("replace", "all", "never"),
+        default="replace",
+        help="what a death is followed by: the rank alone is started again (default), all ranks"
+        " are ended and started anew, or the job ends",
+    )
+    parser.add_argument(
+        "--min-world",
+        type=_positive,
+        metavar="M",
+        help="go on without ranks that were lost and are not started again, as long as M are left;"
+        " the script's elastic does so too (RESILIENT_MIN_WORLD)",
+    )
 
 
 def _add_nodes(parser):

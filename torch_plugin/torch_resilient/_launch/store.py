@@ -7,13 +7,12 @@ import time
 
 from torch_resilient import _server
 from torch_resilient._launch import LaunchError
-from torch_resilient._launch.backoff import FIRST_SECONDS, LAST_SECONDS
+from torch_resilient._launch.backoff import Backoff
 from torch_resilient._launch.output import Output
 from torch_resilient._launch.worker import how
 
 _START_SECONDS = 10.0
-_RESTARTS = 8  # In a row; a store that has lived for so long begins a new one:
-_STEADY_SECONDS = 60.0
+_RESTARTS = 8  # In a row; a store that has lived for long begins a new one.
 
 
 class Store:
@@ -34,7 +33,7 @@ class Store:
         self._event = event
         self._process = None
         self._started = 0.0
-        self._restarts = 0
+        self._backoff = Backoff(at_once=1)
         self._reports = []
 
     def start(self):
@@ -120,21 +119,18 @@ class Store:
         code = self._process.wait()
         if not self._wanted():
             return
-        if time.monotonic() - self._started >= _STEADY_SECONDS:
-            self._restarts = 0
+        pause = self._backoff.ended(None, time.monotonic() - self._started)
+        restarts = self._backoff.ends(None) or 1
         text = f"the store ended with {how(code)}"
-        if self._restarts == _RESTARTS:
+        if restarts > _RESTARTS:
             self._console.say(
                 f"{text}, {_RESTARTS} times after a restart; it stays away, and without it "
                 "no rank can be replaced"
             )
             return
-        pause = FIRST_SECONDS * 2 ** (self._restarts - 1)
-        pause = min(pause, LAST_SECONDS) if self._restarts else 0.0
-        self._restarts += 1
         self.due = time.monotonic() + pause
         self._console.say(
             f"{text}; starting it again with what it kept"
-            f" ({self._restarts} of {_RESTARTS})" + (f" in {pause:.1f} s" if pause else "")
+            f" ({restarts} of {_RESTARTS})" + (f" in {pause:.1f} s" if pause else "")
         )
-        self._event("store_restarted", exit_code=code, restarts=self._restarts)
+        self._event("store_restarted", exit_code=code, restarts=restarts)
