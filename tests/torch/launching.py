@@ -5,8 +5,9 @@ import subprocess
 import sys
 
 
-def launch(*arguments, **options):
-    command = [sys.executable, "-m", "torch_resilient.run", *map(str, arguments)]
+def launch(*arguments, prefix=(), **options):
+    """`prefix`: of the command."""
+    command = [*prefix, sys.executable, "-m", "torch_resilient.run", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, text=True, **{**pipes, **options})
 

@@ -8,7 +8,7 @@ import pytest
 from torch_resilient._launch.roster import Entry, Roster
 
 
-def entry(node, *, nodes=2, nproc=2, start=0):
+def entry(node, *, nodes=2, nproc=2, start=0, **more):
     return Entry(
         id=f"{node}.{start}",
         nodes=nodes,
@@ -17,12 +17,13 @@ def entry(node, *, nodes=2, nproc=2, start=0):
         pid=100 + node,
         address=f"10.0.0.{node}",
         port=29500 + node,
+        **more,
     )
 
 
-def rosters(*nprocs):
+def rosters(*nprocs, **more):
     return [
-        Roster(node, entry(node, nodes=len(nprocs), nproc=nproc))
+        Roster(node, entry(node, nodes=len(nprocs), nproc=nproc, **more))
         for node, nproc in enumerate(nprocs)
     ]
 
@@ -43,8 +44,8 @@ def test_all_start_with_the_same_numbers():
     assert not any(node.meet() for node in nodes)
     tell_all(nodes)
     assert all(node.meet() for node in nodes)
-    assert [node.offset() for node in nodes] == [0, 2, 5]
-    assert {node.size() for node in nodes} == {6}
+    assert [node.numbers() for node in nodes] == [[0, 1], [2, 3, 4], [5]]
+    assert {node.ranks() for node in nodes} == {6}
     assert {node.first().address for node in nodes} == {"10.0.0.0"}
 
 
@@ -106,3 +107,64 @@ def test_a_newer_launcher_of_the_same_node_keeps_the_place():
     first, _ = rosters(2, 2)
     # One that has ended is written over again.
     assert first.hear(0, replace(newer, ended=0)) is True and first.usurper is None
+
+
+def test_spares_are_behind_the_ranks_of_all():
+    nodes = rosters(2, 1)
+    nodes[0].change(spares=1)
+    nodes[1].change(spares=2)
+    tell_all(nodes)
+    assert all(node.meet() for node in nodes)
+    assert [node.numbers() for node in nodes] == [[0, 1, 3], [2, 4, 5]]
+    assert {(node.ranks(), node.spares(), node.left()) for node in nodes} == {(3, 3, 6)}
+    nodes[0].hear(1, replace(nodes[1].mine, ended=137, killed=True))
+    assert nodes[0].left() == 3
+
+
+def test_all_start_anew_once_no_node_has_ranks_of_the_earlier_attempt():
+    nodes = rosters(2, 2, renews=True)
+    tell_all(nodes)
+    assert all(node.meet() for node in nodes)
+    assert nodes[0].newest() == (0, 0) and nodes[0].not_ready(0) == []
+    nodes[0].change(finished=2)
+    nodes[1].change(attempt=1, why="rank 2 has ended")  # Both at once would tell the same.
+    tell_all(nodes)
+    assert nodes[0].newest() == (1, 1) and nodes[1].newest() == (1, 1)
+    assert nodes[1].finished() == 0  # What finished in the earlier attempt does not count.
+    nodes[0].change(attempt=1, finished=0, ready=1, port=29999)
+    tell_all(nodes)
+    assert nodes[0].not_ready(1) == [1] and nodes[1].not_ready(1) == [1]
+    nodes[1].change(ready=1)
+    tell_all(nodes)
+    assert nodes[0].not_ready(1) == [] and nodes[1].not_ready(1) == []
+    assert nodes[1].first().port == 29999
+    nodes[0].change(finished=2)
+    nodes[1].change(finished=1)
+    tell_all(nodes)
+    assert [node.finished() for node in nodes] == [3, 3]
+
+
+def test_who_comes_late_to_a_later_attempt_learns_of_it():
+    nodes = rosters(2, 2, renews=True)
+    tell_all(nodes)
+    assert all(node.meet() for node in nodes)
+    nodes[0].change(attempt=2, ready=2)
+    late = Roster(1, entry(1, start=1, renews=True))
+    tell_all([nodes[0], late])
+    assert late.meet() and late.newest() == (2, 0)
+    assert nodes[0].newest() == (2, 0) and nodes[0].not_ready(2) == [1]
+
+
+def test_a_node_of_another_policy_takes_no_part():
+    first, _ = rosters(2, 2, renews=True)
+    first.hear(1, entry(1))
+    assert first.refused == {1: "must have the same --restart-policy: only this one has all"}
+
+
+def test_a_node_that_has_finished_is_told():
+    nodes = rosters(2, 2)
+    tell_all(nodes)
+    nodes[1].change(finished=2, ended=0)
+    tell_all(nodes)
+    assert nodes[0].over() == [1] and nodes[0].end() is None
+    assert nodes[0].finished() == 2

@@ -13,15 +13,22 @@ from store_access import plain_environment, serving
 
 
 @contextlib.contextmanager
-def job(nproc, *options, each=(), seconds=60):
-    """Starts a launcher for each node; `finish()` gives (exit code, stdout, stderr) of each."""
-    with serving("--log-level", "warn") as address, contextlib.ExitStack() as stack:
+def job(nproc, *options, each=(), seconds=60, network=None, env=None):
+    """Starts a launcher for each node, on the hosts of the network if there is one; `finish()`
+    gives (exit code, stdout, stderr) of each."""
+    with contextlib.ExitStack() as stack:
+        given = network and network.store.address
+        address = given or stack.enter_context(serving("--log-level", "warn"))
         own = ["--nnodes", len(nproc), "--store", address, "--job", "night"]
 
         def start(node):
             extra = each[node] if each else ()
             numbers = ["--node-rank", node, "--nproc", nproc[node]]
-            process = launch(*own, *numbers, *extra, *options, env=plain_environment())
+            process = launch(
+                *(*own, *numbers, *extra, *options),
+                prefix=network.on(node) if network else (),
+                env={**plain_environment(), **(env or {})},
+            )
             stack.callback(end, process)
             return process
 
@@ -189,8 +196,6 @@ def test_a_store_that_is_not_there_is_told_of(tmp_path):
         ([], "needs --node-rank 0 to 1"),
         (["--node-rank", 0], "needs --store"),
         (["--node-rank", 0, "--store", "a:1"], "needs --job"),
-        (["--node-rank", 0, "--store", "a:1", "--job", "j", "--restart-policy", "all"], "one node"),
-        (["--node-rank", 0, "--store", "a:1", "--job", "j", "--spares", 1], "one node"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, options, text):

@@ -149,3 +149,18 @@ def test_spares_that_a_grown_world_took_in_are_none_any_more(tmp_path, policy):
     assert code == 137, stderr
     assert "as a spare takes its seat" not in stderr
     assert "ending the job" in stderr
+
+
+@pytest.mark.parametrize("policy", ["replace", "all", "never"])
+def test_a_spare_that_dies_when_a_rank_has_finished_ends_nothing(tmp_path, policy):
+    log = tmp_path / "events"
+    text = f"""
+has_ended() {{ grep -q '"exited", .*"rank": '$1 {log}; }}
+[ "$RANK" = 0 ] && exit 0
+[ "$RANK" = 2 ] && {{ until has_ended 0; do sleep 0.01; done; exit 9; }}
+until has_ended 2; do sleep 0.01; done
+"""
+    options = ["--nproc", 2, "--spares", 1, "--restart-policy", policy, "--events", log]
+    code, _, stderr = run(*options, *shell(tmp_path, text))
+    assert code == 0, stderr
+    assert "exit code 9; it waited for a seat, and the job goes on without it" in stderr

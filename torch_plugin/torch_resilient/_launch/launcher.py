@@ -14,12 +14,13 @@ from torch_resilient._launch import status
 from torch_resilient._launch.backoff import Backoff
 from torch_resilient._launch.family import MARK, Family
 from torch_resilient._launch.guard import Guard
-from torch_resilient._launch.nodes import MEET_SECONDS, Nodes
+from torch_resilient._launch.nodes import MEET_SECONDS, Nodes, free_port
 from torch_resilient._launch.output import Console, Logs, Outputs
 from torch_resilient._launch.store import Store
 from torch_resilient._launch.worker import SEATED, Worker, how
 
 _END_SECONDS = 3.0  # From the first signal to the last process.
+_WAIT_TOLD_SECONDS = 5.0  # Of all nodes, before it is told who is missing.
 _AT_ONCE = 2  # Starts of a rank in a row; an ordinary kill or two costs nothing.
 _SPARE_WAIT = "30s"  # Its start; one that waits takes the seat at once.
 _DO_NOT_RESTART = os.EX_CONFIG  # 78: what a worker says by this would be the same once more.
@@ -31,16 +32,20 @@ class Launcher:
     def __init__(self, options):
         self._options = options
         self._selector = selectors.DefaultSelector()
-        self._processes = options.nproc + options.spares
-        self._first = 0  # RANK of the first of them,
-        self._size = self._processes  # among so many of all nodes.
+        self._numbers = list(range(options.nproc + options.spares))  # RANK of each,
+        self._ranks = options.nproc  # among so many ranks
+        self._spares = options.spares  # and spares of all nodes.
         self._workers = {}  # RANK -> Worker; a spare's RANK is beyond those of the world.
         self._delayed = []  # (when, rank) of replacements that are held back.
         self._backoff = Backoff(_AT_ONCE, options.steady_after)
         self._restarts = 0
+        self._has_met = False  # And knows its numbers.
         self._attempt = 0  # How often all ranks were started anew.
         self._renewing = False  # What runs is being ended, to be started anew,
-        self._renew_at = 0.0  # not before this.
+        self._renew_at = 0.0  # not before this,
+        self._gather_until = None  # and not before all launchers are ready for it.
+        self._wait_told_at = 0.0
+        self._stay_until = None  # Own ranks have finished; others may yet have all started anew.
         self._finished = set()
         self._lost = set()  # Died, and not started again.
         self._said = set()  # Losses of other nodes.
@@ -57,7 +62,7 @@ class Launcher:
             options.store, data, self._selector, self._console, self._goes_on, self._event
         )
         self._job = options.job or os.environ.get("RESILIENT_JOB") or f"run-{os.getpid()}"
-        self._port = _free_port()
+        self._port = free_port("127.0.0.1")
         if options.token_file:  # For the store, the ranks and the exit reports alike.
             os.environ[_server.TOKEN_FILE] = os.path.abspath(options.token_file)
         self._nodes = None
@@ -79,9 +84,9 @@ class Launcher:
         try:
             self._store.start()
             self._meet()
-            for local_rank in range(self._processes if self._exit_code is None else 0):
-                self._start(self._first + local_rank)
-            while self._workers or (self._delayed and self._exit_code is None):
+            if self._nodes is None:
+                self._start_all()
+            while self._workers or (self._exit_code is None and self._is_to_go_on()):
                 self._show_status()
                 self._turn()
             self._tell_others(ended=self._exit_code or 0)
@@ -98,6 +103,11 @@ class Launcher:
                 self._events.close()
         return self._exit_code or 0
 
+    def _is_to_go_on(self):
+        """Whether there is something to do where nothing runs."""
+        gathers = self._gather_until is not None
+        return bool(self._delayed) or gathers or self._stay_until is not None
+
     def _own_processes(self):
         others = self._nodes.processes() if self._nodes else set()
         return {self._guard.pid} | self._store.processes() | others
@@ -113,13 +123,15 @@ class Launcher:
         self._store.turn(now)
         if self._nodes:
             self._nodes.turn(now)
+            self._gather(now)
+            self._stay(now)
         if self._family.due is not None and now >= self._family.due:
             self._family.sweep()
         due = [entry for entry in self._delayed if entry[0] <= now]
         for entry in due:
             if entry in self._delayed and self._exit_code is None:
                 self._delayed.remove(entry)
-                self._start(entry[1], replaces=self._options.min_world is not None)
+                self._start(entry[1], replaces=self._options.restart_policy == "replace")
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._signal_all(signal.SIGKILL)
@@ -127,8 +139,16 @@ class Launcher:
     def _patience(self):
         times = [when for when, _ in self._delayed]
         times += [
-            when for when in (self._kill_at, self._store.due, self._family.due) if when is not None
+            when
+            for when in (
+                *(self._kill_at, self._store.due, self._family.due),
+                *(self._gather_until, self._stay_until),
+            )
+            if when is not None
         ]
+        if self._gather_until is not None:
+            steps = (self._renew_at, self._wait_told_at)
+            times += [when for when in steps if when > time.monotonic()]
         if self._nodes and (when := self._nodes.when()) is not None:
             times.append(when)
         if self._console.has_status:
@@ -163,12 +183,16 @@ class Launcher:
 
     # ---- workers
 
+    def _start_all(self):
+        for rank in self._numbers:
+            self._start(rank)
+
     def _start(self, rank, replaces=False):
-        """`replaces`: the world may have gone on without the process that it replaces."""
+        """`replaces`: it takes the place of one that was lost."""
         mark = self._family.next_mark()
         environment = {**self._environment(rank), MARK: mark}
         environment[SEATED] = os.path.join(self._folder.name, mark)
-        if replaces:
+        if replaces and self._options.min_world:  # The world may have gone on without that one.
             environment["RESILIENT_REPLACES"] = "1"
         worker = Worker(rank, self._command(), environment, self._selector, self._outputs, replaces)
         self._family.began(worker.process.pid, mark)
@@ -194,9 +218,9 @@ class Launcher:
         environment = dict(os.environ)
         environment.update(
             RANK=str(rank),
-            LOCAL_RANK=str(rank - self._first),
-            WORLD_SIZE=str(self._size),
-            LOCAL_WORLD_SIZE=str(self._processes),
+            LOCAL_RANK=str(self._numbers.index(rank)),
+            WORLD_SIZE=str(self._ranks + self._spares),
+            LOCAL_WORLD_SIZE=str(len(self._numbers)),
             GROUP_RANK=str(self._options.node_rank or 0),
             MASTER_ADDR=address,
             MASTER_PORT=str(port),
@@ -205,8 +229,8 @@ class Launcher:
             RESILIENT_SUPERVISED="1",
             PYTHONUNBUFFERED="1",
         )
-        if self._options.spares:
-            environment["RESILIENT_SPARES"] = str(self._options.spares)
+        if self._spares:
+            environment["RESILIENT_SPARES"] = str(self._spares)
         environment.pop("RESILIENT_OWNER", None)
         if self._options.min_world:
             environment["RESILIENT_MIN_WORLD"] = str(self._options.min_world)
@@ -222,9 +246,9 @@ class Launcher:
         are about to come, if at all."""
         options = self._options
         starts = options.restart_policy == "replace" and options.max_restarts > 0
-        if starts or (options.spares and not options.min_world):
+        if starts or (self._spares and not options.min_world):
             return "10min"
-        return _SPARE_WAIT if options.spares else None
+        return _SPARE_WAIT if self._spares else None
 
     def _exited(self, worker):
         exit_code = worker.reap(self._ended)
@@ -236,9 +260,8 @@ class Launcher:
             return
         if exit_code == 0:
             self._finished.add(worker.rank)
-            self._tell_others(finished=True)
-            if self._exit_code is None and self._is_done():
-                self._begin_end(0, signal.SIGTERM)
+            self._tell_others(finished=len(self._finished))
+            self._end_if_done()
             return
         if self._exit_code is not None:
             return  # Being ended: this is the answer to our signal.
@@ -247,21 +270,38 @@ class Launcher:
             worker, exit_code, f"rank {worker.rank} (pid {pid}) ended with {how(exit_code)}"
         )
 
+    def _end_if_done(self):
+        if self._exit_code is None and not self._renewing and self._is_done():
+            self._begin_end(0, signal.SIGTERM)
+
     def _is_done(self):
         """Whether nobody needs what still runs: the ranks have finished, and it has had no seat."""
         if any(worker.has_seat() for worker in self._workers.values()):
             return False  # The world may have grown.
-        if self._options.spares:
-            return len(self._finished) >= self._options.nproc
-        enough = self._options.min_world and len(self._finished) >= self._options.min_world
+        finished = self._nodes.roster.finished() if self._nodes else len(self._finished)
+        if self._spares:
+            return finished >= self._ranks
+        enough = self._options.min_world and finished >= self._options.min_world
         return bool(enough) and all(worker.replaces for worker in self._workers.values())
 
     def _has_spare(self, dead):
         """Whether there is a process for each seat of the world, which may have grown, without that
         worker. Who has which does not matter: a spare may have taken it before its loss is known
         here."""
-        told = max(worker.world_size() for worker in [dead, *self._workers.values()])
-        return not self._finished and len(self._workers) >= (told or self._options.nproc)
+        others = self._nodes and self._nodes.roster.others_finished()
+        if not self._spares or self._finished or others:
+            return False
+        return self._left() >= self._seats(dead)
+
+    def _is_idle(self, dead):
+        """Whether it only waited for a seat, and there is a process for each without it."""
+        is_spare = dead.rank >= self._ranks or dead.replaces
+        return is_spare and not dead.has_seat() and self._left() >= self._seats(dead)
+
+    def _seats(self, *dead):
+        """Of the world, as far as the processes of this node have told."""
+        workers = [*dead, *self._workers.values()]
+        return max((worker.world_size() for worker in workers), default=0) or self._ranks
 
     def _ended(self, pid):
         self._family.ended(pid)
@@ -273,25 +313,29 @@ class Launcher:
             self._give_up(exit_code, f"{text}, by which it says that a restart is of no use")
             return
         why_not = self._why_not_again()
-        if why_not is None:
+        is_idle = self._options.restart_policy == "all" and not worker.has_seat()
+        is_idle = is_idle and worker.rank >= self._ranks
+        if why_not is None and not is_idle:
             self._start_again(worker, text)
             return
         self._lost.add(worker.rank)
         self._tell_others(lost=len(self._lost), loss=exit_code)
         left = self._left()
         least = self._options.min_world
-        if self._has_spare(worker):
+        if is_idle or self._is_idle(worker):
+            self._console.say(f"{text}; it waited for a seat, and the job goes on without it")
+        elif self._has_spare(worker):
             self._console.say(f"{text}; it is not started again, as a spare takes its seat")
         elif least and left >= least:
             text = f"{text}{why_not}; the job goes on with {left}, as {least} are enough"
             self._console.say(f"{text} (--min-world)")
             self._event("lost", rank=worker.rank, left=left)
         else:
-            few = f"; {left} are left, fewer than --min-world {least}" if least else ""
+            few = f"; {self._few(left)}" if least else ""
             self._give_up(exit_code, f"{text}{why_not}{few}")
 
     def _left(self):
-        """Ranks that run, are to be started, or have finished, on all nodes."""
+        """Ranks and spares that run, are to be started, or have finished, on all nodes."""
         if self._nodes:
             return self._nodes.roster.left()
         return len(self._workers) + len(self._delayed) + len(self._finished)
@@ -300,6 +344,8 @@ class Launcher:
         """What keeps a rank that has died from being started again; None: nothing does."""
         policy = self._options.restart_policy
         others = self._nodes and self._nodes.roster.others_finished()
+        if policy == "all" and self._nodes and (over := self._nodes.roster.over()):
+            return f", and node {status.ranges(over)} has finished: it cannot begin anew"
         if policy == "replace" and (self._finished or others):
             return ", and other ranks have finished: it cannot rejoin"
         if policy == "never":
@@ -324,12 +370,15 @@ class Launcher:
         if policy == "replace":
             self._delayed.append((time.monotonic() + pause, worker.rank))
         else:
-            self._renew_after(pause)
+            self._renew_after(pause, self._restarts, text)
 
-    def _renew_after(self, pause):
-        self._attempt += 1
+    def _renew_after(self, pause, attempt, why):
+        self._attempt = attempt
+        self._tell_others(attempt=attempt, why=why, finished=0)
         self._renewing = True
+        self._stay_until = self._gather_until = None
         self._renew_at = time.monotonic() + pause
+        self._delayed.clear()
         self._signal_all(signal.SIGTERM)
         self._kill_at = time.monotonic() + _END_SECONDS - 0.5
         self._renew()
@@ -342,8 +391,12 @@ class Launcher:
         self._kill_at = None
         self._finished.clear()
         self._lost.clear()
-        self._port = _free_port()
-        self._delayed = [(self._renew_at, rank) for rank in range(self._processes)]
+        self._port = free_port("127.0.0.1")
+        if self._nodes:
+            self._gather_until = time.monotonic() + MEET_SECONDS
+            self._wait_told_at = self._renew_at + _WAIT_TOLD_SECONDS
+        else:
+            self._delayed = [(self._renew_at, rank) for rank in self._numbers]
 
     def _give_up(self, exit_code, text):
         self._console.say(f"{text}; ending the job")
@@ -368,12 +421,58 @@ class Launcher:
                 self._give_up(1, f"{text}: start them with the same --store, --job and --nnodes")
         if self._exit_code is not None:
             return
-        self._first, self._size = roster.offset(), roster.size()
+        self._has_met = True
+        self._numbers = roster.numbers()
+        self._ranks, self._spares = roster.ranks(), roster.spares()
         least = self._options.min_world
-        if least and least > self._size:
+        if least and least > self._ranks:
             self._give_up(
-                2, f"--min-world {least} is more than the {self._size} ranks of all nodes"
+                2, f"--min-world {least} is more than the {self._ranks} ranks of all nodes"
             )
+        self._attempt, _ = roster.newest()  # Of a job that this launcher comes late to.
+        self._restarts = self._attempt
+        self._tell_others(attempt=self._attempt)
+        self._gather_until = time.monotonic() + MEET_SECONDS
+
+    def _gather(self, now):
+        """Starts the ranks once no node has any of an earlier attempt."""
+        if self._gather_until is None or self._exit_code is not None or now < self._renew_at:
+            return
+        roster = self._nodes.roster
+        if roster.mine.ready < self._attempt:
+            self._tell_others(ready=self._attempt, port=free_port(""))
+        missing = roster.not_ready(self._attempt)
+        if not missing:
+            self._gather_until = None
+            self._start_all()
+        elif over := set(missing) & set(roster.over()):
+            text = f"node {status.ranges(over)} has finished, and cannot begin anew with the others"
+            self._give_up(1, f"{roster.mine.why}; {text}")
+        elif now >= self._gather_until:
+            text = f"has not ended its ranks in {MEET_SECONDS:.0f} s, so none can begin anew"
+            self._give_up(1, f"{roster.mine.why}; node {status.ranges(missing)} {text}")
+        elif now >= self._wait_told_at:
+            self._wait_told_at = self._gather_until
+            text = f"waits up to {MEET_SECONDS:.0f} s for node {status.ranges(missing)} to end its"
+            self._console.say(f"{text} ranks, before all begin anew")
+
+    def _stay(self, now):
+        """Where one loss has all ranks started anew, those that have finished too, a launcher stays
+        until all ranks of all nodes have finished."""
+        if self._options.restart_policy != "all" or self._exit_code is not None:
+            return
+        if self._workers or len(self._finished) < len(self._numbers):
+            return
+        if self._nodes.roster.finished() >= self._ranks:
+            self._stay_until = None
+        elif self._stay_until is None:
+            self._stay_until = now + MEET_SECONDS
+        elif now >= self._stay_until:
+            self._console.say(
+                f"the ranks of this node finished {MEET_SECONDS:.0f} s ago, and those of others"
+                " have not; it takes no part any more"
+            )
+            self._begin_end(0, signal.SIGTERM)
 
     def _tell_others(self, **fields):
         if self._nodes:
@@ -382,7 +481,7 @@ class Launcher:
     def _heard_of_others(self):
         if self._exit_code is not None:
             return
-        roster, least = self._nodes.roster, self._options.min_world
+        roster = self._nodes.roster
         if other := roster.usurper:
             where = f"{other.host}, pid {other.pid}"
             text = f"a launcher with the same --node-rank {roster.node} has come later ({where})"
@@ -394,18 +493,43 @@ class Launcher:
             names = ", ".join(f"{node} ({entry.host})" for node, entry in killed)
             text = f"the launcher of node {names} was killed, and its ranks with it"
             self._without_others(text, killed[-1][1].ended)
-        elif self._lost and least and self._left() < least:  # Several at once.
-            text = f"{self._left()} are left, fewer than --min-world {least}"
-            self._give_up(roster.loss(), text)
+        elif self._lost and not self._is_enough():  # Several at once.
+            self._give_up(roster.loss(), self._few(self._left()))
+        elif self._has_met and roster.mine.renews and roster.newest()[0] > self._attempt:
+            self._follow(*roster.newest())
+        else:
+            self._end_if_done()
+
+    def _follow(self, attempt, node):
+        """Another node has lost a rank, and all are started anew."""
+        other = self._nodes.roster.entry(node)
+        self._restarts = attempt
+        self._console.say(
+            f"node {node} ({other.host}): {other.why}; starting all ranks anew"
+            f" ({attempt} of {self._options.max_restarts} restarts)"
+        )
+        self._renew_after(0.0, attempt, other.why)
+
+    def _is_enough(self):
+        """Whether what is left is enough for the job to go on, without a start."""
+        least = self._options.min_world
+        return self._left() >= (least or self._seats())
+
+    def _few(self, left):
+        least = self._options.min_world
+        if least:
+            return f"{left} are left, fewer than --min-world {least}"
+        return f"{left} processes are left for {self._seats()} ranks"
 
     def _without_others(self, text, code):
         left, least = self._left(), self._options.min_world
-        if not least or left < least:
-            few = f"; {left} are left, fewer than --min-world {least}" if least else ""
+        if not (least or self._spares) or not self._is_enough():
+            few = f"; {self._few(left)}" if least or self._spares else ""
             self._give_up(code, f"{text}{few}")
         elif text not in self._said:
             self._said.add(text)
-            self._console.say(f"{text}; the job goes on with {left}, as {least} are enough")
+            why = f"{least} are enough" if least else "spares take their seats"
+            self._console.say(f"{text}; the job goes on with {left}, as {why}")
 
     # ---- the end
 
@@ -458,9 +582,3 @@ class Launcher:
     def _event(self, name, **fields):
         if self._events:
             self._events.write(json.dumps({"event": name, "time": time.time(), **fields}) + "\n")
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -47,7 +47,9 @@ class Nodes:
             host=socket.gethostname(),
             pid=os.getpid(),
             address=_own_address(options.store),
-            port=_free_port(),
+            port=free_port(""),
+            spares=options.spares,
+            renews=options.restart_policy == "all",
         )
         self.roster = Roster(options.node_rank, mine)
 
@@ -216,7 +218,8 @@ def _own_address(store):
         return probe.getsockname()[0]
 
 
-def _free_port():
+def free_port(host):
+    """A port of that address ("": of all) that nobody has now."""
     with socket.socket() as probe:
-        probe.bind(("", 0))
+        probe.bind((host, 0))
         return probe.getsockname()[1]

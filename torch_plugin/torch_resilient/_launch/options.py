@@ -115,10 +115,6 @@ def _check_nodes(parser, options):
         parser.error(f"--nnodes {options.nnodes} needs --store: one that all hosts reach")
     if not options.job and not os.environ.get("RESILIENT_JOB"):
         parser.error(f"--nnodes {options.nnodes} needs --job (or RESILIENT_JOB): the same on all")
-    if options.restart_policy == "all":
-        parser.error("--restart-policy all is for one node: ranks of others are not started anew")
-    if options.spares:
-        parser.error("--spares is for one node: spares are the last ranks of all")
 
 
 def _check_min_world(parser, options):

@@ -15,10 +15,14 @@ class Entry:
     pid: int
     address: str  # Where other nodes reach this one, and a port that was free:
     port: int  # MASTER_ADDR and MASTER_PORT of all, when it is the first node.
+    spares: int = 0
+    renews: bool = False  # Whether all ranks are started anew when one dies:
+    attempt: int = 0  # how often they were, or are about to be,
+    ready: int = 0  # and the attempt before which none of its ranks is left.
     sees: str = ""  # `Roster.seen`, as far as this launcher has got.
     lost: int = 0  # Ranks of it that died and are not started again;
     loss: int = 0  # how the last of them ended.
-    finished: bool = False  # Whether a rank has ended with 0.
+    finished: int = 0  # Ranks that have ended with 0, in this attempt.
     ended: int | None = None  # The exit code, once it is decided.
     why: str = ""
     killed: bool = False  # Said by its guard: it has ended without a word.
@@ -47,7 +51,7 @@ class Roster:
         self.refused = {}  # node -> why its newcomer is left out.
         self.usurper = None  # Entry of a launcher that came later and has this one's place.
         self._entries = {node: mine}
-        self._began = None  # nproc of all nodes, once they have met.
+        self._began = None  # (nproc, spares) of all nodes, once they have met.
         self._living = set()  # Ids that were heard of before their end.
 
     def change(self, **fields):
@@ -69,9 +73,14 @@ class Roster:
                 self.refused[node] = (
                     f"was started with --nnodes {entry.nodes}, this one with {self.mine.nodes}"
                 )
-            elif self._began and self._began[node] != entry.nproc:
+            elif entry.renews != self.mine.renews:
+                who = "it" if entry.renews else "this one"
+                self.refused[node] = f"must have the same --restart-policy: only {who} has all"
+            elif self._began and self._began[node] != (entry.nproc, entry.spares):
+                nproc, spares = self._began[node]
                 self.refused[node] = (
-                    f"comes back with --nproc {entry.nproc} and began with {self._began[node]}"
+                    f"comes back with --nproc {entry.nproc} --spares {entry.spares} and began with"
+                    f" --nproc {nproc} --spares {spares}"
                 )
         self._entries[node] = entry
         return False
@@ -98,20 +107,56 @@ class Roster:
         if self._began is None:
             seen, entries = self.seen(), self._entries
             if seen and all(entry.sees == seen for entry in entries.values()):
-                self._began = [entries[node].nproc for node in range(self.mine.nodes)]
+                nodes = range(self.mine.nodes)
+                self._began = [(entries[node].nproc, entries[node].spares) for node in nodes]
         return self._began is not None
 
     def first(self):
         """REQUIRES: they have met. The first node's entry."""
         return self._entries[0]
 
-    def offset(self):
-        """REQUIRES: they have met. RANK of this node's first rank."""
-        return sum(self._began[: self.node])
+    def numbers(self):
+        """REQUIRES: they have met. RANK of each process of this node: its ranks, then its spares,
+        which are behind the ranks of all."""
+        nproc, spares = self._began[self.node]
+        first = sum(before for before, _ in self._began[: self.node])
+        first_spare = self.ranks() + sum(before for _, before in self._began[: self.node])
+        return [*range(first, first + nproc), *range(first_spare, first_spare + spares)]
 
-    def size(self):
+    def ranks(self):
         """REQUIRES: they have met. Ranks of all nodes."""
-        return sum(self._began)
+        return sum(nproc for nproc, _ in self._began)
+
+    def spares(self):
+        """REQUIRES: they have met. Spares of all nodes."""
+        return sum(spares for _, spares in self._began)
+
+    def newest(self):
+        """REQUIRES: they have met. (attempt, node) of the newest attempt that a launcher tells of;
+        its ranks start once all launchers are ready for it."""
+        told = [(e.attempt, -node) for node, e in self._entries.items() if node not in self.refused]
+        attempt, node = max(told)
+        return attempt, -node
+
+    def entry(self, node):
+        return self._entries[node]
+
+    def not_ready(self, attempt):
+        """REQUIRES: they have met. Nodes that may still have ranks of an earlier attempt."""
+        return [node for node, entry in sorted(self._entries.items()) if entry.ready < attempt]
+
+    def over(self):
+        """Nodes whose launchers have ended with 0."""
+        return [node for node, entry in sorted(self._entries.items()) if entry.ended == 0]
+
+    def finished(self):
+        """Ranks of all nodes that have ended with 0 in the attempt of this launcher."""
+        return sum(
+            entry.finished
+            for entry in self._entries.values()
+            if entry.attempt == self.mine.attempt
+            and (entry is self.mine or entry.id in self._living)
+        )
 
     def end(self):
         """(node, entry) of one that gave up while this one knew it, which ends the job; or None."""
@@ -130,9 +175,11 @@ class Roster:
         ]
 
     def left(self):
-        """REQUIRES: they have met. Ranks that run, are to be started, or have finished."""
-        gone = sum(entry.nproc - entry.lost for _, entry in self.killed())
-        return self.size() - gone - sum(entry.lost for entry in self._entries.values())
+        """REQUIRES: they have met. Ranks and spares that run, are to be started, or have
+        finished."""
+        gone = sum(entry.nproc + entry.spares - entry.lost for _, entry in self.killed())
+        all_of_them = self.ranks() + self.spares()
+        return all_of_them - gone - sum(entry.lost for entry in self._entries.values())
 
     def loss(self):
         """How the last rank of the last node that lost one ended: the same on all nodes."""

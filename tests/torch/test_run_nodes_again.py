@@ -1,0 +1,191 @@
+"""resilient-run on several nodes: spares that take seats of other nodes, and all ranks of all nodes
+started anew when one dies. The launchers are all on this host, with a store of the test."""
+
+import os
+import re
+import signal
+
+import pytest
+from launching import events, shell
+from test_run_nodes import WAITS_FOR_A_LOSS, children, job, said
+from test_run_spares import LOSES_ONE
+
+ALL = ["--restart-policy", "all"]
+
+
+def starts(log):
+    return sorted(event["rank"] for event in events(log) if event["event"] == "started")
+
+
+def test_spares_are_counted_behind_the_ranks_of_all(tmp_path):
+    text = f"""
+echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $RESILIENT_SPARES"
+touch {tmp_path}/$RANK
+if [ "$RANK" -ge 3 ]; then exec sleep 60; fi
+until [ -e {tmp_path}/3 ] && [ -e {tmp_path}/4 ]; do sleep 0.01; done
+"""
+    each = [["--spares", 1], ["--spares", 1]]
+    with job([2, 1], *shell(tmp_path, text), each=each) as both:
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert said(ends[0][1]) == ["0 0 5 3 2", "1 1 5 3 2", "3 2 5 3 2"]
+    assert said(ends[1][1]) == ["2 0 5 2 2", "4 1 5 2 2"]
+
+
+@pytest.mark.parametrize("policy", [("--restart-policy", "never"), ()])
+def test_a_spare_of_another_node_takes_the_seat(tmp_path, policy):
+    """Rank 1 is node 1's, the spare is node 0's."""
+    script = tmp_path / "loses_one.py"
+    script.write_text(LOSES_ONE)
+    with job([1, 1], *policy, script, each=[["--spares", 1], []], seconds=60) as both:
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert said(ends[0][1]) == ["process 0 is rank 0 of 2", "process 2 is rank 1 of 2"]
+    assert "process 1" not in ends[1][1]
+    told = "not started again, as a spare takes its seat" if policy else "replacing it (1 of 3"
+    assert told in ends[1][2]
+
+
+def test_spares_for_all_ranks_of_a_killed_launcher_are_enough(tmp_path):
+    script = tmp_path / "waits_for_a_loss.py"
+    script.write_text(WAITS_FOR_A_LOSS)
+    with job([1, 1], script, each=[["--spares", 1], []], seconds=60) as both:
+        for launcher in both.launchers:
+            assert "ready" in launcher.stdout.readline()
+        both.launchers[1].kill()
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [0, -9], ends
+    assert "was killed, and its ranks with it; the job goes on with 2, as spares" in ends[0][2]
+    assert said(ends[0][1]) == ["healed: rank 0 of 2", "healed: rank 1 of 2"]
+
+
+def test_where_no_spare_is_left_all_end(tmp_path):
+    """Each node loses a rank at once, and there is one spare."""
+    text = f"""
+[ "$RANK" -le 1 ] || exec sleep 60
+touch {tmp_path}/$RANK
+until [ -e {tmp_path}/0 ] && [ -e {tmp_path}/1 ]; do sleep 0.01; done
+exit 7
+"""
+    options = ["--restart-policy", "never", *shell(tmp_path, text)]
+    with job([1, 1, 1], *options, each=[["--spares", 1], [], []]) as all_of_them:
+        ends = all_of_them.finish()
+    # A launcher without a process left has done its part when it ends before the other's loss.
+    assert ends[2][0] == 7 and {code for code, _, _ in ends} <= {0, 7}, ends
+
+
+def test_all_of_all_nodes_are_started_anew(tmp_path):
+    """Those that have finished too: their launcher has stayed."""
+    logs = [tmp_path / "events0", tmp_path / "events1"]
+    text = f"""
+echo "attempt ${{RESILIENT_ATTEMPT:-0}} port $MASTER_PORT"
+[ "$RESILIENT_ATTEMPT" = 1 ] && exit 0
+[ "$RANK" = 0 ] && exit 0
+[ "$RANK" = 1 ] && exec sleep 60
+until grep -q '"exited", .*"rank": 0' {logs[0]}; do sleep 0.01; done
+exit 7
+"""
+    each = [["--events", log] for log in logs]
+    with job([1, 2], *ALL, *shell(tmp_path, text), each=each) as both:
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert "exit code 7; starting all ranks anew (1 of 3 restarts)" in ends[1][2]
+    assert re.search(
+        r"node 1 \(\S+\): rank 2 \(pid \d+\) ended with exit code 7; start", ends[0][2]
+    )
+    assert [starts(log) for log in logs] == [[0, 0], [1, 1, 2, 2]]
+    lines = {line for _, stdout, _ in ends for line in said(stdout)}
+    assert sorted(line.split(" port ")[0] for line in lines) == ["attempt 0", "attempt 1"]
+    assert len({line.split(" port ")[1] for line in lines}) == 2  # One for all in each attempt.
+
+
+def test_two_losses_at_once_are_one_start(tmp_path):
+    logs = [tmp_path / "events0", tmp_path / "events1"]
+    text = f"""
+[ "$RESILIENT_ATTEMPT" = 1 ] && exit 0
+touch {tmp_path}/$RANK
+until [ -e {tmp_path}/0 ] && [ -e {tmp_path}/1 ]; do sleep 0.01; done
+exit 5
+"""
+    each = [["--events", log] for log in logs]
+    options = [*ALL, "--max-restarts", 1, *shell(tmp_path, text)]
+    with job([1, 1], *options, each=each) as both:
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert [starts(log) for log in logs] == [[0, 0], [1, 1]]
+
+
+def test_the_restarts_are_those_of_all_nodes(tmp_path):
+    """The first loss is of one node, the second one of the other: then all are used."""
+    text = """
+[ "$RANK" = "${RESILIENT_ATTEMPT:-0}" ] && exit 7
+exec sleep 60
+"""
+    with job([1, 1], *ALL, "--max-restarts", 1, *shell(tmp_path, text)) as both:
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [7, 7], ends
+    assert "all 1 restarts are used; ending the job" in ends[1][2]
+    assert re.search(r"node 1 \(\S+\) gave up: rank 1 .* all 1 restarts are used", ends[0][2])
+
+
+WAITS = """
+echo ready
+[ "$RESILIENT_ATTEMPT" = 1 ] && exit 0
+[ "$RANK" = 0 ] || exec sleep 60
+until [ -e {}/fail ]; do sleep 0.01; done
+exit 7
+"""
+
+
+def ready(launchers):
+    for launcher in launchers:
+        assert "ready" in launcher.stdout.readline()
+
+
+def test_a_launcher_that_was_stopped_follows(tmp_path):
+    with job([1, 1], *ALL, *shell(tmp_path, WAITS.format(tmp_path))) as both:
+        ready(both.launchers)
+        both.launchers[1].send_signal(signal.SIGSTOP)
+        (tmp_path / "fail").touch()
+        try:
+            assert "starting all ranks anew (1 of 3" in both.launchers[0].stderr.readline()
+            waits = both.launchers[0].stderr.readline()
+            assert "waits up to 600 s for node 1 to end its ranks" in waits
+        finally:
+            both.launchers[1].send_signal(signal.SIGCONT)
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [0, 0], ends
+
+
+def test_a_signal_while_others_are_waited_for(tmp_path):
+    with job([1, 1], *ALL, *shell(tmp_path, WAITS.format(tmp_path))) as both:
+        ready(both.launchers)
+        both.launchers[1].send_signal(signal.SIGSTOP)
+        (tmp_path / "fail").touch()
+        try:
+            assert "starting all ranks anew (1 of 3" in both.launchers[0].stderr.readline()
+            both.launchers[0].send_signal(signal.SIGINT)
+            both.launchers[0].wait(20)
+        finally:
+            both.launchers[1].send_signal(signal.SIGCONT)
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [130, 130], ends
+    assert "gave up: it was ended by signal 2 (SIGINT)" in ends[1][2]
+
+
+def test_a_launcher_that_comes_late_begins_with_the_others(tmp_path):
+    """The first one of its node was killed with all that it had started: no last words."""
+    with job([1, 1], *ALL, *shell(tmp_path, WAITS.format(tmp_path))) as both:
+        ready(both.launchers)
+        lost = both.launchers[1]
+        lost.send_signal(signal.SIGSTOP)
+        for pid in children(lost.pid):
+            os.kill(pid, signal.SIGKILL)
+        lost.kill()
+        lost.communicate(timeout=60)
+        (tmp_path / "fail").touch()
+        assert "starting all ranks anew (1 of 3" in both.launchers[0].stderr.readline()
+        both.launchers[1] = both.start(1)
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert said(ends[1][1]) == ["ready"]
