@@ -8,6 +8,7 @@ import signal
 import pytest
 from launching import events, shell
 from test_run_nodes import WAITS_FOR_A_LOSS, children, job, said
+from test_run_policies import ANEW
 from test_run_spares import LOSES_ONE
 
 ALL = ["--restart-policy", "all"]
@@ -190,3 +191,27 @@ def test_a_launcher_that_comes_late_begins_with_the_others(tmp_path):
         ends = both.finish()
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert said(ends[1][1]) == ["ready"]
+
+
+@pytest.mark.slow
+def test_a_training_begins_anew_on_all_nodes(tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text(ANEW)
+    with job([2, 1], *ALL, "--max-restarts", 1, script, seconds=120) as both:
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    lines = [line for _, stdout, _ in ends for line in said(stdout)]
+    assert sorted(lines) == ["attempt 0 total 3"] * 3 + ["attempt 1 total 3"] * 3
+
+
+def test_a_launcher_that_is_killed_meanwhile_ends_all(tmp_path):
+    """It was to end its ranks and begin anew with the others."""
+    with job([1, 1], *ALL, *shell(tmp_path, WAITS.format(tmp_path))) as both:
+        ready(both.launchers)
+        both.launchers[1].send_signal(signal.SIGSTOP)
+        (tmp_path / "fail").touch()
+        assert "starting all ranks anew (1 of 3" in both.launchers[0].stderr.readline()
+        both.launchers[1].kill()
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [137, -9], ends
+    assert "was killed, and its ranks with it; ending the job" in ends[0][2]

@@ -160,6 +160,8 @@ class Launcher:
             return
         doing = "ending the job" if self._exit_code is not None else ""
         doing = doing or ("ending all ranks, to start them anew" if self._renewing else "")
+        if self._gather_until is not None:
+            doing = doing or "waiting for the other nodes to begin anew"
         doing = doing or self._flapping()
         states = {
             "running": self._workers.keys(),
@@ -374,7 +376,7 @@ class Launcher:
 
     def _renew_after(self, pause, attempt, why):
         self._attempt = attempt
-        self._tell_others(attempt=attempt, why=why, finished=0)
+        self._tell_others(attempt=attempt, why=why, finished=0, lost=0, loss=0)
         self._renewing = True
         self._stay_until = self._gather_until = None
         self._renew_at = time.monotonic() + pause
@@ -393,8 +395,7 @@ class Launcher:
         self._lost.clear()
         self._port = free_port("127.0.0.1")
         if self._nodes:
-            self._gather_until = time.monotonic() + MEET_SECONDS
-            self._wait_told_at = self._renew_at + _WAIT_TOLD_SECONDS
+            self._begin_to_gather()
         else:
             self._delayed = [(self._renew_at, rank) for rank in self._numbers]
 
@@ -432,7 +433,11 @@ class Launcher:
         self._attempt, _ = roster.newest()  # Of a job that this launcher comes late to.
         self._restarts = self._attempt
         self._tell_others(attempt=self._attempt)
+        self._begin_to_gather()
+
+    def _begin_to_gather(self):
         self._gather_until = time.monotonic() + MEET_SECONDS
+        self._wait_told_at = max(time.monotonic(), self._renew_at) + _WAIT_TOLD_SECONDS
 
     def _gather(self, now):
         """Starts the ranks once no node has any of an earlier attempt."""
@@ -445,8 +450,8 @@ class Launcher:
         if not missing:
             self._gather_until = None
             self._start_all()
-        elif over := set(missing) & set(roster.over()):
-            text = f"node {status.ranges(over)} has finished, and cannot begin anew with the others"
+        elif gone := set(missing) & {*roster.over(), *(node for node, _ in roster.killed())}:
+            text = f"the launcher of node {status.ranges(gone)} has ended, so none can begin anew"
             self._give_up(1, f"{roster.mine.why}; {text}")
         elif now >= self._gather_until:
             text = f"has not ended its ranks in {MEET_SECONDS:.0f} s, so none can begin anew"
