@@ -158,14 +158,17 @@ def test_a_killed_rank_is_replaced_and_nothing_is_lost(program, undisturbed, vic
 
 
 @pytest.mark.slow
-def test_plain_variables_start_the_store_and_give_the_same(program, undisturbed):
+def test_plain_variables_start_the_store_and_give_the_same(program, undisturbed, tmp_path):
+    """And each says of how many ranks its world is, as a launcher may ask it to."""
     port = str(harness.free_port())
     processes = []
     for rank in range(SIZE):
         plain = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         plain.update(RANK=str(rank), WORLD_SIZE=str(SIZE))
+        plain["RESILIENT_SEATED"] = str(tmp_path / f"{rank}")
         processes.append(start([program, str(STEPS)], plain))
     assert digest("".join(finish(process) for process in processes)) == undisturbed
+    assert {(tmp_path / f"{rank}").read_text() for rank in range(SIZE)} == {str(SIZE)}
 
 
 def test_what_is_missing_is_named(program):

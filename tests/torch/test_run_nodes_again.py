@@ -215,3 +215,24 @@ def test_a_launcher_that_is_killed_meanwhile_ends_all(tmp_path):
         ends = both.finish()
     assert [code for code, _, _ in ends] == [137, -9], ends
     assert "was killed, and its ranks with it; ending the job" in ends[0][2]
+
+
+def test_who_ends_last_is_heard_though_a_launcher_was_killed(tmp_path):
+    """Node 0 has two spares: one finishes in the place of node 1's rank, nobody needs the other."""
+    log = tmp_path / "events"
+    text = f"""
+has_ended() {{ grep -q '"exited", .*"rank": '$1 {log}; }}
+echo ready
+until [ -e {tmp_path}/x ]; do sleep 0.01; done
+[ "$RANK" = 4 ] && exec sleep 600
+if [ "$RANK" = 2 ]; then until has_ended 0 && has_ended 3; do sleep 0.01; done; fi
+"""
+    each = [["--spares", 2, "--events", log], [], []]
+    with job([1, 1, 1], *shell(tmp_path, text), each=each) as three:
+        ready(three.launchers)
+        three.launchers[1].kill()
+        for node in (0, 2):
+            assert "goes on with 4, as spares" in three.launchers[node].stderr.readline()
+        (tmp_path / "x").touch()
+        ends = three.finish()
+    assert [code for code, _, _ in ends] == [0, -9, 0], ends

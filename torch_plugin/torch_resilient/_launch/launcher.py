@@ -494,11 +494,17 @@ class Launcher:
         elif end := roster.end():
             node, entry = end
             self._give_up(entry.ended, f"node {node} ({entry.host}) gave up: {entry.why}")
-        elif roster.meet() and (killed := roster.killed()):
+        else:
+            self._heard_of_ranks(roster)
+
+    def _heard_of_ranks(self, roster):
+        if roster.meet() and (killed := roster.killed()):
             names = ", ".join(f"{node} ({entry.host})" for node, entry in killed)
             text = f"the launcher of node {names} was killed, and its ranks with it"
             self._without_others(text, killed[-1][1].ended)
-        elif self._lost and not self._is_enough():  # Several at once.
+        if self._exit_code is not None:
+            return
+        if self._lost and not self._is_enough():  # Several at once.
             self._give_up(roster.loss(), self._few(self._left()))
         elif self._has_met and roster.mine.renews and roster.newest()[0] > self._attempt:
             self._follow(*roster.newest())
