@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 
+RESILIENT_RUN = ("-m", "torch_resilient.run")
 
-def launch(*arguments, prefix=(), **options):
-    """`prefix`: of the command."""
-    command = [*prefix, sys.executable, "-m", "torch_resilient.run", *map(str, arguments)]
+
+def launch(*arguments, prefix=(), program=RESILIENT_RUN, **options):
+    """`prefix`: of the command. `program`: what Python is to run."""
+    command = [*prefix, sys.executable, *program, *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, text=True, **{**pipes, **options})
 

@@ -13,7 +13,7 @@ from store_access import plain_environment, serving
 
 
 @contextlib.contextmanager
-def job(nproc, *options, each=(), seconds=60, network=None, env=None):
+def job(nproc, *options, each=(), seconds=60, network=None, env=None, **how):
     """Starts a launcher for each node, on the hosts of the network if there is one; `finish()`
     gives (exit code, stdout, stderr) of each."""
     with contextlib.ExitStack() as stack:
@@ -28,6 +28,7 @@ def job(nproc, *options, each=(), seconds=60, network=None, env=None):
                 *(*own, *numbers, *extra, *options),
                 prefix=network.on(node) if network else (),
                 env={**plain_environment(), **(env or {})},
+                **how,
             )
             stack.callback(end, process)
             return process

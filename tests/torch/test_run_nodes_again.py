@@ -159,6 +159,47 @@ def test_a_launcher_that_was_stopped_follows(tmp_path):
     assert [code for code, _, _ in ends] == [0, 0], ends
 
 
+# Waits that are 10 min otherwise.
+IMPATIENT = """
+import sys
+from torch_resilient import run
+from torch_resilient._launch import launcher
+launcher.MEET_SECONDS = 2.0
+sys.exit(run.main())
+"""
+
+
+def test_the_wait_for_a_launcher_that_was_stopped_ends(tmp_path):
+    script = shell(tmp_path, WAITS.format(tmp_path))
+    with job([1, 1], *ALL, *script, program=("-c", IMPATIENT)) as both:
+        ready(both.launchers)
+        both.launchers[1].send_signal(signal.SIGSTOP)
+        (tmp_path / "fail").touch()
+        try:
+            both.launchers[0].wait(20)
+        finally:
+            both.launchers[1].send_signal(signal.SIGCONT)
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [1, 1], ends
+    text = "exit code 7; node 1 has not ended its ranks in 2 s, so none can begin anew; ending"
+    assert text in ends[0][2] and text.removesuffix("; ending") in ends[1][2]
+
+
+def test_who_has_finished_does_not_stay_for_ever(tmp_path):
+    text = f"""
+[ "$RANK" = 0 ] && exit 0
+until [ -e {tmp_path}/x ]; do sleep 0.01; done
+exit 9
+"""
+    with job([1, 1], *ALL, *shell(tmp_path, text), program=("-c", IMPATIENT)) as both:
+        assert both.launchers[0].wait(20) == 0
+        (tmp_path / "x").touch()
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [0, 9], ends
+    assert "those of others have not; it takes no part any more" in ends[0][2]
+    assert "and node 0 has finished: it cannot begin anew; ending the job" in ends[1][2]
+
+
 def test_a_signal_while_others_are_waited_for(tmp_path):
     with job([1, 1], *ALL, *shell(tmp_path, WAITS.format(tmp_path))) as both:
         ready(both.launchers)
