@@ -47,6 +47,11 @@ dist.destroy_process_group()
 """
 
 
+def left_in(folder, **more):
+    """An environment: nobody is left on a host that goes away to clear up."""
+    return {"TMPDIR": str(folder), **more}
+
+
 @pytest.fixture
 def network(namespaces, rank_server):
     network = hosts.Network(rank_server, NAMES, (4,), lease=f"{LEASE_SECONDS:g}s")
@@ -102,7 +107,9 @@ def test_seats_go_from_host_to_host(tmp_path, network):
     """And back, and then there is one host."""
     logs = [tmp_path / "events0", tmp_path / "events1"]
     each = [["--spares", 1, "--events", logs[0]], ["--events", logs[1]]]
-    with job([1, 1], script(tmp_path), each=each, seconds=90, network=network) as both:
+    with job(
+        [1, 1], script(tmp_path), each=each, network=network, env=left_in(tmp_path), seconds=90
+    ) as both:
         alpha, beta = both.launchers
         await_line(alpha, "alpha: rank 0 of 2 in 1")
         await_line(beta, "beta: rank 1 of 2 in 1")
@@ -125,8 +132,13 @@ def test_seats_go_from_host_to_host(tmp_path, network):
 def test_a_rank_is_replaced_and_a_host_is_done_without(tmp_path, network):
     log = tmp_path / "events1"
     each = [["--max-restarts", 0], ["--max-restarts", 1, "--events", log]]
-    at = {"each": each, "network": network, "env": {"RESILIENT_SEAT_WAIT": "10s"}}
-    with job([1, 1], "--min-world", 1, script(tmp_path), seconds=90, **at) as both:
+    at = {
+        "seconds": 90,
+        "each": each,
+        "network": network,
+        "env": left_in(tmp_path, RESILIENT_SEAT_WAIT="10s"),
+    }
+    with job([1, 1], "--min-world", 1, script(tmp_path), **at) as both:
         alpha, beta = both.launchers
         await_line(beta, "beta: rank 1 of 2 in 1")
         os.kill(pid_of(log, 1), signal.SIGKILL)
@@ -141,8 +153,8 @@ def test_a_rank_is_replaced_and_a_host_is_done_without(tmp_path, network):
 
 
 def test_without_a_host_the_job_ends_and_says_so(tmp_path, network):
-    at = {"network": network, "env": {"RESILIENT_SEAT_WAIT": "1s"}}
-    with job([1, 1], "--max-restarts", 0, script(tmp_path), seconds=90, **at) as both:
+    at = {"seconds": 90, "network": network, "env": left_in(tmp_path, RESILIENT_SEAT_WAIT="1s")}
+    with job([1, 1], "--max-restarts", 0, script(tmp_path), **at) as both:
         alpha, beta = both.launchers
         await_line(alpha, "alpha: rank 0 of 2 in 1")
         killed = power_failure(network, 1, beta)

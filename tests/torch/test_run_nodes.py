@@ -276,7 +276,8 @@ def test_a_node_that_was_lost_comes_back(tmp_path):
     """The launcher is killed with all that it has started, its guard included: no last words."""
     script = tmp_path / "waits_for_a_loss.py"
     script.write_text(WAITS_FOR_A_LOSS)
-    with job([2, 1], script, seconds=150) as both:
+    env = {"TMPDIR": str(tmp_path)}  # Nobody is left to clear up.
+    with job([2, 1], script, seconds=150, env=env) as both:
         lost = both.launchers[1]
         for launcher in both.launchers:
             assert "ready" in launcher.stdout.readline()

@@ -218,7 +218,8 @@ def test_a_signal_while_others_are_waited_for(tmp_path):
 
 def test_a_launcher_that_comes_late_begins_with_the_others(tmp_path):
     """The first one of its node was killed with all that it had started: no last words."""
-    with job([1, 1], *ALL, *shell(tmp_path, WAITS.format(tmp_path))) as both:
+    env = {"TMPDIR": str(tmp_path)}  # Nobody is left to clear up.
+    with job([1, 1], *ALL, *shell(tmp_path, WAITS.format(tmp_path)), env=env) as both:
         ready(both.launchers)
         lost = both.launchers[1]
         lost.send_signal(signal.SIGSTOP)
