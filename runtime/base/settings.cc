@@ -41,15 +41,9 @@ enum class Form {
   kSpares,
 };
 
-enum class Effect {
-  kYes,
-  kNone,  // Accepted with a warning: the job runs as without it.
-};
-
 struct Known {
   std::string_view name;
   Form form;
-  Effect effect = Effect::kYes;
   // For durations, in seconds.
   int floor_s = 0;
 };
@@ -65,17 +59,17 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_TLS_KEY", Form::kText},
     Known{"RESILIENT_TLS_CA", Form::kText},
     Known{"RESILIENT_TAKE_OVER", Form::kBackends},
-    Known{"RESILIENT_LEASE_TTL", Form::kDuration, Effect::kYes, 1},
-    Known{"RESILIENT_BUDGET", Form::kDuration, Effect::kYes, 1},
+    Known{"RESILIENT_LEASE_TTL", Form::kDuration, 1},
+    Known{"RESILIENT_BUDGET", Form::kDuration, 1},
     Known{"RESILIENT_SEAT_WAIT", Form::kDuration},
     Known{"RESILIENT_SPARES", Form::kSpares},
     Known{"RESILIENT_MIN_WORLD", Form::kCount},  // Read where a rebuild is asked for.
     Known{"RESILIENT_HEAL", Form::kHeal},
     Known{"RESILIENT_TIMEOUT_POLICY", Form::kPolicy},
-    Known{"RESILIENT_OP_DEADLINE", Form::kDuration, Effect::kYes, 1},
-    Known{"RESILIENT_STALL", Form::kDuration, Effect::kYes, 1},
-    Known{"RESILIENT_WAIT_LOG", Form::kDuration, Effect::kYes, 1},
-    Known{"RESILIENT_REPLAY", Form::kSwitch, Effect::kNone},
+    Known{"RESILIENT_OP_DEADLINE", Form::kDuration, 1},
+    Known{"RESILIENT_STALL", Form::kDuration, 1},
+    Known{"RESILIENT_WAIT_LOG", Form::kDuration, 1},
+    Known{"RESILIENT_REPLAY", Form::kSwitch},
     Known{"RESILIENT_ALLOW_SHARED_GPU", Form::kSwitch},
     Known{"RESILIENT_SOCKET_IFNAME", Form::kText},
     Known{"RESILIENT_SOCKET_STREAMS", Form::kStreams},
@@ -287,14 +281,6 @@ Status CheckBind(const Values& values) {
              "for a token (RESILIENT_TOKEN_FILE) or for certificates (RESILIENT_TLS_*)")};
 }
 
-// Tells of something asked for that this version does not do.
-void NoteEffect(const Known& known, std::string_view value, std::vector<std::string>* warnings) {
-  if (known.effect == Effect::kYes) return;
-  if (value == "0" || value == "explicit") return;  // What it does.
-  warnings->push_back(StrCat(known.name, "=\"", value,
-                             "\" has no effect in this version: the job runs as without it"));
-}
-
 void Assign(const Values& values, Settings* settings) {
   const auto text = [&](std::string_view name, std::string* field) {
     if (const auto found = values.find(name); found != values.end()) {
@@ -333,6 +319,7 @@ void Assign(const Values& values, Settings* settings) {
   is("RESILIENT_CHECKSUM", "1", &settings->checksums);
   is("RESILIENT_REDUCTION_ORDER", "hierarchical", &settings->hierarchical_order);
   is("RESILIENT_HEAL", "auto", &settings->auto_heal);
+  is("RESILIENT_REPLAY", "1", &settings->replay);
   text("RESILIENT_SOCKET_IFNAME", &settings->socket_ifname);
   if (const auto found = values.find("RESILIENT_SOCKET_STREAMS"); found != values.end())
     settings->socket_streams = ParseStreams(found->second).value_or(settings->socket_streams);
@@ -399,7 +386,6 @@ Result<Settings> ParseSettings(
     }
     if (value.empty()) continue;  // As scripts unset a variable: "RESILIENT_STORE= python ...".
     RESILIENT_RETURN_IF_ERROR(Check(*known, value));
-    NoteEffect(*known, value, &settings.warnings);
     values[known->name] = value;
   }
   RESILIENT_RETURN_IF_ERROR(CheckBind(values));

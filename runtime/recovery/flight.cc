@@ -2,7 +2,20 @@
 
 #include <utility>
 
+#include "runtime/base/log.h"
+
 namespace resilient::recovery {
+
+Status NotStarted(const Status& cause, const std::string& group, const std::string& what) {
+  FailureDetail detail = cause.detail();
+  detail.group = group;
+  return Status(cause.code(),
+                StrCat(cause.message(), "; ", what, " of group '", group,
+                       "' was not started on this rank, which has not acknowledged this: catch "
+                       "the error and call rebuild()"),
+                std::move(detail));
+}
+
 void Dismiss(Communicator& communicator, const Flight* flight) {
   if (flight != nullptr && flight->Ended()) {
     communicator.Abort(flight->cause());

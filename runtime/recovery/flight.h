@@ -57,6 +57,9 @@ class Flight {
   Status cause_;  // Written once, before ended_.
 };
 
+// The first cause as told to an operation that was never started.
+Status NotStarted(const Status& cause, const std::string& group, const std::string& what);
+
 // This rank needs `communicator`, of that flight, no more: a goodbye to the peers, but not where
 // the generation has ended: a peer that the fence has not reached yet would take the goodbye for
 // the cause. `flight` may be null. Thread: thread-safe.

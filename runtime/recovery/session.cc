@@ -9,6 +9,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/process.h"
 #include "runtime/recovery/deadlines.h"
+#include "runtime/recovery/replay_session.h"
 #include "runtime/recovery/session_impl.h"
 
 namespace resilient {
@@ -403,10 +404,13 @@ Result<std::shared_ptr<Session>> OpenSession(SessionOptions options,
     return Status(StatusCode::kInvalidArgument,
                   "a session needs a rendezvous and a communicator factory");
   }
+  const bool replay = options.replay;
+  const Ladder ladder = LadderOf(options.budget, options.seat_wait);
   std::shared_ptr<recovery::SessionImpl> session(
       new recovery::SessionImpl(std::move(options), std::move(rendezvous), clock),
       recovery::SessionDeleter());
   RESILIENT_RETURN_IF_ERROR(session->MakeFactory(make_factory));
+  if (replay) return recovery::WithReplay(std::move(session), ladder, clock);
   return std::shared_ptr<Session>(std::move(session));
 }
 

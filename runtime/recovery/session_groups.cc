@@ -7,17 +7,6 @@
 namespace resilient::recovery {
 namespace {
 
-// The first cause as told to an operation that was never started.
-Status NotStarted(const Status& cause, const std::string& group, const std::string& what) {
-  FailureDetail detail = cause.detail();
-  detail.group = group;
-  return Status(cause.code(),
-                StrCat(cause.message(), "; ", what, " of group '", group,
-                       "' was not started on this rank, which has not acknowledged this: catch "
-                       "the error and call rebuild()"),
-                std::move(detail));
-}
-
 // A caller inside Run. Owner: its stack. Thread: confined.
 struct BlockedRun {
   Session& session;

@@ -92,6 +92,7 @@ class Session:
         checksums: bool = False,
         hierarchical_order: bool = False,
         auto_heal: bool = False,
+        replay: bool = False,
         strict_timeouts: bool = False,
         op_deadline: float = 120.0,
         wait_log: float = 30.0,

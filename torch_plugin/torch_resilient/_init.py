@@ -320,6 +320,7 @@ def _open_world(native, arguments, settings, process, processes, timeout, starte
         checksums=settings["checksums"],
         hierarchical_order=settings["hierarchical_order"],
         auto_heal=settings["auto_heal"] and not scope,
+        replay=settings["replay"] and not scope,
         strict_timeouts=settings["strict_timeouts"],
         op_deadline=settings["op_deadline"],
         wait_log=settings["wait_log"],

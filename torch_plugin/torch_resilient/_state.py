@@ -131,7 +131,7 @@ class State:
         for name in self._bound:
             setattr(self, name, None)  # What it was is of groups that are no more.
         generation = world.session.membership()["generation"]
-        held = self._ask_all(world)
+        generation, held = self._ask_all(world, generation)
         chosen = self._choose(world, held)
         if chosen is None:
             snapshot = _snapshot.take(self._replicated) if world.rank == 0 else None
@@ -162,18 +162,20 @@ class State:
         worthless = [part for part in self._parts if part != kept]
         own["_parts"] = worthless if chosen is None else [*worthless, kept]
 
-    def _ask_all(self, world):
-        """What each rank has: its place in each of its commits."""
+    def _ask_all(self, world, generation):
+        """The generation that all are in by now, and what each rank has: its place in each of its
+        commits."""
         held = [None] * world.world_size
         mine = {key: commit.place for key, commit in self._commits.items()}
-        dist.all_gather_object(held, (self._keep_per_rank, mine))
-        kept = [where for where, _ in held]
+        dist.all_gather_object(held, (generation, self._keep_per_rank, mine))
+        kept = [where for _, where, _ in held]
         if len(set(kept)) > 1:
             raise _errors.ConfigError(
                 f"the ranks keep their per-rank parts at different places, by"
                 f" rank: {kept}; give State the same keep_per_rank on all"
             )
-        return [commits for _, commits in held]
+        # With RESILIENT_REPLAY they may have read it on both sides of a link's failure.
+        return max(read for read, *_ in held), [commits for *_, commits in held]
 
     def _settle(self, world, held, chosen, generation, snapshot):
         """Makes the commit one of the present ranks. Returns its name from now on and the per-rank

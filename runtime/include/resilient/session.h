@@ -51,6 +51,8 @@ struct SessionOptions {
   Duration stall = std::chrono::hours(1);        // How long an awaited rank may make no progress.
   // What the caller gives its operations as Operation::stall; for the line at the start.
   Duration op_deadline = std::chrono::seconds(120);
+  // What a broken link has ended is run again where nobody can see it (docs/decisions/0018).
+  bool replay = false;
   std::shared_ptr<Observer> observer;  // Says where this process is; null: not known.
   // Prefix of the names by which processes of this host are known before their init
   // (net/presence.h); empty: they are not looked for.

@@ -38,6 +38,7 @@ struct Settings {
   bool checksums = false;                            // RESILIENT_CHECKSUM
   bool hierarchical_order = false;                   // RESILIENT_REDUCTION_ORDER=hierarchical
   bool auto_heal = false;                            // RESILIENT_HEAL=auto
+  bool replay = false;                               // RESILIENT_REPLAY
   std::string socket_ifname;  // RESILIENT_SOCKET_IFNAME: "eth0,eth1"; empty: the way to the store
   int socket_streams = 1;     // RESILIENT_SOCKET_STREAMS: connections of a link to another host
   std::string log = "warn";   // RESILIENT_LOG: level, "json:" prefix for structured lines
@@ -51,13 +52,13 @@ struct Settings {
   std::vector<DeviceClaim> fake_devices;
   std::uint64_t attempt = 0;  // RESILIENT_ATTEMPT: internal, how often all workers were started
   bool host_watch = true;     // RESILIENT_HOST_WATCH: internal, for tests and measurements
-  std::vector<std::string> warnings;  // Names that are unknown or have no effect.
+  std::vector<std::string> warnings;  // Names that are unknown.
 };
 
 // Reads NAME -> value pairs (all of the environment). kSetting for a value that does not parse or
 // is out of range: the text names variable, value, and what is accepted ("5", "5s", "500ms",
-// "10min", "1h"). Unknown RESILIENT_* names, and known ones that have no effect yet, become
-// warnings.
+// "10min", "1h"). Unknown RESILIENT_* names
+// become warnings.
 Result<Settings> ParseSettings(const std::vector<std::pair<std::string, std::string>>& environment);
 
 // The environment of this process. The only getenv of the library.

@@ -127,12 +127,14 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_LAUNCH", "4711.123.1"},
                                                    {"RESILIENT_SEATED", "/tmp/seat"},
                                                    {"RESILIENT_HEAL", "auto"},
+                                                   {"RESILIENT_REPLAY", "1"},
                                                    {"RESILIENT_SPARES", "2"},
                                                    {"RESILIENT_REPLACES", "1"},
                                                    {"RESILIENT_MIN_WORLD", "2"},
                                                    {"RESILIENT_HOST_WATCH", "0"}});
   ASSERT_TRUE(settings.ok()) << settings.status().message();
   EXPECT_TRUE(settings->auto_heal);
+  EXPECT_TRUE(settings->replay);
   EXPECT_EQ(settings->spares, 2);
   EXPECT_EQ(settings->store, "a:1,[::1]:2");
   EXPECT_EQ(settings->job, "j");
@@ -184,23 +186,13 @@ const Environment kWithEffect = {{"RESILIENT_STORE", "host:1"},
                                  {"RESILIENT_REDUCTION_ORDER", "rank"},
                                  {"RESILIENT_HEAL", "auto"},
                                  {"RESILIENT_ALLOW_SHARED_GPU", "1"},
-                                 {"RESILIENT_FAKE_DEVICES", "h|GPU-1|0|1"}};
-const Environment kWithoutEffect = {{"RESILIENT_REPLAY", "1"}};
+                                 {"RESILIENT_FAKE_DEVICES", "h|GPU-1|0|1"},
+                                 {"RESILIENT_REPLAY", "1"}};
 
 TEST(ParseSettings, NamesWithEffect_AreAccepted) {
   const Result<Settings> settings = ParseSettings(kWithEffect);
   ASSERT_TRUE(settings.ok()) << settings.status().message();
   EXPECT_TRUE(settings->warnings.empty()) << settings->warnings.front();
-}
-
-TEST(ParseSettings, NamesWithoutEffect_AreAcceptedWithAWarningEach) {
-  const Result<Settings> settings = ParseSettings(kWithoutEffect);
-  ASSERT_TRUE(settings.ok()) << settings.status().message();
-  ASSERT_EQ(settings->warnings.size(), kWithoutEffect.size());
-  for (std::size_t i = 0; i < kWithoutEffect.size(); ++i) {
-    EXPECT_EQ(settings->warnings[i].find(kWithoutEffect[i].first), 0U) << settings->warnings[i];
-    EXPECT_NE(settings->warnings[i].find("has no effect"), std::string::npos);
-  }
 }
 
 TEST(ParseSettings, AskingForWhatIsDoneAnyway_IsNoWarning) {
@@ -255,7 +247,6 @@ TEST(ParseSettings, WildcardBind_IsForAStoreThatAsksForCertificates) {
 
 TEST(ParseSettings, EmptyValue_IsUnset) {
   Environment environment = kWithEffect;
-  environment.insert(environment.end(), kWithoutEffect.begin(), kWithoutEffect.end());
   environment.emplace_back("RESILIENT_TOKEN_FILE", "");
   for (auto& variable : environment) variable.second.clear();
   const Result<Settings> settings = ParseSettings(environment);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -296,6 +297,10 @@ class FakeCommunicator final : public Communicator,
     if (op.peer >= size()) return Status(StatusCode::kInvalidArgument, "no such peer");
     const bool point_to_point = IsPointToPoint(op.kind);
     const std::uint64_t seq = point_to_point ? ++point_to_point_seq_ : ++collective_seq_;
+    // Alone in the group: what it gathers is its own.
+    if (op.kind == OpKind::kAllGather && size() == 1 && op.count > 0) {
+      std::memcpy(op.outputs.at(0).data, op.data, op.count * SizeOf(op.dtype));
+    }
     pending_.push_back(std::move(done));
     if (!hold_) CompleteLocked(Status::Ok());
     return seq;

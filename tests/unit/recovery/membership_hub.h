@@ -69,6 +69,14 @@ class MembershipHub {
     Fence(Lost(rank));
   }
 
+  // A link between two living ranks broke, as the service says when both have answered.
+  void CutLink() {
+    std::lock_guard lock(mutex_);
+    FailureDetail detail;
+    detail.generation = generation_;
+    Fence(Status(StatusCode::kCommFailed, "the link between two ranks broke", detail));
+  }
+
   std::uint64_t generation() const {
     std::lock_guard lock(mutex_);
     return generation_;
@@ -100,7 +108,8 @@ class MembershipHub {
     view.secret = "secret of " + std::to_string(generation_);
     for (std::size_t i = 0; i < seats_.size(); ++i) {
       const int rank = static_cast<int>(i);
-      view.members.push_back({rank, "i", "host", 100 + rank, seats_[i].endpoint});
+      view.members.push_back(
+          {rank, "i" + seats_[i].endpoint, "host", 100 + rank, seats_[i].endpoint});
       seats_[i].joined = false;
     }
     phase_ = Phase::kBuilding;

@@ -36,6 +36,7 @@ py::dict ToDict(const Settings& settings) {
   fields["shm_limit"] = settings.shm_limit;
   fields["checksums"] = settings.checksums;
   fields["auto_heal"] = settings.auto_heal;
+  fields["replay"] = settings.replay;
   fields["hierarchical_order"] = settings.hierarchical_order;
   fields["socket_ifname"] = settings.socket_ifname;
   fields["socket_streams"] = settings.socket_streams;

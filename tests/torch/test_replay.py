@@ -1,0 +1,177 @@
+"""RESILIENT_REPLAY=1: what a broken link has ended is run again, and the program sees nothing.
+
+Links are cut in the process that has them: the socket is shut down, as by a reset on the way, with
+both ranks alive. Shared memory is off, so that all links are TCP.
+"""
+
+import itertools
+import os
+import signal
+import socket
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_server import tell
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_resilient
+
+SIZE = 3
+STEPS = 24
+REPLAY = {"RESILIENT_REPLAY": "1", "RESILIENT_SHM_LIMIT": "0"}
+OFF = {"RESILIENT_SHM_LIMIT": "0"}
+
+
+def cut_a_link():
+    """Shuts down a TCP connection of this process to another rank, none to the store."""
+    store = int(os.environ["RESILIENT_STORE"].rpartition(":")[2])
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as sock:
+                peer = sock.getpeername()
+                inet = sock.family in (socket.AF_INET, socket.AF_INET6)
+                if not inet or store in (peer[1], sock.getsockname()[1]):
+                    continue
+                sock.shutdown(socket.SHUT_RDWR)
+                return True
+        except OSError:  # No socket, or not connected.
+            continue
+    return False
+
+
+def train(cuts):
+    dist.init_process_group("resilient")
+    rank = dist.get_rank()
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.BatchNorm1d(64), nn.Linear(64, 8))
+    model = DistributedDataParallel(model, bucket_cap_mb=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    data = torch.Generator().manual_seed(100 + rank)
+    for step in range(STEPS):
+        if cuts and step % SIZE == rank and step > 0:
+            cut_a_link()
+        inputs = torch.randn(16, 32, generator=data)
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        dist.all_reduce(loss.detach())
+    failure = torch_resilient.failure()
+    generation = torch_resilient.membership()["generation"]
+    values = [tensor.detach().numpy().tobytes() for tensor in model.state_dict().values()]
+    dist.destroy_process_group()
+    return values, generation, failure is None
+
+
+def test_a_training_ends_as_undisturbed(world):
+    undisturbed = world.run(train, SIZE, False, env=REPLAY)
+    cut = world.run(train, SIZE, True, env=REPLAY)
+    assert [values for values, _, _ in cut] == [values for values, _, _ in undisturbed]
+    assert all(healthy for _, _, healthy in cut)
+    assert min(generation for _, generation, _ in cut) > 3  # The links were cut indeed.
+
+
+def meet_the_failure():
+    dist.init_process_group("resilient")
+    dist.barrier()
+    with pytest.raises(torch_resilient.CommError):
+        for number in itertools.count():
+            if number == 1 and dist.get_rank() == 0:
+                assert cut_a_link()
+            dist.all_reduce(torch.ones(4))
+    torch_resilient.rebuild()
+    ones = torch.ones(4)
+    dist.all_reduce(ones)
+    dist.destroy_process_group()
+    return ones[0].item()
+
+
+def test_off_the_program_sees_it(world):
+    assert world.run(meet_the_failure, SIZE, env=OFF) == [SIZE] * SIZE
+
+
+def abort_on_purpose():
+    dist.init_process_group("resilient")
+    group = dist.new_group(list(range(SIZE)))
+    dist.barrier()
+    with pytest.raises(torch_resilient.CommError) as caught:
+        for number in itertools.count():
+            if number == 1 and dist.get_rank() == 0:
+                # All have entered the first one: they are past the barrier.
+                group._get_backend(torch.device("cpu")).abort()
+            dist.all_reduce(torch.ones(4))
+    torch_resilient.rebuild()
+    dist.barrier()
+    dist.destroy_process_group()
+    return "aborted" in str(caught.value)
+
+
+def test_an_abort_is_not_run_again(world):
+    assert world.run(abort_on_purpose, SIZE, env=REPLAY) == [True] * SIZE
+
+
+def lose_one(victim):
+    dist.init_process_group("resilient")
+    rank = dist.get_rank()
+    dist.barrier()
+    if rank == victim:
+        # Stopped threads of this process cannot answer: the others meet without it.
+        tell("ready")
+        signal.pause()
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    tell("waits")
+    if rank == 0:
+        cut_a_link()
+    with pytest.raises(torch_resilient.ResilientError) as caught:
+        work.wait()
+    return type(caught.value).__name__
+
+
+def test_a_loss_meanwhile_is_told(world):
+    ranks = world.start(lose_one, SIZE, SIZE - 1, env=REPLAY)
+    assert ranks[-1].told() == "ready"
+    assert [rank.told() for rank in ranks[:-1]] == ["waits"] * (SIZE - 1)
+    ranks[-1].signal()
+    ranks[-1].wait(10)
+    assert {rank.value(60) for rank in ranks[:-1]} == {"RankLostError"}
+
+
+def messages_and_threads():
+    """Point-to-point in a ring, and collectives of a subgroup by another thread meanwhile."""
+    dist.init_process_group("resilient")
+    rank = dist.get_rank()
+    pair = dist.new_group([0, 1])
+    sums = []
+
+    def reduce_in_pair():
+        for number in range(50):
+            value = torch.tensor([float(number + rank)])
+            dist.all_reduce(value, group=pair)
+            sums.append(value.item())
+
+    thread = threading.Thread(target=reduce_in_pair) if rank < 2 else None
+    if thread:
+        thread.start()
+    received = []
+    for number in range(30):
+        if number % 10 == 5 and rank == 2:
+            cut_a_link()
+        value = torch.tensor([float(number * 10 + rank)])
+        dist.all_reduce(value)
+        received.append(value.item())
+    if thread:
+        thread.join()
+    generation = torch_resilient.membership()["generation"]
+    dist.destroy_process_group()
+    return received, sums, generation
+
+
+def test_groups_and_threads(world):
+    outcomes = world.run(messages_and_threads, SIZE, env=REPLAY)
+    for rank, (received, sums, generation) in enumerate(outcomes):
+        assert received == [30.0 * number + 3 for number in range(30)]
+        assert sums == ([2.0 * number + 1 for number in range(50)] if rank < 2 else [])
+        assert generation > 1

@@ -1,0 +1,154 @@
+// Goal: behind a broken link the replay layer runs again what it may, and the program sees nothing;
+// behind anything else it meets what it would meet without the layer.
+// Method: a session whose service and communicators are the test's; this rank is alone in its
+// world, so that it meets itself. What several ranks do is checked in replay_world_test.cc.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/recovery/session_fixture.h"
+
+namespace resilient::recovery {
+namespace {
+
+using ::testing::HasSubstr;
+
+Status LinkBroke(std::uint64_t generation) {
+  FailureDetail detail;
+  detail.generation = generation;
+  return Status(StatusCode::kCommFailed, "the link broke", detail);
+}
+
+class ReplaySessionTest : public SessionTest {
+ protected:
+  void BootAlone(bool hold) {
+    script_.world_size = 1;
+    factory_script_.hold = hold;
+    options_.rank = 0;
+    options_.world_size = 1;
+    options_.replay = true;
+    Open();
+    ASSERT_TRUE(session_->Init().ok());
+    world_ = CreateGroup(kWorldGroup, {0});
+  }
+
+  static Operation SumOf(float* value) {
+    Operation sum;
+    sum.kind = OpKind::kAllReduce;
+    sum.dtype = DataType::kFloat32;
+    sum.reduce = ReduceOp::kSum;
+    sum.data = value;
+    sum.count = 1;
+    return sum;
+  }
+};
+
+TEST_F(ReplaySessionTest, Undisturbed_OperationsEndAsWithoutTheLayer) {
+  BootAlone(false);
+  EXPECT_TRUE(Run(*world_).ok());
+  EXPECT_TRUE(session_->failure().ok());
+  EXPECT_EQ(session_->membership().generation, 1u);
+}
+
+TEST_F(ReplaySessionTest, LinkBreaks_ThePendingOperationEndsInTheNextGeneration) {
+  BootAlone(true);
+  float value = 1;
+  Outcome outcome;
+  ASSERT_TRUE(world_->Submit(SumOf(&value), outcome.Callback()).ok());
+  value = 7;  // As a reduction that was cut off leaves it.
+  factory_->set_script({});
+  rendezvous_->SayFence(1, LinkBroke(1));
+  EXPECT_TRUE(outcome.Await().ok());
+  EXPECT_EQ(value, 1);  // Its input as it was.
+  EXPECT_TRUE(session_->failure().ok());
+  EXPECT_TRUE(Run(*world_).ok());
+  EXPECT_EQ(session_->acknowledged().generation, 2u);
+  EXPECT_EQ(session_->membership().fence_token, 1002u);
+}
+
+TEST_F(ReplaySessionTest, StartedMeanwhile_IsQueuedAndRunBehindIt) {
+  BootAlone(true);
+  Outcome first;
+  Outcome second;
+  ASSERT_TRUE(world_->Submit({}, first.Callback()).ok());
+  rendezvous_->set_autopilot(false);
+  FenceAndSettle(1, LinkBroke(1));
+  const auto seq = world_->Submit({}, second.Callback());
+  ASSERT_TRUE(seq.ok()) << seq.status().ToString();
+  EXPECT_EQ(*seq, 2u);
+  EXPECT_FALSE(first.HasRun());
+  EXPECT_TRUE(session_->failure().ok());
+  factory_->set_script({});
+  rendezvous_->set_autopilot(true);
+  rendezvous_->SayView(2);
+  EXPECT_TRUE(first.Await().ok());
+  EXPECT_TRUE(second.Await().ok());
+}
+
+TEST_F(ReplaySessionTest, RunOnTheCallersThread_IsReplayedToo) {
+  BootAlone(true);
+  ASSERT_TRUE(AwaitCount(&Record::readies, 1));
+  factory_->Latest(kWorldGroup)->set_run_inline(Status::Ok());
+  Outcome unused;
+  const auto ran = world_->Run({}, unused.Callback(), nullptr);
+  ASSERT_TRUE(ran.ok());
+  ASSERT_TRUE(ran->outcome.has_value());
+  EXPECT_TRUE(ran->outcome->ok());
+  EXPECT_EQ(ran->seq, 1u);
+  EXPECT_FALSE(unused.HasRun());
+}
+
+TEST_F(ReplaySessionTest, RankLost_IsToldAtOnceAndStaysUntilRebuild) {
+  BootAlone(true);
+  Outcome outcome;
+  ASSERT_TRUE(world_->Submit({}, outcome.Callback()).ok());
+  factory_->set_script({});
+  rendezvous_->SayFence(1, Lost(0));
+  EXPECT_EQ(outcome.Await().code(), StatusCode::kRankLost);
+  EXPECT_EQ(Run(*world_).code(), StatusCode::kRankLost);
+  EXPECT_TRUE(session_->Rebuild({}).ok());
+  EXPECT_TRUE(Run(*world_).ok());
+}
+
+TEST_F(ReplaySessionTest, AbortedByTheProgram_IsNotRunAgain) {
+  BootAlone(true);
+  Outcome outcome;
+  ASSERT_TRUE(world_->Submit({}, outcome.Callback()).ok());
+  world_->Abort("on purpose");
+  EXPECT_EQ(outcome.Await().code(), StatusCode::kCommFailed);
+  ASSERT_TRUE(AwaitCount(&Record::reports, 1));
+  factory_->set_script({});
+  rendezvous_->SayFence(1, Reports().front().status);
+  rendezvous_->Settle();
+  EXPECT_EQ(session_->AwaitFailure(Deadline::Never()).code(), StatusCode::kCommFailed);
+  EXPECT_TRUE(session_->Rebuild({}).ok());
+  EXPECT_TRUE(Run(*world_).ok());
+}
+
+TEST_F(ReplaySessionTest, LossOnTheWay_IsToldInsteadOfTheLink) {
+  BootAlone(true);
+  Outcome outcome;
+  ASSERT_TRUE(world_->Submit({}, outcome.Callback()).ok());
+  rendezvous_->set_autopilot(false);
+  FenceAndSettle(1, LinkBroke(1));
+  rendezvous_->SayView(2);
+  rendezvous_->Settle();
+  rendezvous_->SayFence(2, Lost(0));
+  ASSERT_TRUE(AwaitCount(&Record::joins, 3));
+  rendezvous_->SayRefused(Lost(0));  // Nobody takes the seat: the recovery ends.
+  EXPECT_EQ(outcome.Await().code(), StatusCode::kRankLost);
+  EXPECT_EQ(session_->failure().code(), StatusCode::kRankLost);
+  EXPECT_EQ(Run(*world_).code(), StatusCode::kRankLost);
+}
+
+TEST_F(ReplaySessionTest, ClosedMeanwhile_TheOperationIsCancelled) {
+  BootAlone(true);
+  Outcome outcome;
+  ASSERT_TRUE(world_->Submit({}, outcome.Callback()).ok());
+  rendezvous_->set_autopilot(false);
+  FenceAndSettle(1, LinkBroke(1));
+  session_->Close();
+  EXPECT_EQ(outcome.Await().code(), StatusCode::kCancelled);
+}
+
+}  // namespace
+}  // namespace resilient::recovery
