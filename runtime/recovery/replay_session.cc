@@ -84,7 +84,7 @@ Membership ReplaySession::acknowledged() const {
 }
 
 Status ReplaySession::failure() const {
-  const Status inner = inner_->failure();
+  Status inner = inner_->failure();
   if (InForkedChild()) return inner;
   Lock lock(mutex_);
   if (phase_ == Phase::kFailed) return first_cause_;
@@ -95,7 +95,7 @@ Status ReplaySession::failure() const {
 
 Status ReplaySession::AwaitFailure(Deadline deadline) const {
   for (;;) {
-    const Status cause = failure();
+    Status cause = failure();
     const Instant now = clock_.Now();
     if (!cause.ok() || deadline.ExpiredAt(now)) return cause;
     if (inner_->membership().state == SessionState::kClosed) return cause;
