@@ -47,6 +47,7 @@ class ReplayWorldTest : public ::testing::Test {
   void OnRanks(MembershipHub& hub, const std::function<void(int, Rank&)>& body,
                CpuFabricOptions fabric = {}) {
     std::vector<std::thread> threads;
+    threads.reserve(kWorldSize);
     for (const int rank : kAllRanks) {
       threads.emplace_back([&, rank] {
         Rank self = Start(hub, rank, fabric);
