@@ -10,8 +10,6 @@
 namespace resilient::recovery {
 namespace {
 
-using ::testing::HasSubstr;
-
 Status LinkBroke(std::uint64_t generation) {
   FailureDetail detail;
   detail.generation = generation;
