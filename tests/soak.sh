@@ -3,6 +3,7 @@
 #   20 demos, each rank killed in turn at a random time; 50 timed kills; the pytest cases marked "soak"; the C++
 #   tests with threads delayed at random (tests/support/schedule_perturbation.cc), of those of many hundred cases a
 #   quarter with each seed. Goes on after a failure; ends with 1.
+# A part of it: SOAK_RUNS demos, SOAK_SEEDS seeds, SOAK_KILLS of a training (200), SOAK_REBUILDS (1000).
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python="$1" result="${2:-benchmarks/results/soak.json}"

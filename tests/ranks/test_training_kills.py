@@ -1,6 +1,8 @@
 """A training script that is not a toy loses ranks again and again and ends with the same bits."""
 
 import contextlib
+import math
+import os
 import re
 
 import harness
@@ -11,6 +13,9 @@ import training_run
 
 from torch_resilient import _server
 
+KILLS = int(os.environ.get("SOAK_KILLS", "200"))
+KILLS_PER_EPOCH = 5
+SECONDS_PER_KILL = 15
 GOES_ON = re.compile(r"goes on from step (\d+) with (\d+) ranks")
 
 
@@ -206,4 +211,5 @@ def test_torchrun_begins_anew_from_the_checkpoint(tmp_path, calm):
 
 @pytest.mark.soak
 def test_two_hundred_kills(tmp_path):
-    check(tmp_path, 200, 40, 3, 3000)
+    epochs = max(2, math.ceil(KILLS / KILLS_PER_EPOCH))
+    check(tmp_path, KILLS, epochs, 3, 120 + SECONDS_PER_KILL * KILLS)
