@@ -8,6 +8,10 @@ smaller world, and the job is ended. Forms:
     spare        resilient-run --spares 1, whose spare has imported torch and waits
     shrink       ranks without a launcher that go on with three
     torchrun     torchrun --standalone --max-restarts with gloo: all begin anew from the checkpoint
+    torchrun-own-store
+                 the same with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. Without, torch 2.15 serves all
+                 attempts from one store without a prefix: a rank that is there first finds the
+                 addresses of processes that are gone, and is refused or waits
 
     python benchmarks/recovery_bench.py --out benchmarks/results/recovery.json
 
@@ -57,7 +61,9 @@ LAUNCHERS = {
     "spare": [*RESILIENT_RUN, "--spares", "1"],
     "shrink": None,
     "torchrun": TORCHRUN,
+    "torchrun-own-store": TORCHRUN,
 }
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 TIMES = ("known", "aborted", "joined", "rebuilt", "running", "committed_unix_s")
 PHASES = ("detect", "abort", "agree", "build", "acknowledge", "first step")
 
@@ -67,11 +73,14 @@ class Job:
 
     def __init__(self, form: str, folder: str):
         self.form = form
+        self.over = False  # Ended by itself.
         self._store = None
         command = [str(PROGRAM), f"{folder}/checkpoint"]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "RESILIENT_LOG": "json:warn"}
-        if form == "torchrun":
+        if self.all_anew:
             command += ["--backend", "gloo"]
+        if form == "torchrun-own-store":
+            env |= OWN_STORE
         if form == "shrink":
             self._store = Store(_server.binary()).listening()
             command += ["--min-world", str(RANKS - 1)]
@@ -89,6 +98,10 @@ class Job:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
 
+    @property
+    def all_anew(self) -> bool:
+        return LAUNCHERS[self.form] is TORCHRUN
+
     def next(self, deadline: float) -> dict | None:
         """The next thing that a rank has told; None: nothing more in time."""
         while not self._said:
@@ -96,6 +109,7 @@ class Job:
                 return None
             data = os.read(self._process.stdout.fileno(), 65536)
             if not data:
+                self.over = True
                 return None
             *lines, self._rest = (self._rest + data).split(b"\n")
             # Launchers put a prefix before the lines of ranks.
@@ -166,7 +180,7 @@ def one_kill(form: str, chance: random.Random, bound: float) -> dict:
 
 def watch(job: Job, killed: float, pids: dict, victim: int, bound: float) -> dict:
     """The seconds from the kill to the step, or None, and the survivors' phases."""
-    survivors = 0 if job.form == "torchrun" else RANKS - 1
+    survivors = 0 if job.all_anew else RANKS - 1
     step = None
     phases: dict[str, list[float]] = {name: [] for name in PHASES}
     lines = 0
@@ -184,7 +198,7 @@ def watch(job: Job, killed: float, pids: dict, victim: int, bound: float) -> dic
             seat_again = message["rank"] == victim and message["pid"] not in pids.values()
             if seat_again or message["size"] < RANKS:
                 step = message["time"] - killed
-    return {"step_s": step, "phases_s": phases}
+    return {"step_s": step, "ended_without": step is None and job.over, "phases_s": phases}
 
 
 def run_form(form: str, args: argparse.Namespace) -> dict:
@@ -218,6 +232,8 @@ def table(runs: list[dict], bound: float) -> str:
             values = (found[name] for name in ("p50", "p99", "max")) if found else ()
             cells.append(" / ".join(f"{value * 1e3:.0f}" for value in values) or "-")
         not_back = f"{run['did_not_come_back']} of {len(run['kills'])}"
+        if ended := sum(kill["ended_without"] for kill in run["kills"]):
+            not_back += f" ({ended} had ended)"
         lines.append(f"| {run['form']} | {' | '.join(cells)} | {not_back} |")
     return "\n".join(lines)
 
