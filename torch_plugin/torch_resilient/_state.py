@@ -25,7 +25,9 @@ class State:
 
     commit() keeps a copy in host memory and the per-rank part in the store, each for the last two
     commits. After a failure sync() brings all ranks back to the newest commit that is complete.
-    Used by one thread.
+    Between two commits there is something that all ranks take part in, as a step of DDP is: then
+    some commit is always complete. Gradients are no part of it: a commit belongs where none are
+    being accumulated. Used by one thread.
 
     `keep_per_rank="buddy"`, the same on all ranks, keeps the per-rank part in this rank's memory
     and in that of another one, on another host where there is one: for what is large, as shards of
@@ -50,9 +52,8 @@ class State:
         own["_commits"] = {}  # (generation, number) -> _Commit, oldest first, at most two.
         own["_number"] = 0  # Of the newest commit.
         own["_generation"] = None  # At which commits are made: that of the last sync.
-        own[
-            "_parts"
-        ] = []  # Per-rank parts of this seat in the store, (commit, rank), oldest first.
+        # Per-rank parts of this seat in the store, (commit, rank), oldest first.
+        own["_parts"] = []
         own["_bound"] = set()  # Names whose objects the function makes itself.
         own["_restored"] = []  # Snapshots that the last sync has gone on from.
         own["_observer"] = None  # Called after each commit.
