@@ -118,24 +118,26 @@ def lose_one(victim, healed):
     begun, or when they are in the next generation, where it is run again."""
     dist.init_process_group("resilient")
     rank = dist.get_rank()
-    dist.barrier()
+    first = torch_resilient.membership()["generation"]
+
+    def tell_of_next(event):
+        if event["event"] == "running" and event["generation"] > first:
+            tell("waits")
+
+    if healed and rank != victim:
+        torch_resilient.on_event(tell_of_next)
     if rank == victim:
+        dist.barrier()
         tell("ready")
         signal.pause()
-    if healed:
-        first = torch_resilient.membership()["generation"]
-
-        def tell_of_next(event):
-            if event["event"] == "running" and event["generation"] > first:
-                tell("waits")
-
-        torch_resilient.on_event(tell_of_next)
-    work = dist.all_reduce(torch.ones(4), async_op=True)
-    if not healed:
-        tell("waits")
-    if rank == 0:
-        assert cut_a_link() or not healed  # The loss may have ended all links before that.
+    # The link may be cut, and the loss be known, when some are still in the barrier.
     with pytest.raises(torch_resilient.ResilientError) as caught:
+        dist.barrier()
+        work = dist.all_reduce(torch.ones(4), async_op=True)
+        if not healed:
+            tell("waits")
+        if rank == 0:
+            assert cut_a_link() or not healed  # The loss may have ended all links before that.
         work.wait()
     return type(caught.value).__name__
 
