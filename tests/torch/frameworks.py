@@ -7,9 +7,11 @@ each rank. It is fed the same numbers on both.
 import os
 import signal
 import time
+import warnings
 
 import torch
 import torch.distributed as dist
+from harness import RankFailed
 from rank_server import hear, tell
 from tensors import same
 from torch import nn
@@ -17,8 +19,14 @@ from torch import nn
 import torch_resilient
 
 SECONDS = 60
+CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
+GLOO_TRIES = 3
 ROUNDING = {"rtol": 1e-4, "atol": 1e-5}
 ROUNDING_BF16 = {"rtol": 0.02, "atol": 2e-3}  # Of what was added up in bf16.
+
+
+class GlooCrashedWarning(UserWarning):
+    """A run of Gloo's did not count; see by_gloo."""
 
 
 def join(backend, meeting):
@@ -26,11 +34,18 @@ def join(backend, meeting):
     if backend == "resilient":
         dist.init_process_group(backend)
     else:
+        assert not runs_our_code()
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         dist.init_process_group(
             backend, init_method=f"file://{meeting}", rank=rank, world_size=size
         )
     return dist.get_rank(), dist.get_world_size()
+
+
+def runs_our_code():
+    """Whether this process has loaded the extension; Python alone spoils no memory."""
+    with open("/proc/self/maps") as maps:
+        return any("torch_resilient" in line and ".so" in line for line in maps)
 
 
 def same_as_gloo(world, tmp_path, program, size, *args, exact, seconds=SECONDS):
@@ -44,12 +59,30 @@ def same_as_gloo(world, tmp_path, program, size, *args, exact, seconds=SECONDS):
         "seconds": seconds,
     }
     ours = world.run(program, size, "resilient", None, *args, **more)
-    theirs = world.run(program, size, "gloo", str(tmp_path / "meeting"), *args, **more)
+    theirs = by_gloo(world, tmp_path, program, size, *args, **more)
     for rank, (result, expected) in enumerate(zip(ours, theirs, strict=True)):
         assert result and result.keys() == expected.keys()
         for name in result:
             compare(result[name], expected[name], f"{name} of rank {rank}", exact)
     return ours
+
+
+def by_gloo(world, tmp_path, program, size, *args, env, seconds):
+    """What the program returns on each rank with Gloo. It is run again when Gloo crashes, and only
+    then: torch 2.15 spoils its own heap now and then, in processes without a line of ours (see
+    "Bugs met" in docs/testing.md). What is tested here is never run a second time."""
+    for number in range(GLOO_TRIES):
+        meeting = str(tmp_path / f"meeting{number}")
+        deadline = time.monotonic() + seconds
+        ranks = world.start(program, size, "gloo", meeting, *args, env=env)
+        for rank in ranks:
+            rank.outcome(max(deadline - time.monotonic(), 1))
+        codes = [rank.wait(max(deadline - time.monotonic(), 1)) for rank in ranks]
+        if not any(code in CRASHES for code in codes):
+            return [rank.value() for rank in ranks]
+        stderr = "".join(rank.stderr() for rank in ranks)
+        warnings.warn(f"exit codes {codes}:\n{stderr}", GlooCrashedWarning, stacklevel=2)
+    raise RankFailed(f"Gloo crashed {GLOO_TRIES} times, with the exit codes {codes}:\n{stderr}")
 
 
 def compare(ours, expected, what, exact):

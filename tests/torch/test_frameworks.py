@@ -1,5 +1,6 @@
 """What users build on torch.distributed, each run by us and by Gloo; see frameworks.py."""
 
+import os
 import signal
 
 import framework_ddp
@@ -7,9 +8,13 @@ import framework_fsdp
 import framework_mesh
 import framework_pipeline
 import pytest
-from frameworks import same_as_gloo
+from frameworks import GlooCrashedWarning, same_as_gloo
+from harness import RankFailed
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.filterwarnings("always::frameworks.GlooCrashedWarning"),
+]
 
 slow = pytest.mark.slow
 
@@ -89,6 +94,38 @@ def test_pipeline(world, tmp_path, size):
 @pytest.mark.parametrize("program, size", [("traced", 2), ("ring", 4)])
 def test_point_to_point(world, tmp_path, program, size):
     same_as_gloo(world, tmp_path, getattr(framework_pipeline, program), size, exact=True)
+
+
+def crashes(backend, _, whose, times, counter):
+    """Rank 0 of that backend crashes in its first runs."""
+    if backend == whose and os.environ["RANK"] == "0":
+        with open(counter, "a+") as file:
+            file.write("x")
+            file.seek(0)
+            if len(file.read()) <= times:
+                os.abort()
+    return {"value": 1}
+
+
+def test_a_crash_of_gloo_is_no_result(world, tmp_path):
+    counter = tmp_path / "runs"
+    with pytest.warns(GlooCrashedWarning, match="-6"):
+        same_as_gloo(world, tmp_path, crashes, 2, "gloo", 2, str(counter), exact=True)
+    assert counter.read_text() == "xxx"
+
+
+def test_gloo_that_always_crashes_is_a_failure(world, tmp_path):
+    with pytest.raises(RankFailed, match="Gloo crashed 3 times"):
+        same_as_gloo(world, tmp_path, crashes, 2, "gloo", 3, str(tmp_path / "runs"), exact=True)
+
+
+def test_a_crash_of_ours_is_a_failure(world, tmp_path):
+    counter = tmp_path / "runs"
+    with pytest.raises(RankFailed, match="exit code -6"):
+        same_as_gloo(world, tmp_path, crashes, 2, "resilient", 1, str(counter), exact=True)
+    assert counter.read_text() == "x"
+    for rank in world.ranks:
+        rank.wait()
 
 
 def lose(world, program, size, victim, *args):
