@@ -31,15 +31,20 @@ std::string CardOf(const ReplaySummary& summary, std::size_t size) {
   return bytes;
 }
 
-std::optional<ReplaySummary> ReadCard(const std::string& heard, std::size_t rank,
-                                      std::size_t* size) {
-  const std::string_view card = std::string_view(heard).substr(rank * kCardBytes, kCardBytes);
-  const auto used = static_cast<unsigned char>(card.front());
-  auto summary = DecodeSummary(card.substr(1, used));
+struct Card {
+  ReplaySummary summary;  // Without groups.
+  std::size_t size = 0;   // Of the whole summary.
+};
+
+// nullopt: of no member that runs this version.
+std::optional<Card> ReadCard(std::string_view bytes) {
+  const auto used = static_cast<unsigned char>(bytes.front());
+  auto summary = DecodeSummary(bytes.substr(1, used));
   if (!summary || summary->groups.count("size") == 0) return std::nullopt;
-  *size = summary->groups["size"].next;
+  const std::size_t size = summary->groups["size"].next;
+  if (size > kReplaySummaryMax) return std::nullopt;
   summary->groups.clear();
-  return summary;
+  return Card{.summary = *std::move(summary), .size = size};
 }
 
 bool SameMembers(const Membership& before, const Membership& now) {
@@ -244,28 +249,29 @@ ReplaySession::Met ReplaySession::Meet(const Membership& now, std::vector<Replay
     own = SummaryLocked();
   }
   std::string said = EncodeSummary(own);
-  if (said.size() > kReplaySummaryMax) own.veto = "it has too many groups and messages to tell of";
+  if (said.size() > kReplaySummaryMax) {
+    own.veto = "it has too many groups and messages to tell of";
+    said.clear();
+  }
   const std::size_t size = now.members.size();
   const auto cards = Gather(*place, CardOf(own, said.size()), size);
   if (!cards) return Met::kNotYet;
-  std::size_t longest = 0;
+  std::vector<std::size_t> sizes;
   bool vetoed = false;
   for (std::size_t rank = 0; rank < size; ++rank) {
-    std::size_t bytes = 0;
-    auto card = ReadCard(*cards, rank, &bytes);
-    if (!card || bytes > kReplaySummaryMax) return Met::kNever;
-    vetoed = vetoed || !card->veto.empty() || card->epoch != own.epoch;
-    longest = std::max(longest, bytes);
-    all->push_back(*std::move(card));
+    auto card = ReadCard(std::string_view(*cards).substr(rank * kCardBytes, kCardBytes));
+    if (!card) return Met::kNever;
+    vetoed = vetoed || !card->summary.veto.empty() || card->summary.epoch != own.epoch;
+    sizes.push_back(card->size);
+    all->push_back(std::move(card->summary));
   }
   if (vetoed) return Met::kYes;  // All know why from the cards.
+  const std::size_t longest = *std::max_element(sizes.begin(), sizes.end());
   said.resize(longest);
   const auto heard = Gather(*place, std::move(said), size);
   if (!heard) return Met::kNotYet;
   for (std::size_t rank = 0; rank < size; ++rank) {
-    std::size_t bytes = 0;
-    (void)ReadCard(*cards, rank, &bytes);
-    auto summary = DecodeSummary(std::string_view(*heard).substr(rank * longest, bytes));
+    auto summary = DecodeSummary(std::string_view(*heard).substr(rank * longest, sizes[rank]));
     if (!summary) return Met::kNever;
     (*all)[rank] = *std::move(summary);
   }

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "runtime/recovery/replay_log.h"
 #include "tests/unit/recovery/session_fixture.h"
 
 namespace resilient::recovery {
@@ -120,6 +121,23 @@ TEST_F(ReplaySessionTest, AbortedByTheProgram_IsNotRunAgain) {
   EXPECT_EQ(session_->AwaitFailure(Deadline::Never()).code(), StatusCode::kCommFailed);
   EXPECT_TRUE(session_->Rebuild({}).ok());
   EXPECT_TRUE(Run(*world_).ok());
+}
+
+TEST_F(ReplaySessionTest, MoreToTellThanFits_IsTheReasonThatIsTold) {
+  BootAlone(false);
+  constexpr std::uint32_t kStreams = kReplaySummaryMax / 16;
+  for (std::uint32_t tag = 0; tag <= kStreams; ++tag) {
+    Operation send;
+    send.kind = OpKind::kSend;
+    send.peer = 0;
+    send.tag = tag;
+    Outcome outcome;
+    ASSERT_TRUE(world_->Submit(std::move(send), outcome.Callback()).ok());
+    ASSERT_TRUE(outcome.Await().ok());
+  }
+  rendezvous_->SayFence(1, LinkBroke(1));
+  EXPECT_THAT(session_->AwaitFailure(Deadline::Never()).message(),
+              ::testing::HasSubstr("rank 0: it has too many groups and messages to tell of"));
 }
 
 TEST_F(ReplaySessionTest, LossOnTheWay_IsToldInsteadOfTheLink) {
