@@ -16,6 +16,12 @@ def subreaper():
     harness.become_subreaper()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def traces(tmp_path_factory):
+    """Ranks that fail leave no trace in the user's cache."""
+    os.environ[harness.TRACE] = str(tmp_path_factory.mktemp("traces") / "rank_")
+
+
 @pytest.fixture(autouse=True)
 def no_leftovers(subreaper, request):
     """Every process that a test has started ends with it, also detached ones."""

@@ -19,6 +19,7 @@ import rank_server
 
 PR_SET_CHILD_SUBREAPER = 36
 LEFTOVER_SECONDS = 4.0
+TRACE = "TORCH_FR_DUMP_TEMP_FILE"  # Where torch's flight recorder writes at a failure.
 START_SECONDS = 180  # The first import of torch after its installation, from a cold disk.
 _numbers = itertools.count(1)
 
@@ -254,7 +255,7 @@ class World:
 
     def environment(self, rank, size, extra=None):
         """Of a rank as resilient-run would start it; None as a value removes the name."""
-        keep = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "TMPDIR", "LANG")
+        keep = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "TMPDIR", "LANG", TRACE)
         environment = {name: os.environ[name] for name in keep if name in os.environ}
         environment.update(
             RANK=str(rank),

@@ -17,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "torch_plugin/csrc/context.h"
+#include "torch_plugin/csrc/hooks.h"
 #include "torch_plugin/csrc/op_log.h"
 #include "torch_plugin/csrc/plan.h"
 #include "torch_plugin/csrc/work.h"
@@ -29,7 +30,8 @@ namespace resilient::plugin {
 // versions forward.
 //
 // A call whose options say asyncOp=false may be done when it returns; then it returns null, as
-// torch allows, or raises.
+// torch allows, or raises. With a completion hook it returns a Work that has ended: torch's flight
+// recorder takes an operation without one for unfinished.
 //
 // Owner: c10d::ProcessGroup. Thread: thread-safe. Lifetime: keeps its session alive; the destructor
 // says goodbye to the group's peers.
@@ -41,10 +43,10 @@ class ResilientBackend final : public c10d::Backend {
   // `ranks`: global ranks in group order; empty: the world. `name` is unique among open groups.
   static Result<c10::intrusive_ptr<ResilientBackend>> Create(
       std::shared_ptr<SessionContext> context, const std::string& name, int rank, int size,
-      std::vector<int> ranks, std::chrono::milliseconds timeout);
+      std::vector<int> ranks, std::chrono::milliseconds timeout, GroupHooks hooks = {});
 
   ResilientBackend(std::shared_ptr<SessionContext> context, std::shared_ptr<Group> group,
-                   c10::intrusive_ptr<Options> options);
+                   c10::intrusive_ptr<Options> options, GroupHooks hooks);
   ~ResilientBackend() override;
 
   const std::string getBackendName() const override { return "resilient"; }
@@ -59,6 +61,19 @@ class ResilientBackend final : public c10d::Backend {
   void Abort(const std::string& why);
   void shutdown() override;
   void enableCollectivesTiming() override {}  // Every Work has its duration.
+#ifdef C10D_BACKEND_HAS_HOOKS                 // From torch 2.14 on.
+  // Runs once for each failure, or abort(), that ends a generation while it is registered, on the
+  // thread "res-hooks", behind the fence; recovery does not wait for it. Who takes one out does,
+  // for failures that are known by then, 5 s at most.
+  void registerAbortHook(std::int64_t id, c10d::AbortHook hook) override;
+  void unregisterAbortHook(std::int64_t id) override;
+#endif
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+  bool supportsAbortHooks() const override { return true; }
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(std::int64_t id, c10d::CompletionHook hook) override;
+  void unregisterCompletionHook(std::int64_t id) override;
+#endif
   std::vector<LoggedOperation> logged_operations() const { return log_->Snapshot(); }
 
   // Whether rank and size of the world's group can follow those of a world that has been resized;
@@ -169,6 +184,7 @@ class ResilientBackend final : public c10d::Backend {
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<Host> host_;
   const c10::intrusive_ptr<Options> options_;
+  const GroupHooks hooks_;
   const std::shared_ptr<OpLog> log_ = std::make_shared<OpLog>();
   std::atomic<std::uint64_t> last_sequence_{0};
   std::atomic<bool> has_batch_{false};
@@ -187,5 +203,14 @@ bool Waits(const CallOptions& options) {
     return false;
   }
 }
+
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+// The hook as our table takes it, without torch's types, which older versions do not have.
+inline CompletionHooks::Hook OnCompletion(c10d::CompletionHook hook) {
+  return [hook = std::move(hook)](std::uint64_t key, float milliseconds) {
+    hook({.completionKey = key, .duration_ms = milliseconds});
+  };
+}
+#endif
 
 }  // namespace resilient::plugin

@@ -59,7 +59,7 @@ WorkPtr ResilientBackend::Launch(Plan plan, bool waits) {
   return Start(std::move(plan), nullptr);
 }
 
-// The operation may end within this call: then there is no Work.
+// The operation may end within this call: then there is no Work, unless somebody wants to know.
 WorkPtr ResilientBackend::RunHere(Plan plan) {
   at::RecordFunction profiled(at::RecordScope::USER_SCOPE);
   if (profiled.isActive()) {
@@ -70,7 +70,7 @@ WorkPtr ResilientBackend::RunHere(Plan plan) {
   const Operation outline = OutlineOf(operation);
   operation.call_site = host_->CallSite();
   const std::uint64_t log_id = log_->Start(plan.name(), operation);
-  const auto progress = std::make_shared<Progress>(*context_, 1);
+  const auto progress = std::make_shared<Progress>(*context_, 1, hooks_.completion);
   const auto done = [progress, log = log_, log_id](const Status& status) {
     log->End(log_id, status);
     progress->Complete(status);
@@ -95,14 +95,18 @@ WorkPtr ResilientBackend::RunHere(Plan plan) {
     }
     if (!status.ok()) Raise(status);
     Check(*host_, interrupted);
-    return nullptr;
+    if (hooks_.completion->empty()) return nullptr;
   }
   WorkSpec spec = SpecOf(std::move(plan));
   spec.title = nullptr;  // The profiler has it from here.
   spec.operation = outline;
   auto work = c10::make_intrusive<WorkImpl>(context_, getRank(), std::move(spec), progress);
   work->set_sequence(ran->seq);
-  progress->EnlistRunning(work);
+  if (ran->outcome) {
+    progress->Complete(Status::Ok());
+  } else {
+    progress->EnlistRunning(work);
+  }
   Check(*host_, interrupted);
   return work;
 }
@@ -113,7 +117,7 @@ c10::intrusive_ptr<WorkImpl> ResilientBackend::Start(Plan plan,
   const char* name = plan.name();
   WorkSpec spec = SpecOf(std::move(plan));
   spec.operation = OutlineOf(operations.front());
-  const auto progress = std::make_shared<Progress>(*context_, operations.size());
+  const auto progress = std::make_shared<Progress>(*context_, operations.size(), hooks_.completion);
   auto work = c10::make_intrusive<WorkImpl>(context_, getRank(), std::move(spec), progress);
   if (work->NeedsFinisher()) Check(*host_, context_->finisher()->Start());
   Check(*host_, progress->Enlist(work));
@@ -159,7 +163,8 @@ void ResilientBackend::NoteSequence(OpKind kind, std::uint64_t log_id, std::uint
 void ResilientBackend::startCoalescing() {
   const std::lock_guard lock(mutex_);
   batch_ = Batch{.thread = std::this_thread::get_id(),
-                 .progress = std::make_shared<Progress>(*context_, 1),  // Ended by endCoalescing.
+                 // Ended by endCoalescing.
+                 .progress = std::make_shared<Progress>(*context_, 1, hooks_.completion),
                  .first = {},
                  .last_sequence = 0};
   has_batch_.store(true, std::memory_order_relaxed);

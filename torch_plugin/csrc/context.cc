@@ -6,6 +6,11 @@
 #include <resilient/communicator.h>
 
 namespace resilient::plugin {
+namespace {
+
+constexpr Duration kHooksMax = std::chrono::seconds(5);
+
+}  // namespace
 
 SessionContext::SessionContext(ContextOptions options, std::shared_ptr<Host> host)
     : host_(std::move(host)),
@@ -71,6 +76,12 @@ Status SessionContext::Rebuild(std::optional<Duration> budget, int min_world,
                             .seat_wait = seat_wait});
 }
 
+void SessionContext::RunHooksOfKnownFailures() const {
+  if (host_->Ending() || session_->InForkedChild()) return;
+  const Deadline deadline = Deadline::After(clock_.Now(), kHooksMax);
+  host_->WithoutLock([&] { abort_watch_.CatchUp(*session_, deadline); });
+}
+
 void SessionContext::Close() {
   std::shared_ptr<store::Client> client;
   std::unique_ptr<Termination> termination;
@@ -85,6 +96,7 @@ void SessionContext::Close() {
   host_->WithoutLock([&] {
     termination.reset();
     session_->Close();
+    abort_watch_.Stop(in_child);
     if (client) client->Close();
     finisher_->Stop(in_child);
   });

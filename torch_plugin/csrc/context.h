@@ -16,6 +16,7 @@
 
 #include "torch_plugin/csrc/auto_heal.h"
 #include "torch_plugin/csrc/finisher.h"
+#include "torch_plugin/csrc/hooks.h"
 #include "torch_plugin/csrc/host.h"
 #include "torch_plugin/csrc/ledger.h"
 #include "torch_plugin/csrc/time_policy.h"
@@ -61,6 +62,14 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   // kFailedPrecondition before Init and after Close.
   Result<std::shared_ptr<store::Client>> client() const;
 
+  // Runs them, on a thread of their own, for each failure from now on. kResourceExhausted.
+  Status RunOnFailure(const std::shared_ptr<AbortHooks>& hooks) {
+    return abort_watch_.Follow(session_, hooks);
+  }
+
+  // Before one of them is taken out: a failure that is known already still finds it. Blocks.
+  void RunHooksOfKnownFailures() const;
+
   Session& session() { return *session_; }
   AutoHeal& heal() { return *heal_; }
   const std::shared_ptr<Host>& host() const { return host_; }
@@ -73,7 +82,7 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   const std::shared_ptr<Finisher>& finisher() const { return finisher_; }
 
   // Ends what is in flight, says goodbye, joins every thread of the session, releases every Work.
-  // Idempotent; at most ~1 s, and as long as a callback of the user's runs.
+  // Idempotent; at most ~1 s, and as long as a callback or a hook of the user's runs.
   void Close();
 
  private:
@@ -85,6 +94,7 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   const Ladder ladder_;
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
   const std::shared_ptr<Finisher> finisher_ = std::make_shared<Finisher>();
+  AbortWatch abort_watch_;
   std::shared_ptr<Session> session_;  // Constant after Open.
   std::optional<AutoHeal> heal_;      // Likewise.
   mutable std::mutex mutex_;

@@ -195,10 +195,11 @@ Result<ReconfigurableBackend::Members> ReconfigurableBackend::Join(
                          : (*context)->Init();
   if (joined.ok()) joined = CheckMembers(uuid, peers, (*context)->session().membership());
   if (joined.ok()) {
-    auto backend = ResilientBackend::Create(*context, options_->group_name, rank,
-                                            static_cast<int>(peers.size()), {}, options_->timeout);
-    if (backend.ok()) return Members{*std::move(context), *std::move(backend)};
-    joined = backend.status();
+    auto backend =
+        ResilientBackend::Create(*context, options_->group_name, rank,
+                                 static_cast<int>(peers.size()), {}, options_->timeout, hooks_);
+    joined = backend.ok() ? (*context)->RunOnFailure(hooks_.abort) : backend.status();
+    if (joined.ok()) return Members{*std::move(context), *std::move(backend)};
   }
   (*context)->Close();
   if (joined.code() == StatusCode::kDuplicateRank || joined.code() == StatusCode::kWorldSize) {
@@ -260,7 +261,7 @@ c10::intrusive_ptr<c10d::Work> ReconfigurableBackend::reconfigure(
   host_->WithoutLock([&] { status = Reconfigure(options); });
   Check(*host_, status);
   const std::shared_ptr<SessionContext> joined = context();
-  const auto progress = std::make_shared<Progress>(*joined, 1);
+  const auto progress = std::make_shared<Progress>(*joined, 1, hooks_.completion);
   WorkSpec spec;
   spec.title = nullptr;  // Nothing for the profiler.
   spec.group = options_->group_name;
@@ -332,6 +333,27 @@ void ReconfigurableBackend::shutdown() {
   if (joining) joining->Close();
   if (members) End(*members);
 }
+
+#ifdef C10D_BACKEND_HAS_HOOKS
+void ReconfigurableBackend::registerAbortHook(std::int64_t id, c10d::AbortHook hook) {
+  hooks_.abort->Add(id, std::move(hook));
+}
+
+void ReconfigurableBackend::unregisterAbortHook(std::int64_t id) {
+  context()->RunHooksOfKnownFailures();
+  hooks_.abort->Remove(id);
+}
+#endif
+
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+void ReconfigurableBackend::registerCompletionHook(std::int64_t id, c10d::CompletionHook hook) {
+  hooks_.completion->Add(id, OnCompletion(std::move(hook)));
+}
+
+void ReconfigurableBackend::unregisterCompletionHook(std::int64_t id) {
+  hooks_.completion->Remove(id);
+}
+#endif
 
 void ReconfigurableBackend::startCoalescing() { Current()->startCoalescing(); }
 

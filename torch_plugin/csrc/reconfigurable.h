@@ -70,6 +70,17 @@ class ReconfigurableBackend final : public c10d::Backend {
   void abort() override;
   void shutdown() override;
   void enableCollectivesTiming() override {}
+#ifdef C10D_BACKEND_HAS_HOOKS
+  // As of ResilientBackend, over all sets of members.
+  void registerAbortHook(std::int64_t id, c10d::AbortHook hook) override;
+  void unregisterAbortHook(std::int64_t id) override;
+#endif
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+  bool supportsAbortHooks() const override { return true; }
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(std::int64_t id, c10d::CompletionHook hook) override;
+  void unregisterCompletionHook(std::int64_t id) override;
+#endif
 
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
@@ -147,6 +158,7 @@ class ReconfigurableBackend final : public c10d::Backend {
   const std::shared_ptr<Host> host_;
   const c10::intrusive_ptr<Options> options_;
   const std::string handle_;
+  const GroupHooks hooks_;
   mutable std::mutex mutex_;
   // Guarded by mutex_:
   bool closed_ = false;

@@ -44,10 +44,20 @@ class BlockedWait {
   bool begun_ = false;
 };
 
+std::uint64_t NextKey() {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
 }  // namespace
 
-Progress::Progress(SessionContext& context, std::size_t parts)
-    : ledger_(context.ledger()), finisher_(context.finisher()), pending_(parts) {}
+Progress::Progress(SessionContext& context, std::size_t parts,
+                   std::shared_ptr<const CompletionHooks> hooks)
+    : ledger_(context.ledger()),
+      finisher_(context.finisher()),
+      hooks_(std::move(hooks)),
+      key_(NextKey()),
+      pending_(parts) {}
 
 Status Progress::Enlist(const c10::intrusive_ptr<WorkImpl>& work) {
   const auto id = ledger_->Add(work);
@@ -108,7 +118,11 @@ void Progress::Complete(const Status& status) {
       changed_.notify_all();
     }
   }
-  if (finish) finisher_->Post([self = shared_from_this()] { self->FinishOnCallbackThread(); });
+  if (finish) {
+    finisher_->Post([self = shared_from_this()] { self->FinishOnCallbackThread(); });
+  } else {
+    RunHooks(outcome);
+  }
   if (whole) whole->Complete(outcome);
 }
 
@@ -133,10 +147,17 @@ void Progress::FinishOnCallbackThread() {
     done_ = true;
     changed_.notify_all();
   }
+  RunHooks(outcome);
   if (whole) whole->Complete(outcome);
   if (future) work_->CompleteFuture(*future);
   future.reset();
   ledger_->Retire(id_);
+}
+
+// Not before it is done: whoever hears of a Work later than of its end asks the Work.
+void Progress::RunHooks(const Status& outcome) const {
+  if (!outcome.ok() || hooks_->empty()) return;
+  hooks_->Run(key_, std::chrono::duration<float, std::milli>(duration()).count());
 }
 
 bool Progress::WaitFor(std::chrono::nanoseconds slice) const {

@@ -14,9 +14,11 @@
 #include <ATen/core/ivalue.h>
 #include <resilient/clock.h>
 #include <resilient/operation.h>
+#include <torch/version.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "torch_plugin/csrc/context.h"
+#include "torch_plugin/csrc/hooks.h"
 
 namespace resilient::plugin {
 
@@ -28,7 +30,9 @@ class WorkImpl;
 // Owner: its Work and the completions. Thread: thread-safe.
 class Progress : public std::enable_shared_from_this<Progress> {
  public:
-  Progress(SessionContext& context, std::size_t parts);
+  // `hooks` are run when all parts have ended well and the results are in place.
+  Progress(SessionContext& context, std::size_t parts,
+           std::shared_ptr<const CompletionHooks> hooks);
 
   // Puts `work` into the ledger until the operations have ended, and has the Finisher called if it
   // needs it. Before the first Submit; kResourceExhausted when too many are in flight.
@@ -50,17 +54,21 @@ class Progress : public std::enable_shared_from_this<Progress> {
   bool WaitFor(std::chrono::nanoseconds slice) const;
 
   bool done() const;
-  Status status() const;      // OK until done.
-  Duration duration() const;  // From the making to the end, or to now.
+  Status status() const;                                 // OK until done.
+  Duration duration() const;                             // From the making to the end, or to now.
+  std::uint64_t completion_key() const { return key_; }  // Of no other in this process, ever.
 
  private:
   friend class WorkImpl;
   void FinishOnCallbackThread();
+  void RunHooks(const Status& outcome) const;
 
   const SystemClock clock_{};
   const Instant started_ = clock_.Now();
   const std::shared_ptr<Ledger> ledger_;
   const std::shared_ptr<Finisher> finisher_;
+  const std::shared_ptr<const CompletionHooks> hooks_;
+  const std::uint64_t key_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   std::size_t pending_;              // Guarded by mutex_.
@@ -109,6 +117,9 @@ class WorkImpl final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   float getDuration() const override;  // Milliseconds.
   std::uint64_t getSequencenumber() const override;
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+  std::uint64_t getCompletionKey() const override { return progress_->completion_key(); }
+#endif
 
   // As wait, for callers that go on after a failure. kTimeout at the deadline.
   Status WaitUntil(Deadline deadline);

@@ -1,0 +1,222 @@
+"""torch's abort and completion hooks, and the flight recorder that torch 2.15 attaches by them.
+
+Goal: an abort hook runs once for each failure, on its own thread, whoever is aborted and how often
+the world is built again, and holds nobody up; completed operations are told, failed ones are not.
+Method: real ranks that are killed and abort; what the recorder writes is read.
+"""
+
+import json
+import os
+import pickle
+import queue
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from losses import outlive
+from rank_server import hear, tell
+from test_reconfigure import Member, reconfigure
+
+import torch_resilient
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(dist.ProcessGroup, "supports_completion_hooks"), reason="torch is older than 2.15"
+)
+
+WAIT = {"RESILIENT_SEAT_WAIT": "30s"}
+SECONDS = 20
+OURS = 1_000_001  # Number of a hook; torch's own begin at another one.
+ABSENT_SECONDS = 0.3  # In which a hook would run that must not.
+
+
+class Calls:
+    """An abort hook; knows the threads that have called it."""
+
+    def __init__(self):
+        self._queue = queue.Queue()
+
+    def __call__(self):
+        with open(f"/proc/self/task/{threading.get_native_id()}/comm") as file:
+            self._queue.put(file.read().strip())
+
+    def next(self):
+        return self._queue.get(timeout=SECONDS)
+
+    def none(self):
+        try:
+            self._queue.get(timeout=ABSENT_SECONDS)
+        except queue.Empty:
+            return True
+        return False
+
+
+def hook_on(group):
+    calls = Calls()
+    assert group.supports_abort_hooks
+    group.register_abort_hook(OURS, calls)
+    return calls
+
+
+def abort(group):
+    group._get_backend(torch.device("cpu")).abort()
+
+
+def meets_the_end():
+    with pytest.raises(torch_resilient.CommError):
+        while True:
+            dist.barrier()
+
+
+def aborts_in_turn(rounds):
+    dist.init_process_group("resilient")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    half = dist.new_group([0, 1])
+    groups = [dist.group.WORLD] + [half] * (rank < 2)
+    calls = [hook_on(group) for group in groups]
+    for number in range(rounds):
+        if number % size == rank:
+            abort(groups[number % len(groups)])
+        meets_the_end()
+        assert [call.next() for call in calls] == ["res-hooks"] * len(calls)
+        torch_resilient.rebuild()
+        tell("rebuilt")  # Whoever aborts next must not end what others are still in.
+        hear()
+    dist.group.WORLD.unregister_abort_hook(OURS)
+    if rank == 0:
+        abort(dist.group.WORLD)
+    meets_the_end()
+    for call in calls[1:]:
+        assert call.next()
+    assert all(call.none() for call in calls)
+
+
+def test_an_abort_hook_runs_once_for_each_failure(world):
+    ranks = world.start(aborts_in_turn, 3, 5)
+    for _ in range(5):
+        for rank in ranks:
+            assert rank.told() == "rebuilt"
+        for rank in ranks:
+            rank.say("go")
+    for rank in ranks:
+        rank.value()
+
+
+def rebuilds_beside_a_slow_hook(first):
+    dist.init_process_group("resilient")
+    if not first:
+        dist.barrier()
+        dist.destroy_process_group()
+        return
+    begun, end = threading.Event(), threading.Event()
+    calls = hook_on(dist.group.WORLD)
+
+    def slow():
+        begun.set()
+        assert end.wait(SECONDS)
+
+    def broken():
+        raise KeyError("a bug in a hook")
+
+    dist.group.WORLD.register_abort_hook(OURS + 1, slow)
+    dist.group.WORLD.register_abort_hook(OURS - 1, broken)
+    outlive(1)
+    hear()
+    assert begun.wait(SECONDS)
+    torch_resilient.rebuild()
+    dist.barrier()
+    assert calls.next()
+    end.set()
+    dist.destroy_process_group()
+    assert calls.none()
+
+
+def test_a_hook_that_is_slow_or_raises_holds_nobody_up(world):
+    ranks = world.start(rebuilds_beside_a_slow_hook, 3, True, env=WAIT)
+    for rank in ranks:
+        assert rank.told() == "ready"
+    ranks[1].signal()
+    ranks[1] = world.start_rank(rebuilds_beside_a_slow_hook, 1, 3, False, env=WAIT)
+    for number in (0, 2):
+        ranks[number].say("go")
+    for rank in ranks:
+        rank.value(30)
+    assert "a bug in a hook" in ranks[0].stderr()
+
+
+def keeps_its_hooks():
+    member = Member()
+    calls = hook_on(dist.group.WORLD)
+    handles = member.handles()
+    for uuid in (1, 2):
+        reconfigure(uuid, handles)
+        dist.barrier()
+        tell("reconfigured")
+        hear()
+        if member.rank == 0:
+            abort(dist.group.WORLD)
+        meets_the_end()
+        assert calls.next() == "res-hooks"
+    assert calls.none()
+    dist.destroy_process_group()
+
+
+def test_hooks_stay_with_a_group_that_is_reconfigured(world):
+    ranks = world.start(keeps_its_hooks, 2)
+    for _ in range(2):
+        for rank in ranks:
+            assert rank.told() == "reconfigured"
+        for rank in ranks:
+            rank.say("go")
+    for rank in ranks:
+        rank.value()
+
+
+def entries(trace):
+    return [(entry["profiling_name"], entry["state"]) for entry in trace["entries"]]
+
+
+def recorded():
+    """What the flight recorder has, once no operation is in flight there that has ended here."""
+    trace = torch._C._distributed_c10d._dump_fr_trace_json(backend="resilient")
+    return entries(json.loads(trace))
+
+
+def records():
+    dist.init_process_group("resilient")
+    rank = dist.get_rank()
+    dist.all_reduce(torch.ones(3))
+    dist.all_reduce(torch.ones(3, 4).t(), async_op=True).wait()  # Finished on another thread.
+    dist.all_reduce(torch.ones(1_000_000), async_op=True).wait()
+    (dist.send if rank == 0 else dist.recv)(torch.ones(2), 1 - rank)
+    dist.barrier()
+    names = ["all_reduce"] * 3 + ["send 0->1" if rank == 0 else "recv 1<-0", "barrier"]
+    expected = [(f"resilient:{name}", "completed") for name in names]
+    deadline = time.monotonic() + SECONDS
+    while recorded() != expected and time.monotonic() < deadline:
+        pass
+    assert recorded() == expected
+    if rank == 1:
+        tell("ready")
+        hear()
+        return
+    late = dist.all_reduce(torch.ones(3), async_op=True)
+    tell("ready")
+    with pytest.raises(torch_resilient.RankLostError):
+        late.wait()
+    path = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}"
+    dist.destroy_process_group()  # Waits for the hook.
+    with open(path, "rb") as file:
+        return entries(pickle.load(file))
+
+
+def test_the_flight_recorder_tells_what_was_completed(world, tmp_path):
+    env = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "trace"), "TORCH_FR_DUMP_ON_TIMEOUT": "1"}
+    ranks = world.start(records, 2, env=env)
+    for rank in ranks:
+        assert rank.told() == "ready"
+    ranks[1].signal()
+    trace = ranks[0].value()
+    assert trace[-1] == ("resilient:all_reduce", "scheduled")
+    assert {state for _, state in trace[:-1]} == {"completed"}

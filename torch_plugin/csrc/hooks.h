@@ -1,0 +1,120 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <resilient/clock.h>
+#include <resilient/session.h>
+
+namespace resilient::plugin {
+
+// The functions that others have put on one process group, by the numbers that they gave them; one
+// with a number that is taken replaces the one before, as c10d's own tables do.
+//
+// Owner: the backend, and weakly or strongly who runs them. Thread: thread-safe. No lock is held
+// while a function runs, so that it may take itself out, or wait for one that does: a call that has
+// begun goes on behind Remove. What one raises is shown, and stops none of the others.
+template <typename... Args>
+class HookTable {
+ public:
+  using Hook = std::function<void(Args...)>;
+
+  void Add(std::int64_t id, Hook hook) {
+    Change([&](Table& table) { table[id] = std::make_shared<const Hook>(std::move(hook)); });
+  }
+
+  void Remove(std::int64_t id) {
+    Change([&](Table& table) { table.erase(id); });
+  }
+
+  bool empty() const { return empty_.load(std::memory_order_relaxed); }
+
+  void Run(const Args&... args) const {
+    if (empty()) return;
+    std::shared_ptr<const Table> table;
+    {
+      const std::lock_guard lock(mutex_);
+      table = table_;
+    }
+    for (const auto& [id, hook] : *table) {
+      try {
+        (*hook)(args...);
+      } catch (const std::exception& error) {
+        TORCH_WARN("hook ", id, " of a process group raised: ", error.what());
+      }
+    }
+  }
+
+ private:
+  using Table = std::map<std::int64_t, std::shared_ptr<const Hook>>;
+
+  template <typename Edit>
+  void Change(Edit edit) {
+    std::shared_ptr<const Table> before;  // What only it holds dies behind the lock.
+    const std::lock_guard lock(mutex_);
+    auto table = std::make_shared<Table>(*table_);
+    edit(*table);
+    empty_.store(table->empty(), std::memory_order_relaxed);
+    before = std::exchange(table_, std::move(table));
+  }
+
+  std::atomic<bool> empty_{true};
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Table> table_ = std::make_shared<Table>();  // Guarded by mutex_.
+};
+
+// Run once for each failure that ends a generation, whoever aborted, behind the fence: torch's
+// flight recorder writes its trace. Not run when the world only grows.
+using AbortHooks = HookTable<>;
+
+// Run once for each Work that has ended well, with its completion key and its duration in
+// milliseconds, on whatever thread it ends on, the communicator's too: what is called must be
+// short, take no interpreter's lock and call nothing of ours.
+using CompletionHooks = HookTable<std::uint64_t, float>;
+
+// The hooks of one process group, over all its sessions. Thread: as HookTable.
+struct GroupHooks {
+  std::shared_ptr<AbortHooks> abort = std::make_shared<AbortHooks>();
+  std::shared_ptr<CompletionHooks> completion = std::make_shared<CompletionHooks>();
+};
+
+// The thread "res-hooks", which waits for the failures of one session and runs the abort hooks of
+// its groups; started with the first of them. They may take their time, and hold up nothing but the
+// session's end, and each other.
+//
+// Owner: SessionContext. Thread: thread-safe. Lifetime: Stop, behind Session::Close, joins it.
+class AbortWatch {
+ public:
+  AbortWatch() = default;
+  ~AbortWatch();
+  AbortWatch(const AbortWatch&) = delete;
+  AbortWatch& operator=(const AbortWatch&) = delete;
+
+  // Runs them for all failures from now on, while they exist. Idempotent. kResourceExhausted when
+  // there can be no thread.
+  Status Follow(const std::shared_ptr<Session>& session, const std::shared_ptr<AbortHooks>& hooks);
+
+  // Returns when the hooks have been run for all failures that the session has told of, or when
+  // `deadline` is over; at once on the thread itself.
+  void CatchUp(const Session& session, Deadline deadline) const;
+
+  // Idempotent. REQUIRES: the session is closed. In a forked child the thread is only forgotten.
+  void Stop(bool in_forked_child);
+
+ private:
+  struct Shared;
+
+  mutable std::mutex mutex_;
+  std::thread thread_;              // Guarded by mutex_.
+  std::shared_ptr<Shared> shared_;  // Guarded by mutex_. With the thread; null: not started.
+};
+
+}  // namespace resilient::plugin
