@@ -77,6 +77,9 @@ bench: packages-bench build
 	@/usr/bin/python3 benchmarks/collective_plot.py benchmarks/results/collectives.{json,svg}
 	@$(PYTHON) benchmarks/recovery_bench.py --out benchmarks/results/recovery.json
 	@/usr/bin/python3 benchmarks/recovery_plot.py benchmarks/results/recovery.{json,svg}
+	@./setup.sh bench_venv $(VENV)
+	@$(PYTHON) benchmarks/recovery_bench.py --form torchft --form torchft-quick --form replacement --form shrink --kills 12 \
+		--bound 40 --form-seconds 230 --out benchmarks/results/recovery_torchft.json
 
 incidents: build
 	@$(PYTHON) benchmarks/incidents.py --out benchmarks/results/incidents.json --page docs/incidents.md

@@ -2,6 +2,7 @@
 # Installs what a target of the Makefile needs: Debian packages, then a Python environment.
 #   setup.sh packages [build|lint|fuzz|model|bench ...]   Debian packages of these sets; root or sudo, otherwise exit 2
 #   setup.sh venv DIR TORCH_VERSION                       Python environment with that torch from PyPI
+#   setup.sh bench_venv DIR                               what only benchmarks need in it, where PyPI has it for this machine
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -53,6 +54,12 @@ venv() {
   echo "$requirements" >"$stamp"
 }
 
-command="${1:?usage: setup.sh packages SET... | venv DIR TORCH}"
+# Not in `venv`: without a wheel for this machine it is a build in Rust, and tests do without.
+bench_venv() {
+  "$1/bin/pip" install --quiet --disable-pip-version-check --only-binary torchft torchft==0.2.0 ||
+    echo "setup: torchft could not be installed; the benchmarks leave it out" >&2
+}
+
+command="${1:?usage: setup.sh packages SET... | venv DIR TORCH | bench_venv DIR}"
 shift
 "$command" "$@"

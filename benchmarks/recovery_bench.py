@@ -12,6 +12,11 @@ smaller world, and the job is ended. Forms:
                  the same with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. Without, torch 2.15 serves all
                  attempts from one store without a prefix: a rank that is there first finds the
                  addresses of processes that are gone, and is refused or waits
+    torchft      only if asked for: four replica groups of one rank and a lighthouse, with the
+                 settings of its README and its example; who is lost is started again at once
+    torchft-quick
+                 the same with a lighthouse that waits 1 s instead of 5 for heartbeats and 0.1 s for
+                 stragglers. Our choice: we found no settings for this in its documentation
 
     python benchmarks/recovery_bench.py --out benchmarks/results/recovery.json
 
@@ -24,6 +29,8 @@ taken --form-seconds.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
 import os
 import random
@@ -48,6 +55,7 @@ from training_run import Ranks  # noqa: E402
 
 from torch_resilient import _server  # noqa: E402
 
+TORCHFT_PROGRAM = Path(__file__).with_name("recovery_torchft.py")
 PROGRAM = Path(__file__).with_name("recovery_program.py")
 RANKS = 4
 STEPS_BEFORE = 5
@@ -63,8 +71,23 @@ LAUNCHERS = {
     "torchrun": TORCHRUN,
     "torchrun-own-store": TORCHRUN,
 }
+TORCHFT = {
+    "torchft": {
+        "join_timeout_ms": 10000,
+        "quorum_tick_ms": 100,
+        "heartbeat_timeout_ms": 5000,
+        "gloo_s": 5,
+    },
+    "torchft-quick": {
+        "join_timeout_ms": 100,
+        "quorum_tick_ms": 100,
+        "heartbeat_timeout_ms": 1000,
+        "gloo_s": 5,
+    },
+}
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 TIMES = ("known", "aborted", "joined", "rebuilt", "running", "committed_unix_s")
+WHOLE = "kill to whole"
 PHASES = ("detect", "abort", "agree", "build", "acknowledge", "first step")
 
 
@@ -75,13 +98,16 @@ class Job:
         self.form = form
         self.over = False  # Ended by itself.
         self._store = None
+        self._lighthouse = None
         command = [str(PROGRAM), f"{folder}/checkpoint"]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "RESILIENT_LOG": "json:warn"}
         if self.all_anew:
             command += ["--backend", "gloo"]
         if form == "torchrun-own-store":
             env |= OWN_STORE
-        if form == "shrink":
+        if form in TORCHFT:
+            self._process = self._replica_groups(TORCHFT[form], env)
+        elif form == "shrink":
             self._store = Store(_server.binary()).listening()
             command += ["--min-world", str(RANKS - 1)]
             self._process = Ranks(self._store.address, [[]] * RANKS, replaced=False)(command, env)
@@ -98,9 +124,22 @@ class Job:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
 
+    def _replica_groups(self, settings: dict, env: dict) -> Ranks:
+        program = Path(sys.executable).with_name("torchft_lighthouse")
+        address = f"127.0.0.1:{harness.free_port()}"
+        command = [program, "--bind", address, "--min_replicas", "1"]
+        for name in ("join_timeout_ms", "quorum_tick_ms", "heartbeat_timeout_ms"):
+            command += [f"--{name}", str(settings[name])]
+        self._lighthouse = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        env = {**env, "TORCHFT_LIGHTHOUSE": f"http://{address}", "RUST_LOG": "warn"}
+        program = [str(TORCHFT_PROGRAM), "--gloo-seconds", str(settings["gloo_s"])]
+        return Ranks("", [[]] * RANKS, replaced=True)(program, env)
+
     @property
     def all_anew(self) -> bool:
-        return LAUNCHERS[self.form] is TORCHRUN
+        return LAUNCHERS.get(self.form) is TORCHRUN
 
     def next(self, deadline: float) -> dict | None:
         """The next thing that a rank has told; None: nothing more in time."""
@@ -133,6 +172,9 @@ class Job:
             self._process.stdout.close()
         if self._store is not None:
             self._store.end()
+        if self._lighthouse is not None:
+            self._lighthouse.kill()
+            self._lighthouse.wait()
 
 
 def _message(line: bytes) -> dict | None:
@@ -155,7 +197,7 @@ def seated(job: Job) -> dict[int, int]:
             raise RuntimeError(f"{job.form}: only {pids} train after {START_SECONDS} s")
         if message.get("event") == "begins":
             begun.add(message["seat"])
-        elif message.get("event") == "step":
+        elif message.get("event") == "step" and message["size"] == RANKS:
             pids[message["rank"]] = message["pid"]
             # Counted from when everybody was there.
             steps += len(begun) == wanted and message["rank"] == 0
@@ -171,7 +213,8 @@ def one_kill(form: str, chance: random.Random, bound: float) -> dict:
             victim = chance.randrange(RANKS)
             killed = time.time()
             os.kill(pids[victim], signal.SIGKILL)
-            result = watch(job, killed, pids, victim, bound)
+            look = watch_groups if form in TORCHFT else watch
+            result = look(job, killed, pids, victim, bound)
         finally:
             job.end()
             left = harness.collect_orphans(known)
@@ -201,6 +244,27 @@ def watch(job: Job, killed: float, pids: dict, victim: int, bound: float) -> dic
     return {"step_s": step, "ended_without": step is None and job.over, "phases_s": phases}
 
 
+def watch_groups(job: Job, killed: float, pids: dict, victim: int, bound: float) -> dict:
+    """The seconds until survivors commit a step without the lost one, and until the replacement
+    has a part in one of all again: its first is without a part, while it takes the state over."""
+    step = whole = None
+    deadline = time.monotonic() + bound
+    while whole is None:
+        message = job.next(deadline)
+        if message is None:
+            break
+        if message.get("event") == "step":
+            replacement = message["rank"] == victim and message["pid"] != pids[victim]
+            if replacement and message["size"] == RANKS:
+                whole = message["time"] - killed
+            elif not replacement and step is None and message["size"] < RANKS:
+                step = message["time"] - killed
+    step = whole if step is None else step
+    phases = {name: [] for name in PHASES}
+    ended = whole is None and job.over
+    return {"step_s": step, "whole_s": whole, "ended_without": ended, "phases_s": phases}
+
+
 def run_form(form: str, args: argparse.Namespace) -> dict:
     chance = random.Random(args.seed)
     began = time.monotonic()
@@ -215,19 +279,25 @@ def run_form(form: str, args: argparse.Namespace) -> dict:
             summary[phase] = summarise(values)
     if steps:
         summary["kill to step"] = summarise(steps)
+    if whole := [kill["whole_s"] for kill in kills if kill.get("whole_s") is not None]:
+        summary[WHOLE] = summarise(whole)
     not_back = len(kills) - len(steps)
     print(f"{form}: {len(kills)} kills, {not_back} did not come back", file=sys.stderr, flush=True)
-    return {"form": form, "did_not_come_back": not_back, "summary_s": summary, "kills": kills}
+    result = {"form": form, "did_not_come_back": not_back, "summary_s": summary, "kills": kills}
+    return result | ({"settings": TORCHFT[form]} if form in TORCHFT else {})
 
 
 def table(runs: list[dict], bound: float) -> str:
+    columns = (*PHASES, "kill to step")
+    if any(WHOLE in run["summary_s"] for run in runs):
+        columns += (WHOLE,)
     lines = [
-        f"| | {' | '.join((*PHASES, 'kill to step'))} | no step within {bound:g} s |",
-        f"|---{'|---' * (len(PHASES) + 2)}|",
+        f"| | {' | '.join(columns)} | no step within {bound:g} s |",
+        f"|---{'|---' * (len(columns) + 1)}|",
     ]
     for run in runs:
         cells = []
-        for phase in (*PHASES, "kill to step"):
+        for phase in columns:
             found = run["summary_s"].get(phase)
             values = (found[name] for name in ("p50", "p99", "max")) if found else ()
             cells.append(" / ".join(f"{value * 1e3:.0f}" for value in values) or "-")
@@ -243,13 +313,22 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="of each form")
     parser.add_argument("--bound", type=float, default=60.0, metavar="SECONDS")
     parser.add_argument("--form-seconds", type=float, default=100.0)
-    parser.add_argument("--form", action="append", choices=LAUNCHERS, help="all")
+    parser.add_argument("--form", action="append", choices=[*LAUNCHERS, *TORCHFT])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    forms = args.form or list(LAUNCHERS)
+    installed = importlib.util.find_spec("torchft") is not None
+    if not installed and not TORCHFT.keys().isdisjoint(forms):
+        print("torchft is not installed: its forms are left out", file=sys.stderr)
+        forms = [form for form in forms if form not in TORCHFT]
+    if not forms:
+        return 0
     harness.become_subreaper()
     machine = record.machine() | {"torch": torch.__version__}
-    runs = [run_form(form, args) for form in args.form or LAUNCHERS]
+    if not TORCHFT.keys().isdisjoint(forms):
+        machine["torchft"] = importlib.metadata.version("torchft")
+    runs = [run_form(form, args) for form in forms]
     print(table(runs, args.bound))
     if args.out:
         options = {"seed": args.seed, "bound_s": args.bound, "kills": args.kills}
