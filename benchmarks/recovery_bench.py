@@ -125,9 +125,9 @@ class Job:
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
 
     def _replica_groups(self, settings: dict, env: dict) -> Ranks:
-        program = Path(sys.executable).with_name("torchft_lighthouse")
+        lighthouse = Path(sys.executable).with_name("torchft_lighthouse")
         address = f"127.0.0.1:{harness.free_port()}"
-        command = [program, "--bind", address, "--min_replicas", "1"]
+        command = [lighthouse, "--bind", address, "--min_replicas", "1"]
         for name in ("join_timeout_ms", "quorum_tick_ms", "heartbeat_timeout_ms"):
             command += [f"--{name}", str(settings[name])]
         self._lighthouse = subprocess.Popen(
@@ -313,7 +313,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="of each form")
     parser.add_argument("--bound", type=float, default=60.0, metavar="SECONDS")
     parser.add_argument("--form-seconds", type=float, default=100.0)
-    parser.add_argument("--form", action="append", choices=[*LAUNCHERS, *TORCHFT])
+    parser.add_argument(
+        "--form", action="append", choices=[*LAUNCHERS, *TORCHFT], help="all, without torchft's"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
