@@ -142,6 +142,7 @@ bool ReplaySession::Heal() {
     Lock lock(mutex_);
     if (heal_by_.ExpiredAt(began)) {
       lock.unlock();
+      EndMeeting();
       GiveUpReplay("not all members have met in time");
       return true;
     }
@@ -199,6 +200,17 @@ std::shared_ptr<Group> ReplaySession::MeetingPlace(const Membership& now) {
   if (!place.ok()) return nullptr;
   place_generation_ = now.generation;
   return place_ = *place;
+}
+
+// The others may have heard this member's part while it has not heard theirs, and go on by it: the
+// generation ends, for a reason behind which nothing is run again, before this member begins anew.
+void ReplaySession::EndMeeting() {
+  std::shared_ptr<Group> place;
+  {
+    std::lock_guard lock(place_mutex_);
+    if (place_generation_ == inner_->membership().generation) place = place_;
+  }
+  if (place != nullptr) place->Abort("not all members have met in time");
 }
 
 Status ReplaySession::Offer(Group& place, const std::shared_ptr<Meeting>& meeting,

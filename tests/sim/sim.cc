@@ -34,6 +34,7 @@ Sim::Sim(SimOptions options)
   const bool spares = policy.Below(policy_ == Policy::kNobody ? 2 : 8) == 0;
   spare_count_ = spares ? 1 + static_cast<int>(policy.Below(2)) : 0;
   room_ = spares && policy.Below(2) == 0 ? 1 + static_cast<int>(policy.Below(2)) : 0;
+  PlanReplays();
   seat_wait_ = short_wait || (spares && policy.Below(2) == 0) ? kShortSeatWait : kSeatWait;
 }
 
@@ -123,7 +124,9 @@ bool Sim::AllRun() const {
   }
   return std::all_of(at_.begin(), at_.end(), [this](const Process* process) {
     return process && process->alive && !process->stopped && !process->doomed &&
-           process->running() && process->generation() == at_.front()->generation() &&
+           process->replay.phase == Replay::Phase::kOpen &&
+           process->replay.epoch == at_.front()->replay.epoch && process->running() &&
+           process->generation() == at_.front()->generation() &&
            process->control->core.InFlight() == 0 && !StandsInTheWay(*process);
   });
 }
@@ -281,6 +284,7 @@ void Sim::Crash(Process& process) {
   if (!process.alive) return;
   ++count_.crashes;
   ++count_.Of(Blow::kCrash, process.session->state());
+  CountHealBlow(Blow::kCrash, process);
   if (WantsLess(process)) ++count_.shrink_crashes;
   End(process, kSigkill);
 }
@@ -344,6 +348,8 @@ void Sim::TellNeighbours(const Process& dead, int wait_status) {
       told.generation = neighbour->generation();
       const std::vector<Process*>& members = views_[told.generation];
       const auto seat = std::find(members.begin(), members.end(), &dead);
+      // Its world has been numbered anew since.
+      if (seat == members.end() && dead.rank >= static_cast<int>(members.size())) return;
       told.accused_rank =
           seat == members.end() ? dead.rank : static_cast<int>(seat - members.begin());
       Submit(*neighbour, *neighbour->control, ReportOp{told});
@@ -560,6 +566,8 @@ void Sim::Fault() {
     AbortGroup(*victim);
   } else if (kind < 111) {
     Destroy(*victim);
+  } else if (replays_ && Chance(50)) {
+    Accuse(*victim);
   } else {
     ArmBlow(*victim);
   }

@@ -67,6 +67,12 @@ enum class Planted : std::uint8_t {
   kClaimKept,  // One whose seat was taken goes on under the rank that it had asked for.
   // Of worlds that take them in.
   kOffersAhead,  // A rank offers room at a commit that it has not made yet.
+  // Of what a broken link has ended, and is run again.
+  kDroppedIgnored,        // The plan asks for inputs that a member keeps no more.
+  kReplacedTakenForSame,  // Members are known by their rank alone.
+  kPlansAlone,            // A member goes by what it knows itself.
+  kVetoIgnored,           // A member does not hear that another one objects.
+  kLateIsSilent,          // Who has not heard all in time begins anew beside the others.
 };
 
 // What may happen to a process in each state of its recovery.
@@ -79,6 +85,15 @@ enum class Blow : std::uint8_t {
 };
 inline constexpr std::size_t kBlows = 5;
 inline constexpr std::size_t kStates = static_cast<std::size_t>(SessionState::kClosed) + 1;
+
+// How far a rank is in running again what a broken link has ended.
+enum class Heal : std::uint8_t {
+  kNot,
+  kComing,   // On its way to the next generation.
+  kMeeting,  // There, and not all have told what they know.
+  kRunning,  // By the plan of all, and not yet done with it.
+};
+inline constexpr std::size_t kHeals = 4;
 
 struct SimWish;
 
@@ -151,6 +166,17 @@ class Sim {
     int growths = 0;            // Of worlds,
     int newcomers = 0;          // by so many in all.
     int growths_taken_back = 0;
+    int heals = 0;         // Begun, by ranks.
+    int replays = 0;       // Of ranks that did run again,
+    int replayed = 0;      // so many operations,
+    int replayed_for = 0;  // and those of them whose result was known there.
+    // Of ranks that did not: an objection, no such member any more, no such input, the time.
+    int vetoed = 0;
+    int strangers = 0;
+    int dropped = 0;
+    int too_late = 0;
+    // By what came, and when.
+    std::array<std::array<int, kHeals>, kBlows> heal_blows{};
     std::array<std::array<int, kStates>, kBlows> blows{};  // By what came, and when.
     int& Of(Blow blow, SessionState state) {
       return blows[static_cast<std::size_t>(blow)][static_cast<std::size_t>(state)];
@@ -278,6 +304,7 @@ class Sim {
   void Hear(Process& process, std::uint64_t generation, int rank, Contribution heard);
   void Finish(Process& process, std::uint64_t generation);
   void EndCall(Process& process, std::uint64_t generation, const Status& status);
+  void Succeed(Process& process, std::uint64_t generation);
   void CheckResult(Process& process, std::uint64_t generation);
   void AbortCalls(Process& process, std::uint64_t generation);
   std::vector<int> Missing(Process& process, std::uint64_t generation) const;
@@ -351,6 +378,33 @@ class Sim {
   void NoteGrowthTakenBack(std::uint64_t round);
   bool GrowthIsDue() const;
 
+  // What is run again behind a broken link: sim_replay.cc.
+  void PlanReplays();
+  bool MayStart(Process& process);
+  void Number(Process& process, std::uint64_t generation);
+  void NoteNotStarted(Process& process, const Status& why);
+  void StartCall(Process& process);
+  void EndKept(Process& process, std::uint64_t generation, const Status& outcome, bool ended);
+  void KeepResult(Process& process, std::uint64_t generation);
+  std::uint64_t ResultOf(Process& process, std::uint64_t generation);
+  void StartNext(Process& process);
+  void FollowFence(Process& process, const Fence& fence);
+  void BeginHealing(Process& process, const Status& cause);
+  void AbortInHealing(Process& process);
+  void GiveUpReplay(Process& process);
+  void HealStep(Process& process);
+  void OnHealRebuilt(Process& process, const Status& status);
+  void Meet(Process& process);
+  void Tell(Process& process, std::uint64_t generation, const std::string& said);
+  void LookAround(Process& process, std::uint64_t generation);
+  void LeaveMeeting(Process& process, std::uint64_t generation);
+  void Decide(Process& process, std::uint64_t generation);
+  void RunAgain(Process& process, std::uint64_t generation, std::uint64_t from);
+  void BeginAnew(Process& process);
+  void CountHealBlow(Blow blow, const Process& process);
+  void StrikeSoon(Process& process);
+  void CheckOneEnd(std::uint64_t generation, const std::string& end);
+
   void PlanFaults();
   void Fault();
   void StopProcess(Process& process);
@@ -366,6 +420,7 @@ class Sim {
   int spare_count_ = 0;
   int room_ = 0;       // For so many more than it begins with;
   int max_world_ = 0;  // 0: no world takes in anybody.
+  bool replays_ = false;
   Instant now_{std::chrono::hours(1)};
   std::multimap<Instant, std::function<void()>> queue_;
   std::string violation_;
@@ -415,6 +470,9 @@ class Sim {
   std::map<std::uint64_t, Process*> watches_;
   // Of the commits of each generation the lowest and the highest revision.
   std::map<std::uint64_t, std::pair<std::uint64_t, std::uint64_t>> commits_;
+  // Results of collectives by the generation in which their numbers began.
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> results_;
+  std::map<std::uint64_t, std::string> ends_;  // Of the meetings of each generation.
   // Of the changes that somebody was told of, by key and number.
   std::map<std::pair<std::string, std::int64_t>, std::uint64_t> revisions_;
 };

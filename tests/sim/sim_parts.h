@@ -9,7 +9,9 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "runtime/recovery/replay_log.h"
 #include "tests/sim/sim.h"
 #include "tests/sim/sim_session.h"
 
@@ -46,6 +48,40 @@ struct Sim::Line {
   Backoff backoff;
   std::shared_ptr<Connection> connection;
   bool welcomed = false;
+};
+
+// What one rank has given to the collectives of a generation, by their order there.
+struct Given {
+  std::uint64_t epoch = 0;
+  std::uint64_t number = 0;
+  std::uint64_t input = 0;
+};
+
+// The layer of one process that runs again what a broken link has ended. One call at a time, as the
+// program above it has one thread.
+struct Replay {
+  enum class Phase : std::uint8_t { kOpen, kHealing, kFailed };
+  Phase phase = Phase::kOpen;
+  std::uint64_t epoch = 0;  // Generation in which its numbers began; 0: none yet.
+  recovery::ReplayLog log;
+  std::map<std::uint64_t, std::uint64_t> inputs;  // As long as the log keeps them.
+  std::uint64_t told = 0;                         // The last one whose result the program has.
+  std::uint64_t running = 0;                      // In a communicator; 0: none.
+  bool in_call = false;                           // With a number, or in a receive.
+  bool blocked = false;                           // The program waits for its operation.
+  bool queued = false;                            // It has no number yet.
+  std::deque<std::uint64_t> again;                // To be run before anything else.
+  std::string veto;
+  bool aborts = false;  // As soon as operations start by themselves again.
+  Status first_cause;
+  std::uint64_t link_fence = 0;
+  std::uint64_t acknowledged = 0;  // Generation.
+  Instant heal_by{};
+  // By generation what each rank has said, and the own part in that.
+  std::map<std::uint64_t, std::map<int, std::string>> heard;
+  std::shared_ptr<recovery::Flight> meeting;  // Null: in none.
+  std::uint64_t place = 0;                    // Generation of the last meeting.
+  Heal heal = Heal::kNot;                     // For the counts.
 };
 
 // What one rank put into a collective.
@@ -124,14 +160,17 @@ struct Sim::Process {
     std::map<int, Contribution> known;  // The last one of each of the others.
     std::set<int> gone;                 // Their links are lost, and nobody was told so yet.
     std::set<int> left;                 // They have said goodbye.
-    std::set<int> told;                 // Whom it has said to wait for.
-    Duration stood_still{};             // At the longest.
+    std::vector<Given> given;
+    bool synchronises = true;  // The present one; otherwise it is a broadcast of rank 0.
+    std::set<int> told;        // Whom it has said to wait for.
+    Duration stood_still{};    // At the longest.
   };
   std::map<std::uint64_t, Calls> calls;  // By generation.
   std::optional<Instant> stands_since;
   std::optional<Instant> stood_until;
   bool will_receive = false;
   bool will_stand_still = false;
+  Replay replay;
 
   // Ghosts of the server's side.
   Instant last_arrival{};  // Of a frame of the control line, read or not.

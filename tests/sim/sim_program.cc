@@ -52,7 +52,8 @@ void Sim::StartSession(Process& process) {
   };
   process.session =
       std::make_unique<SimSession>(budget_, seat_wait_, options_.planted, std::move(host));
-  const bool second_thread = Chance(50);
+  // Behind the layer's back nobody rebuilds.
+  const bool second_thread = Chance(50) && !replays_;
   process.session->Init([this, &process, second_thread](const Status& status) {
     if (!status.ok()) return Destroy(process);
     if (second_thread) Poke(process);
@@ -101,6 +102,7 @@ void Sim::OnEvent(Process& process, const Event& event) {
       ++count_.Of(Blow::kFence, process.session->state());
     }
     process.session->OnFence(*fence);
+    FollowFence(process, *fence);
   } else if (const auto* lost = std::get_if<SessionLostEvent>(&event)) {
     OnLost(process, lost->why);
   } else if (const auto* refused = std::get_if<JoinRefusedEvent>(&event)) {
@@ -158,6 +160,7 @@ void Sim::MeetFailure(Process& process) {
 
 void Sim::Rebuild(Process& process) {
   if (process.doomed) return;
+  if (process.replay.phase == Replay::Phase::kHealing) return MeetFailure(process);
   const bool hasty = !kind_ && Chance(30);
   process.session->Rebuild(hasty ? Between(0, 500) : kRebuildTimeout, PickWish(process),
                            [this, &process](const Status& status) { OnRebuilt(process, status); });
@@ -166,7 +169,10 @@ void Sim::Rebuild(Process& process) {
 void Sim::OnRebuilt(Process& process, const Status& status) {
   if (process.doomed) return;
   if (status.ok()) {
+    // As rebuild() does, which looks again when its wait is over.
+    if (process.replay.phase == Replay::Phase::kHealing) return MeetFailure(process);
     ++count_.rebuilds;
+    BeginAnew(process);
     process.synced = process.generation();
     return Compute(process);
   }
@@ -251,6 +257,7 @@ void Sim::Destroy(Process& process) {
   if (process.doomed) return;
   ++count_.closes;
   ++count_.Of(Blow::kClose, process.session->state());
+  CountHealBlow(Blow::kClose, process);
   process.session->Close();
   process.left = Submit(process, *process.control, LeaveOp{});
   process.doomed = true;
@@ -311,6 +318,7 @@ void Sim::CountBlow(Blow blow, const Process* but) {
   for (const Process* process : at_) {
     if (!process || process == but || !process->alive) continue;
     ++count_.Of(blow, process->session->state());
+    CountHealBlow(blow, *process);
   }
 }
 

@@ -192,7 +192,8 @@ void SimSession::Leave(Flight& flight) {
 
 bool SimSession::AbortGroup() {
   if (!running() || flight_->Ended()) return false;
-  const Status cause(StatusCode::kCommFailed, "the group was aborted");
+  const Status cause =
+      Status(StatusCode::kCommFailed, "the group was aborted").WithOperation("world", 0, "abort()");
   host_.report({ReportKind::kCommFailed, flight_->generation(), -1, cause});
   return true;
 }

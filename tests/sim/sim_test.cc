@@ -84,7 +84,18 @@ struct Sum {
     count.growths += more.growths;
     count.newcomers += more.newcomers;
     count.growths_taken_back += more.growths_taken_back;
+    count.heals += more.heals;
+    count.replays += more.replays;
+    count.replayed += more.replayed;
+    count.replayed_for += more.replayed_for;
+    count.vetoed += more.vetoed;
+    count.strangers += more.strangers;
+    count.dropped += more.dropped;
+    count.too_late += more.too_late;
     for (std::size_t blow = 0; blow < kBlows; ++blow) {
+      for (std::size_t heal = 0; heal < kHeals; ++heal) {
+        count.heal_blows[blow][heal] += more.heal_blows[blow][heal];
+      }
       for (std::size_t state = 0; state < kStates; ++state) {
         count.blows[blow][state] += more.blows[blow][state];
       }
@@ -92,10 +103,11 @@ struct Sum {
   }
 };
 
+constexpr const char* kNames[kBlows] = {"fences", "losses of others", "restarts of the server",
+                                        "closes", "crashes"};
+
 // What came to processes in each state of their recovery did come.
 void CheckBlows(Sim::Count sum) {
-  constexpr const char* kNames[kBlows] = {"fences", "losses of others", "restarts of the server",
-                                          "closes", "crashes"};
   for (std::size_t blow = 0; blow < kBlows; ++blow) {
     std::string line;
     for (std::size_t i = 0; i < kStates; ++i) {
@@ -150,6 +162,31 @@ void CheckGrowths(const Sim::Count& sum) {
   }
 }
 
+// Broken links were got over, and not, for each reason; and each blow has met ranks on their way.
+void CheckReplays(const Sim::Count& sum) {
+  std::printf(
+      "%d ranks met a broken link, %d ran %d operations again, %d of them for others; not so %d by "
+      "an objection, %d by a stranger, %d by an input that was dropped, %d by the time\n",
+      sum.heals, sum.replays, sum.replayed, sum.replayed_for, sum.vetoed, sum.strangers,
+      sum.dropped, sum.too_late);
+  for (std::size_t blow = 0; blow < kBlows; ++blow) {
+    const auto& met = sum.heal_blows[blow];
+    std::printf("%s behind a broken link: %d on the way, %d in the meeting, %d running again\n",
+                kNames[blow], met[1], met[2], met[3]);
+  }
+  if (TheSeeds().count < 2000) return;
+  for (const int count : {sum.replays, sum.replayed, sum.replayed_for, sum.vetoed, sum.strangers,
+                          sum.dropped, sum.too_late}) {
+    EXPECT_GT(count, 20);
+  }
+  for (std::size_t blow = 0; blow < kBlows; ++blow) {
+    for (const Heal heal : {Heal::kComing, Heal::kMeeting, Heal::kRunning}) {
+      EXPECT_GT(sum.heal_blows[blow][static_cast<std::size_t>(heal)], 20)
+          << kNames[blow] << " in " << static_cast<int>(heal);
+    }
+  }
+}
+
 // Every `step`-th seed from `first` on.
 Sum RunSeeds(std::uint64_t first, std::uint64_t end, std::uint64_t step) {
   Sum sum;
@@ -201,6 +238,7 @@ TEST(StoreSim, RandomFaults_BreakNoRule) {
   CheckShrinks(sum);
   CheckSpares(sum);
   CheckGrowths(sum);
+  CheckReplays(sum);
   CheckBlows(sum);
   if (TheSeeds().count < 200) return;
   // The faults did happen.
@@ -283,7 +321,12 @@ INSTANTIATE_TEST_SUITE_P(
         Bug{Planted::kOldNumberKept, "OldNumberKept", "takes the place of"},
         Bug{Planted::kRefusalOfAnyJoin, "RefusalOfAnyJoin", "ended a rebuild"},
         Bug{Planted::kClaimKept, "ClaimKept", "takes the place of"},
-        Bug{Planted::kOffersAhead, "OffersAhead", "has not made"}),
+        Bug{Planted::kOffersAhead, "OffersAhead", "has not made"},
+        Bug{Planted::kDroppedIgnored, "DroppedInputsIgnored", "is kept no more"},
+        Bug{Planted::kReplacedTakenForSame, "ReplacedTakenForTheSame", "began with others"},
+        Bug{Planted::kPlansAlone, "PlansAlone", "another one goes on from"},
+        Bug{Planted::kVetoIgnored, "VetoIgnored", "another one began anew"},
+        Bug{Planted::kLateIsSilent, "LateIsSilent", "another one began anew"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

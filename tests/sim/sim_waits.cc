@@ -17,6 +17,8 @@ constexpr Duration kStandsStill = std::chrono::seconds(9);
 constexpr Duration kSaidCounts = std::chrono::seconds(4);
 // Compute, enter, tell twice, and the way.
 constexpr Duration kDeadlockFound = std::chrono::seconds(8);
+// Where rank 0 may be ahead of the others by a broadcast: as long as it computes.
+constexpr Duration kAhead = std::chrono::seconds(3);
 
 }  // namespace
 
@@ -38,20 +40,26 @@ void Sim::Enter(Process& process) {
     process.stands_since.reset();
     process.stood_until = now_;
   }
+  if (MayStart(process)) StartCall(process);
+}
+
+void Sim::StartCall(Process& process) {
   Result<std::shared_ptr<recovery::Flight>> flight = process.session->Enter();
   if (!flight.ok()) {
     ++count_.refused;
-    return MeetFailure(process);
+    return replays_ ? NoteNotStarted(process, flight.status()) : MeetFailure(process);
   }
   const std::uint64_t generation = (*flight)->generation();
   Process::Calls& calls = process.calls[generation];
   calls.flight = std::move(*flight);
-  calls.waiting = true;
+  calls.waiting = process.replay.in_call = true;
   calls.since = now_;
-  if (process.size > 1 && std::exchange(process.will_receive, false)) {
+  const bool again = !process.replay.again.empty();
+  if (process.size > 1 && !again && std::exchange(process.will_receive, false)) {
     calls.receives_from = (process.rank + 1) % process.size;
   } else {
     ++calls.entered;
+    if (replays_) Number(process, generation);
     Announce(process, generation);
   }
   ++calls.number;
@@ -104,13 +112,20 @@ void Sim::EndCall(Process& process, std::uint64_t generation, const Status& stat
   const bool left = options_.planted == Planted::kOldOperationCompletes && flight->Ended();
   if (!left) process.session->Leave(*flight);
   if (process.doomed) return;
+  if (outcome.ok()) calls.finished = calls.entered;
+  if (replays_ && outcome.ok()) KeepResult(process, generation);
+  if (replays_) return EndKept(process, generation, outcome, flight->Ended());
   if (!outcome.ok()) {
     ++count_.aborted;
     return outcome.code() == StatusCode::kLeft && !flight->Ended() ? MeetLeaver(process)
                                                                    : MeetFailure(process);
   }
+  Succeed(process, generation);
+}
+
+void Sim::Succeed(Process& process, std::uint64_t generation) {
+  const Process::Calls& calls = process.calls[generation];
   ++count_.operations;
-  calls.finished = calls.entered;
   OfferRoom(process, generation);
   if (now_ - calls.since >= kWaitTellAfter && Chance(50)) {
     SendWaiting(process, WaitingReport{.generation = generation});
@@ -134,12 +149,14 @@ void Sim::CheckResult(Process& process, std::uint64_t generation) {
   }
   for (Process* member : views_[generation]) {
     if (member->calls[generation].entered >= calls.entered) continue;
+    if (!calls.synchronises && member != views_[generation].front()) continue;
     Violated(StrCat("an operation completed on rank ", process.rank, " before rank ", member->rank,
                     " entered it"));
   }
 }
 
 void Sim::AbortCalls(Process& process, std::uint64_t generation) {
+  LeaveMeeting(process, generation);
   Process::Calls& calls = process.calls[generation];
   if (!calls.waiting) return;
   if (options_.planted == Planted::kOldOperationCompletes) {
@@ -179,6 +196,7 @@ std::vector<int> Sim::Missing(Process& process, std::uint64_t generation) const 
   const std::vector<Process*>& members = views_.at(generation);
   for (int rank = 0; rank < static_cast<int>(members.size()); ++rank) {
     const bool other = members[static_cast<std::size_t>(rank)] != &process;
+    if (!calls.synchronises && rank > 0) break;
     if (other && calls.known[rank].number < calls.entered) missing.push_back(rank);
   }
   return missing;
@@ -280,7 +298,8 @@ bool Sim::IsDeadlocked(std::uint64_t generation) {
         can = goes_on[static_cast<std::size_t>(calls.receives_from)];
       } else if (calls.waiting) {
         can = true;
-        for (std::size_t other = 0; other < members.size(); ++other)
+        const std::size_t needed = calls.synchronises ? members.size() : 1;
+        for (std::size_t other = 0; other < needed; ++other)
           can &= comes(calls, other) || other == rank;
       }
       goes_on[rank] = can;
@@ -310,7 +329,8 @@ void Sim::CheckDeadlockIsFound() {
   if (at_.size() < 2) return;
   const int found = count_.deadlocks;
   at_[random_.Below(at_.size())]->will_receive = true;
-  RunUntil(now_ + kDeadlockFound, [&] { return count_.deadlocks > found; });
+  const Duration most = kDeadlockFound + (replays_ ? kAhead : Duration::zero());
+  RunUntil(now_ + most, [&] { return count_.deadlocks > found; });
   if (count_.deadlocks == found) Violated("a circle was not found");
   RunUntil(now_ + options_.settle, [this] { return AllRun(); });
   if (!AllRun()) Violated("not all ranks run after a circle");
