@@ -332,10 +332,7 @@ void Sim::Decide(Process& process, std::uint64_t generation) {
       summary.groups[kWorld].kept_from = 1;
     }
     if (options_.planted == Planted::kPlansAlone) summary = all[own];
-    if (options_.planted == Planted::kVetoIgnored) {
-      summary.veto.clear();
-      summary.epoch = process.replay.epoch;
-    }
+    if (options_.planted == Planted::kVetoIgnored && own == 0) summary.veto.clear();
   }
   const recovery::ReplayPlan plan = recovery::PlanReplay(all);
   if (plan.refusal.empty()) return RunAgain(process, generation, plan.from.at(kWorld));
@@ -346,11 +343,11 @@ void Sim::Decide(Process& process, std::uint64_t generation) {
 
 void Sim::RunAgain(Process& process, std::uint64_t generation, std::uint64_t from) {
   Replay& replay = process.replay;
-  CheckOneEnd(generation, StrCat("goes on from ", from));
   if (views_[generation] != views_[replay.epoch]) {
     Violated(StrCat("rank ", process.rank, " runs again in generation ", generation,
                     " what it began with others in generation ", replay.epoch));
   }
+  CheckOneEnd(generation, StrCat("goes on from ", from));
   replay.acknowledged = process.synced = generation;
   if (!process.session->IsPresent(generation) || replay.link_fence >= generation) {
     replay.heal = Heal::kComing;
