@@ -325,8 +325,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bug{Planted::kDroppedIgnored, "DroppedInputsIgnored", "is kept no more"},
         Bug{Planted::kReplacedTakenForSame, "ReplacedTakenForTheSame", "began with others"},
         Bug{Planted::kPlansAlone, "PlansAlone", "another one goes on from"},
-        Bug{Planted::kVetoIgnored, "VetoIgnored", "another one began anew"},
-        Bug{Planted::kLateIsSilent, "LateIsSilent", "another one began anew"}),
+        Bug{Planted::kVetoIgnored, "VetoIgnored", "another one began anew"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
