@@ -72,7 +72,6 @@ enum class Planted : std::uint8_t {
   kReplacedTakenForSame,  // Members are known by their rank alone.
   kPlansAlone,            // A member goes by what it knows itself.
   kVetoIgnored,           // A member does not hear that another one objects.
-  kLateIsSilent,          // Who has not heard all in time begins anew beside the others.
 };
 
 // What may happen to a process in each state of its recovery.

@@ -225,7 +225,7 @@ void Sim::HealStep(Process& process) {
   if (now_ >= replay.heal_by) {
     ++count_.too_late;
     // Its part is with the others, who may go on by it.
-    if (replay.meeting && options_.planted != Planted::kLateIsSilent) {
+    if (replay.meeting) {
       replay.meeting->NoteBroken();
       process.session->AbortGroup();
     }

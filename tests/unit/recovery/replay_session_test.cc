@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "runtime/recovery/replay_log.h"
 #include "tests/unit/recovery/session_fixture.h"
 
@@ -138,6 +140,23 @@ TEST_F(ReplaySessionTest, MoreToTellThanFits_IsTheReasonThatIsTold) {
   rendezvous_->SayFence(1, LinkBroke(1));
   EXPECT_THAT(session_->AwaitFailure(Deadline::Never()).message(),
               ::testing::HasSubstr("rank 0: it has too many groups and messages to tell of"));
+}
+
+// The others may have heard it, and go on by it.
+TEST_F(ReplaySessionTest, NotAllMetInTime_TheGenerationOfTheMeetingIsEnded) {
+  BootAlone(true);
+  Outcome outcome;
+  ASSERT_TRUE(world_->Submit({}, outcome.Callback()).ok());
+  rendezvous_->SayFence(1, LinkBroke(1));  // No operation of the next generation ends, either.
+  const InterruptCheck bound = GiveUpAtTestBound();
+  while (factory_->Latest("resilient.replay.2") == nullptr && bound().ok()) {
+    std::this_thread::yield();
+  }
+  clock_.Advance(std::chrono::minutes(10));
+  ASSERT_TRUE(AwaitCount(&Record::reports, 1));
+  EXPECT_EQ(Reports().front().generation, 2u);
+  EXPECT_FALSE(IsLinkFailure(Reports().front().status));
+  EXPECT_EQ(outcome.Await().code(), StatusCode::kCommFailed);
 }
 
 TEST_F(ReplaySessionTest, LossOnTheWay_IsToldInsteadOfTheLink) {
