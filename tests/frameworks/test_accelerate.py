@@ -34,7 +34,7 @@ def test_a_main_process_that_caches_for_longer_than_the_timeout_is_waited_for(
     assert_trained_in_spite_of(busy, launcher, ["--timeout", timeout], taken)
 
 
-@pytest.mark.parametrize("busy, timeout", [(4, 1), LONG])
+@pytest.mark.parametrize("busy, timeout", [(6, 2), LONG])
 def test_so_it_is_where_the_others_make_a_group(launcher, busy, timeout):
     arguments = [*BY_NAME, "--lazy", "--timeout", timeout]
     assert_trained_in_spite_of(busy, launcher, arguments, {})
@@ -42,7 +42,7 @@ def test_so_it_is_where_the_others_make_a_group(launcher, busy, timeout):
 
 def test_and_with_the_checks_of_torch_distributed_debug(launcher):
     debug = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-    assert_trained_in_spite_of(3, launcher, [*BY_NAME, "--timeout", 1], debug)
+    assert_trained_in_spite_of(5, launcher, [*BY_NAME, "--timeout", 2], debug)
 
 
 def lines_about_rank_0(rank):
@@ -77,7 +77,7 @@ def test_a_main_process_that_is_killed_while_it_caches_is_named_by_the_others(la
 
 
 def test_under_torchrun(launcher):
-    run = launcher.torchrun(PROGRAM, 2, "--busy", 4, "--timeout", 1, RESILIENT_TAKE_OVER="gloo")
+    run = launcher.torchrun(PROGRAM, 2, "--busy", 6, "--timeout", 2, RESILIENT_TAKE_OVER="gloo")
     assert run.wait() == 0, run.stderr()
     assert run.stdout().count('"backend": "resilient"') == 2
 
