@@ -122,6 +122,40 @@ def test_a_rank_and_its_buddy_lost_together_are_missed_by_name(world):
         rank.wait()
 
 
+def commits_late(newcomer):
+    dist.init_process_group("resilient")
+    state = make_state()
+
+    def run(state):
+        learn(state)
+        dist.barrier()
+        if not newcomer:
+            tell("learned")
+            hear()
+        learn(state)
+        state.commit()
+
+    elastic(run)(state)
+    dist.destroy_process_group()
+
+
+def test_they_are_missed_where_nothing_but_the_start_was_committed(world):
+    ranks = world.start(commits_late, 4, False, env=WAIT)
+    for rank in ranks:
+        assert rank.told() == "learned"
+    for victim in (1, 2):
+        ranks[victim].signal()
+    for survivor in (0, 3):
+        ranks[survivor].say("go on")
+    for victim in (1, 2):
+        ranks[victim] = world.start_rank(commits_late, victim, 4, True, env=WAIT)
+    for rank in ranks:
+        error = rank.error(60)
+        assert isinstance(error, torch_resilient.CommError)
+        assert "of commit 1 the per-rank part of ranks [1] is missing" in str(error)
+        rank.wait()
+
+
 class _Dies:
     """Of a rank, in a commit: before it has given its part away, or behind that."""
 

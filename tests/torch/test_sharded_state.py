@@ -33,8 +33,8 @@ def make_state(keep):
 
 def make_model(mesh):
     torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(10, 24), nn.Tanh(), nn.Linear(24, 7))
-    for layer in (model[0], model[2], model):
+    model = nn.Sequential(nn.Linear(10, 24), nn.Tanh(), nn.Dropout(0.3), nn.Linear(24, 7))
+    for layer in (model[0], model[3], model):
         fully_shard(layer, mesh=mesh)
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
@@ -47,9 +47,9 @@ def train(state, shape, names, dies_at):
             dist.barrier()  # The commit of that step is complete.
         if state.step == dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        generator = torch.Generator().manual_seed(100 * state.step + dist.get_rank())
         optimizer.zero_grad()
-        loss = model(torch.randn(5, 10, generator=generator)).square().mean()
+        # The generator is that of the commit, though the model was made after it.
+        loss = model(torch.randn(5, 10) + dist.get_rank()).square().mean()
         loss.backward()
         optimizer.step()
         state.losses = [*state.losses, loss.item()]
@@ -111,6 +111,15 @@ def shards_in_the_replicated_part():
     state.bind(model=model)
     with pytest.raises(ValueError, match=r"'model' has tensors that are spread over ranks"):
         state.commit()
+    weight = model[0].weight.detach()
+    with pytest.raises(ValueError, match=r"'ema' is a dict with tensors that are spread over"):
+        State(per_rank={"ema": {"weight": weight}}).commit()
+    alone = State(per_rank={"weight": weight})
+    alone.commit()
+    before = weight.to_local().clone()
+    weight.to_local().zero_()
+    alone.sync()
+    assert torch.equal(alone.weight.to_local(), before)
     dist.destroy_process_group()
 
 

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 
 _TREE, _TENSOR, _PLAIN = "tree", "tensor", "plain"
+# What shards can be given back to.
+_SPREAD_TYPES = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
 
 
 class Snapshot:
@@ -28,7 +30,8 @@ class _Shard:
 
 def take(values, reused=None, shards=False):
     """A snapshot of the values. `reused`: an old one whose memory may be taken over. Of a tensor
-    that is spread over ranks this one's part is taken, if `shards` are wanted; else ValueError."""
+    that is spread over ranks this one's part is taken, if `shards` are wanted, and it is in what
+    can be given it back; else ValueError."""
     snapshot = Snapshot()
     memory = iter(reused.tensors) if reused is not None else iter(())
     for name, value in values.items():
@@ -46,6 +49,12 @@ def take(values, reused=None, shards=False):
                 f"{name!r} has tensors that are spread over ranks (DTensor), which are not the same"
                 " on every rank: name it in per_rank={...}"
             )
+        if packer.has_shards and not isinstance(value, _SPREAD_TYPES):
+            raise ValueError(
+                f"{name!r} is a {type(value).__name__} with tensors that are spread over ranks"
+                " (DTensor): these come back in a module, an optimizer, or alone; give them names"
+                " of their own in per_rank={...}"
+            )
         snapshot.kinds[name] = (kind, buffer.getvalue())
     return snapshot
 
@@ -62,6 +71,8 @@ def load(values, snapshot):
             continue
         content = _Unpacker(io.BytesIO(packed), snapshot.tensors).load()
         if kind == _TENSOR:
+            if isinstance(content, _Shard):
+                content = _whole(name, content, values[name])
             with torch.no_grad():
                 values[name].copy_(content)
         elif kind == _TREE:
@@ -73,9 +84,12 @@ def load(values, snapshot):
 
 
 def load_object(name, value, snapshot):
-    """Brings an object, or a tensor, back; not where the snapshot has no state of one."""
-    if snapshot.kinds[name][0] != _PLAIN:
-        load({name: value}, snapshot)
+    """Brings an object, or a tensor, back; not where the snapshot has no state of one. Returns
+    whether it has."""
+    if snapshot.kinds[name][0] == _PLAIN:
+        return False
+    load({name: value}, snapshot)
+    return True
 
 
 def _spread(name, value, content):

@@ -55,7 +55,9 @@ class State:
         # Per-rank parts of this seat in the store, (commit, rank), oldest first.
         own["_parts"] = []
         own["_bound"] = set()  # Names whose objects the function makes itself.
-        own["_restored"] = []  # Snapshots that the last sync has gone on from.
+        own["_restored"] = []  # Snapshots that the last sync has gone on from,
+        own["_generators"] = None  # and the generators of random numbers as of then.
+        own["_begun"] = False  # Commit 1 was complete, and values may have changed since.
         own["_observer"] = None  # Called after each commit.
 
     def __getattr__(self, name):
@@ -79,15 +81,19 @@ class State:
         that fully_shard has spread over a mesh, and its optimizer: `State(per_rank={"model": None,
         "optimizer": None})`, then `state.bind(model=model, optimizer=optimizer)`. They are brought
         back to the commit that the last sync() has gone on from, if they were in it: before the
-        next one is made. Of tensors
+        next one is made. So are the generators of random numbers, of which the making of a model
+        has drawn. Of tensors
         that are spread over ranks each rank keeps its shard, so that they belong to per_rank, and
         fit a world of the same size only: ValueError otherwise."""
+        loaded = False
         for name, value in values.items():
             setattr(self, name, value)
             self._bound.add(name)
             for snapshot in self._restored:
                 if name in snapshot.kinds:
-                    _snapshot.load_object(name, value, snapshot)
+                    loaded |= _snapshot.load_object(name, value, snapshot)
+        if loaded:
+            _load_random_state(self._generators)
 
     @property
     def commits(self):
@@ -132,8 +138,8 @@ class State:
         for name in self._bound:
             setattr(self, name, None)  # What it was is of groups that are no more.
         generation = world.session.membership()["generation"]
-        generation, held = self._ask_all(world, generation)
-        chosen = self._choose(world, held)
+        generation, begun, held = self._ask_all(world, generation)
+        chosen = self._choose(world, begun, held)
         if chosen is None:
             snapshot = _snapshot.take(self._replicated) if world.rank == 0 else None
             snapshot = _snapshot.broadcast(snapshot, 0)
@@ -152,7 +158,8 @@ class State:
         mine = None if part is not None else _snapshot.take(self._per_rank, shards=True)
         _snapshot.load(self._replicated, snapshot)
         if part is not None:
-            own["_restored"] = [snapshot, self._unpack_per_rank(part)]
+            mine, own["_generators"] = self._unpack_per_rank(part)
+            own["_restored"] = [snapshot, mine]
         else:
             _snapshot.load(self._per_rank, mine)  # It may share memory with the other part.
         own["_commits"] = {} if chosen is None else {chosen: self._commits[chosen]}
@@ -164,19 +171,20 @@ class State:
         own["_parts"] = worthless if chosen is None else [*worthless, kept]
 
     def _ask_all(self, world, generation):
-        """The generation that all are in by now, and what each rank has: its place in each of its
-        commits."""
+        """The generation that all are in by now, whether any rank may have changed values since
+        commit 1, and what each rank has: its place in each of its commits."""
         held = [None] * world.world_size
         mine = {key: commit.place for key, commit in self._commits.items()}
-        dist.all_gather_object(held, (generation, self._keep_per_rank, mine))
-        kept = [where for _, where, _ in held]
+        dist.all_gather_object(held, (generation, self._keep_per_rank, self._begun, mine))
+        kept = [where for _, where, _, _ in held]
         if len(set(kept)) > 1:
             raise _errors.ConfigError(
                 f"the ranks keep their per-rank parts at different places, by"
                 f" rank: {kept}; give State the same keep_per_rank on all"
             )
         # With RESILIENT_REPLAY they may have read it on both sides of a link's failure.
-        return max(read for read, *_ in held), [commits for *_, commits in held]
+        generation = max(read for read, *_ in held)
+        return generation, any(begun for _, _, begun, _ in held), [commits for *_, commits in held]
 
     def _settle(self, world, held, chosen, generation, snapshot):
         """Makes the commit one of the present ranks. Returns its name from now on and the per-rank
@@ -221,11 +229,11 @@ class State:
         seat = seats[world.rank]
         return None if seat is None else self._commits[chosen].parts[seat]
 
-    def _choose(self, world, held):
+    def _choose(self, world, begun, held):
         """The commit to go on from, decided by rank 0 for all. None when there is none yet."""
         decision = [None]
         if world.rank == 0:
-            decision = [_newest(world, held)]
+            decision = [_newest(world, begun, held)]
         dist.broadcast_object_list(decision, src=0)
         chosen, why_none = decision[0]
         if why_none:
@@ -263,7 +271,7 @@ class State:
         parts, generators = pickle.loads(packed)
         _snapshot.load(self._per_rank, parts)
         _load_random_state(generators)
-        return parts
+        return parts, generators
 
 
 def _raise_failure(world):
@@ -316,9 +324,9 @@ def _seats(held, key):
     return None if None in places else [place.rank for place in places]
 
 
-def _newest(world, held):
+def _newest(world, begun, held):
     """The newest commit whose per-rank parts exist for every seat, or why there is none. Neither
-    before the first commit is complete: nobody has changed anything then."""
+    before the first commit is complete: nobody has changed anything then, or `begun`."""
     known = sorted({tuple(key) for keys in held for key in keys}, key=lambda key: key[::-1])
     gaps = []
     for key in reversed(known):
@@ -330,7 +338,7 @@ def _newest(world, held):
         if not missing:
             return key, ""
         gaps.append(f"of commit {key[1]} the per-rank part of ranks {missing} is missing")
-    if all(number == 1 for _, number in known):
+    if not begun and all(number == 1 for _, number in known):
         return None, ""
     return None, (
         f"no commit is complete: {', '.join(gaps)}; it was lost with the store, or with"
