@@ -166,14 +166,18 @@ def looks_at_the_collector(own):
     """What was there before elastic is frozen in it, if the program has not done so itself."""
     dist.init_process_group("resilient")
     gc.unfreeze()  # What the server of the ranks has frozen.
-    if own:
+    if own == "before":
         gc.freeze()
     before = gc.get_freeze_count()
+    made = []
 
     def run(state):
         frozen = gc.get_freeze_count()
-        assert frozen == before if own else frozen > 100_000
-        if not own:
+        assert frozen == before if own == "before" else frozen > 100_000
+        if own == "inside":
+            made.extend([] for _ in range(100_000))
+            gc.freeze()
+        if own == "no":
             raise KeyError("a bug")
 
     with contextlib.suppress(KeyError):
@@ -184,9 +188,11 @@ def looks_at_the_collector(own):
 
 
 def test_a_recovery_does_not_go_through_what_was_there_before(world):
-    assert world.run(looks_at_the_collector, 1, False) == [(0, 0)]
-    [(before, after)] = world.run(looks_at_the_collector, 1, True)
+    assert world.run(looks_at_the_collector, 1, "no") == [(0, 0)]
+    [(before, after)] = world.run(looks_at_the_collector, 1, "before")
     assert before == after > 0
+    [(before, after)] = world.run(looks_at_the_collector, 1, "inside")
+    assert before == 0 and after > 100_000
 
 
 def mismatch():

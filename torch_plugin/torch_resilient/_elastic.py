@@ -60,10 +60,12 @@ def _older_objects_frozen():
         return
     gc.collect()  # What is garbage already would stay.
     gc.freeze()
+    frozen = gc.get_freeze_count()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if gc.get_freeze_count() <= frozen:  # Otherwise the function has frozen more, for itself.
+            gc.unfreeze()
 
 
 class _Run:
@@ -109,6 +111,7 @@ class _Run:
             self._state.commit()
         # From here on commit 1 is complete, and only then may a rank change its values.
         dist.barrier()
+        self._state.__dict__["_begun"] = True
         self._note("entered_unix_s")
 
     def _session_failure(self):
