@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 
 RESILIENT_RUN = ("-m", "torch_resilient.run")
 
@@ -19,6 +20,23 @@ def run(*arguments, seconds=20, **options):
     process = launch(*arguments, **options)
     stdout, stderr = process.communicate(timeout=seconds)
     return process.returncode, stdout, stderr
+
+
+def line_with(process, name, wanted, seconds=60):
+    """The next line of its `name` (stdout, stderr) with that text. Fails when it ends without, and
+    after the time, at which it is killed."""
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    seen = []
+    try:
+        for line in getattr(process, name):
+            if wanted in line:
+                return line
+            seen.append(line)
+    finally:
+        timer.cancel()
+        timer.join()
+    raise AssertionError(f"{wanted!r} was not said within {seconds} s:\n{''.join(seen)}")
 
 
 def shell(tmp_path, text):

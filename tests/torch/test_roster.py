@@ -67,6 +67,15 @@ def test_another_number_of_nodes_takes_no_part():
     assert first.missing() == [1]
 
 
+def test_nodes_of_an_earlier_run_on_more_are_no_part_of_it():
+    nodes = rosters(2, 2)
+    for node in nodes:
+        node.hear(2, entry(2, nodes=3, lost=1, loss=7, ended=0))
+    tell_all(nodes)
+    assert all(node.meet() for node in nodes)
+    assert (nodes[0].left(), nodes[0].loss(), nodes[0].over()) == (4, 0, [])
+
+
 @pytest.mark.parametrize("nproc", [2, 3])
 def test_who_comes_back_has_its_ranks_again(nproc):
     nodes = rosters(2, 2)

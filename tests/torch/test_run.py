@@ -121,6 +121,20 @@ def test_a_rank_that_ends_again_and_again_is_held_back(tmp_path):
     assert len(pauses) == 4 and pauses[2] >= 0.5 and pauses[3] >= 1
 
 
+def test_one_that_is_held_back_does_not_come_when_others_have_finished(tmp_path):
+    log = tmp_path / "events"
+    text = f"""
+[ "$RANK" = 1 ] && exit 3
+until [ "$(grep -c '"restarted"' {log})" = 5 ]; do sleep 0.01; done
+"""
+    options = ["--nproc", 2, "--max-restarts", 9, "--events", log]
+    code, _, stderr = run(*options, *shell(tmp_path, text))
+    assert code == 3
+    assert "rank 1" in stderr and "other ranks have finished: it cannot rejoin" in stderr
+    started = [event["rank"] for event in events(log) if event["event"] == "started"]
+    assert started.count(1) == 5  # The last pause is of 2 s.
+
+
 def test_nothing_is_held_back_where_every_life_is_long_enough(tmp_path):
     script = shell(tmp_path, "exit 3")
     code, _, stderr = run("--nproc", 1, "--max-restarts", 5, "--steady-after", 0, *script)

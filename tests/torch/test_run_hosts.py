@@ -12,7 +12,7 @@ import time
 
 import hosts
 import pytest
-from launching import events
+from launching import events, line_with
 from test_run_nodes import children, job
 
 from torch_resilient import _server
@@ -65,14 +65,6 @@ def script(tmp_path):
     return path
 
 
-def await_line(launcher, wanted):
-    """Lines up to the one that is wanted; the session's own bound is that of the job."""
-    for line in launcher.stdout:
-        if wanted in line:
-            return
-    raise AssertionError(f"{wanted!r} was never said:\n{launcher.stderr.read()}")
-
-
 def pid_of(log, number):
     return [e["pid"] for e in events(log) if (e["event"], e.get("rank")) == ("started", number)][-1]
 
@@ -111,17 +103,17 @@ def test_seats_go_from_host_to_host(tmp_path, network):
         [1, 1], script(tmp_path), each=each, network=network, env=left_in(tmp_path), seconds=90
     ) as both:
         alpha, beta = both.launchers
-        await_line(alpha, "alpha: rank 0 of 2 in 1")
-        await_line(beta, "beta: rank 1 of 2 in 1")
+        line_with(alpha, "stdout", "alpha: rank 0 of 2 in 1")
+        line_with(beta, "stdout", "beta: rank 1 of 2 in 1")
         await_spares(network, 1)
         os.kill(pid_of(logs[1], 1), signal.SIGKILL)
-        await_line(alpha, "alpha: rank 1 of 2 in 2")
+        line_with(alpha, "stdout", "alpha: rank 1 of 2 in 2")
         await_spares(network, 1)  # What has replaced it on beta.
         os.kill(pid_of(logs[0], 0), signal.SIGKILL)
-        await_line(beta, "beta: rank 0 of 2 in 3")
+        line_with(beta, "stdout", "beta: rank 0 of 2 in 3")
         await_spares(network, 1)
         killed = power_failure(network, 1, beta)
-        await_line(alpha, "alpha: rank 0 of 2 in 4")
+        line_with(alpha, "stdout", "alpha: rank 0 of 2 in 4")
         assert time.monotonic() - killed < LEASE_SECONDS + 1 + RECOVERY_SECONDS
         (tmp_path / "enough").touch()
         ends = both.finish()
@@ -140,12 +132,12 @@ def test_a_rank_is_replaced_and_a_host_is_done_without(tmp_path, network):
     }
     with job([1, 1], "--min-world", 1, script(tmp_path), **at) as both:
         alpha, beta = both.launchers
-        await_line(beta, "beta: rank 1 of 2 in 1")
+        line_with(beta, "stdout", "beta: rank 1 of 2 in 1")
         os.kill(pid_of(log, 1), signal.SIGKILL)
-        await_line(beta, "beta: rank 1 of 2 in 2")
-        await_line(alpha, "alpha: rank 0 of 2 in 2")
+        line_with(beta, "stdout", "beta: rank 1 of 2 in 2")
+        line_with(alpha, "stdout", "alpha: rank 0 of 2 in 2")
         killed = power_failure(network, 1, beta)
-        await_line(alpha, "alpha: rank 0 of 1 in 3")
+        line_with(alpha, "stdout", "alpha: rank 0 of 1 in 3")
         assert time.monotonic() - killed < LEASE_SECONDS + 1 + 10 + RECOVERY_SECONDS
         (tmp_path / "enough").touch()
         ends = both.finish()
@@ -156,7 +148,7 @@ def test_without_a_host_the_job_ends_and_says_so(tmp_path, network):
     at = {"seconds": 90, "network": network, "env": left_in(tmp_path, RESILIENT_SEAT_WAIT="1s")}
     with job([1, 1], "--max-restarts", 0, script(tmp_path), **at) as both:
         alpha, beta = both.launchers
-        await_line(alpha, "alpha: rank 0 of 2 in 1")
+        line_with(alpha, "stdout", "alpha: rank 0 of 2 in 1")
         killed = power_failure(network, 1, beta)
         ends = both.finish()
         assert time.monotonic() - killed < LEASE_SECONDS + 1 + 1 + RECOVERY_SECONDS

@@ -6,7 +6,7 @@ import re
 import signal
 
 import pytest
-from launching import events, shell
+from launching import events, line_with, shell
 from test_run_nodes import WAITS_FOR_A_LOSS, children, job, said
 from test_run_policies import ANEW
 from test_run_spares import LOSES_ONE
@@ -52,7 +52,7 @@ def test_spares_for_all_ranks_of_a_killed_launcher_are_enough(tmp_path):
     script.write_text(WAITS_FOR_A_LOSS)
     with job([1, 1], script, each=[["--spares", 1], []], seconds=60) as both:
         for launcher in both.launchers:
-            assert "ready" in launcher.stdout.readline()
+            line_with(launcher, "stdout", "ready")
         both.launchers[1].kill()
         ends = both.finish()
     assert [code for code, _, _ in ends] == [0, -9], ends
@@ -60,8 +60,9 @@ def test_spares_for_all_ranks_of_a_killed_launcher_are_enough(tmp_path):
     assert said(ends[0][1]) == ["healed: rank 0 of 2", "healed: rank 1 of 2"]
 
 
-def test_where_no_spare_is_left_all_end(tmp_path):
-    """Each node loses a rank at once, and there is one spare."""
+@pytest.mark.parametrize("node", [0, 2])
+def test_where_no_spare_is_left_all_end(tmp_path, node):
+    """Two nodes lose their rank at once, and there is one spare, of one of them or of the third."""
     text = f"""
 [ "$RANK" -le 1 ] || exec sleep 60
 touch {tmp_path}/$RANK
@@ -69,7 +70,8 @@ until [ -e {tmp_path}/0 ] && [ -e {tmp_path}/1 ]; do sleep 0.01; done
 exit 7
 """
     options = ["--restart-policy", "never", *shell(tmp_path, text)]
-    with job([1, 1, 1], *options, each=[["--spares", 1], [], []]) as all_of_them:
+    each = [["--spares", 1] if number == node else [] for number in range(3)]
+    with job([1, 1, 1], *options, each=each) as all_of_them:
         ends = all_of_them.finish()
     # A launcher without a process left has done its part when it ends before the other's loss.
     assert ends[2][0] == 7 and {code for code, _, _ in ends} <= {0, 7}, ends
@@ -98,6 +100,24 @@ exit 7
     lines = {line for _, stdout, _ in ends for line in said(stdout)}
     assert sorted(line.split(" port ")[0] for line in lines) == ["attempt 0", "attempt 1"]
     assert len({line.split(" port ")[1] for line in lines}) == 2  # One for all in each attempt.
+
+
+def test_a_launcher_whose_spare_has_died_stays_too(tmp_path):
+    """The spare of node 0 dies, then its rank finishes, then node 1 loses its own."""
+    logs = [tmp_path / "events0", tmp_path / "events1"]
+    text = f"""
+has_ended() {{ grep -q '"exited", .*"rank": '$1 {logs[0]}; }}
+[ "$RESILIENT_ATTEMPT" = 1 ] && exit 0
+[ "$RANK" = 2 ] && exit 9
+until has_ended $((2 - 2 * RANK)); do sleep 0.01; done
+exit $((7 * RANK))
+"""
+    each = [["--spares", 1, "--events", logs[0]], ["--events", logs[1]]]
+    with job([1, 1], *ALL, *shell(tmp_path, text), each=each) as both:
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert "it waited for a seat, and the job goes on without it" in ends[0][2]
+    assert [starts(log) for log in logs] == [[0, 0, 2, 2], [1, 1]]
 
 
 def test_two_losses_at_once_are_one_start(tmp_path):
@@ -140,7 +160,7 @@ exit 7
 
 def ready(launchers):
     for launcher in launchers:
-        assert "ready" in launcher.stdout.readline()
+        line_with(launcher, "stdout", "ready")
 
 
 @pytest.mark.slow
@@ -150,9 +170,9 @@ def test_a_launcher_that_was_stopped_follows(tmp_path):
         both.launchers[1].send_signal(signal.SIGSTOP)
         (tmp_path / "fail").touch()
         try:
-            assert "starting all ranks anew (1 of 3" in both.launchers[0].stderr.readline()
-            waits = both.launchers[0].stderr.readline()
-            assert "waits up to 600 s for node 1 to end its ranks" in waits
+            line_with(both.launchers[0], "stderr", "starting all ranks anew (1 of 3")
+            waits = "waits up to 600 s for node 1 to end its ranks"
+            line_with(both.launchers[0], "stderr", waits)
         finally:
             both.launchers[1].send_signal(signal.SIGCONT)
         ends = both.finish()
@@ -195,9 +215,11 @@ exit 9
         assert both.launchers[0].wait(20) == 0
         (tmp_path / "x").touch()
         ends = both.finish()
-    assert [code for code, _, _ in ends] == [0, 9], ends
     assert "those of others have not; it takes no part any more" in ends[0][2]
-    assert "and node 0 has finished: it cannot begin anew; ending the job" in ends[1][2]
+    # Its own loss may be known before the other's end is: then it is found in waiting for that one.
+    known = ends[1][0] == 9 and "and node 0 has finished: it cannot begin anew" in ends[1][2]
+    found = ends[1][0] == 1 and "node 0 has ended, so none can begin anew" in ends[1][2]
+    assert ends[0][0] == 0 and (known or found), ends
 
 
 def test_a_signal_while_others_are_waited_for(tmp_path):
@@ -206,7 +228,7 @@ def test_a_signal_while_others_are_waited_for(tmp_path):
         both.launchers[1].send_signal(signal.SIGSTOP)
         (tmp_path / "fail").touch()
         try:
-            assert "starting all ranks anew (1 of 3" in both.launchers[0].stderr.readline()
+            line_with(both.launchers[0], "stderr", "starting all ranks anew (1 of 3")
             both.launchers[0].send_signal(signal.SIGINT)
             both.launchers[0].wait(20)
         finally:
@@ -228,7 +250,7 @@ def test_a_launcher_that_comes_late_begins_with_the_others(tmp_path):
         lost.kill()
         lost.communicate(timeout=60)
         (tmp_path / "fail").touch()
-        assert "starting all ranks anew (1 of 3" in both.launchers[0].stderr.readline()
+        line_with(both.launchers[0], "stderr", "starting all ranks anew (1 of 3")
         both.launchers[1] = both.start(1)
         ends = both.finish()
     assert [code for code, _, _ in ends] == [0, 0], ends
@@ -252,7 +274,7 @@ def test_a_launcher_that_is_killed_meanwhile_ends_all(tmp_path):
         ready(both.launchers)
         both.launchers[1].send_signal(signal.SIGSTOP)
         (tmp_path / "fail").touch()
-        assert "starting all ranks anew (1 of 3" in both.launchers[0].stderr.readline()
+        line_with(both.launchers[0], "stderr", "starting all ranks anew (1 of 3")
         both.launchers[1].kill()
         ends = both.finish()
     assert [code for code, _, _ in ends] == [137, -9], ends
@@ -274,7 +296,7 @@ if [ "$RANK" = 2 ]; then until has_ended 0 && has_ended 3; do sleep 0.01; done; 
         ready(three.launchers)
         three.launchers[1].kill()
         for node in (0, 2):
-            assert "goes on with 4, as spares" in three.launchers[node].stderr.readline()
+            line_with(three.launchers[node], "stderr", "goes on with 4, as spares")
         (tmp_path / "x").touch()
         ends = three.finish()
     assert [code for code, _, _ in ends] == [0, -9, 0], ends

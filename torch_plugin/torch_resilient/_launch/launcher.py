@@ -5,9 +5,9 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import tempfile
 import time
+from typing import NamedTuple
 
 from torch_resilient import _server
 from torch_resilient._launch import status
@@ -15,6 +15,7 @@ from torch_resilient._launch.backoff import Backoff
 from torch_resilient._launch.family import MARK, Family
 from torch_resilient._launch.guard import Guard
 from torch_resilient._launch.nodes import MEET_SECONDS, Nodes, free_port
+from torch_resilient._launch.options import seat_wait, worker_command
 from torch_resilient._launch.output import Console, Logs, Outputs
 from torch_resilient._launch.store import Store
 from torch_resilient._launch.worker import SEATED, Worker, how
@@ -22,8 +23,15 @@ from torch_resilient._launch.worker import SEATED, Worker, how
 _END_SECONDS = 3.0  # From the first signal to the last process.
 _WAIT_TOLD_SECONDS = 5.0  # Of all nodes, before it is told who is missing.
 _AT_ONCE = 2  # Starts of a rank in a row; an ordinary kill or two costs nothing.
-_SPARE_WAIT = "30s"  # Its start; one that waits takes the seat at once.
 _DO_NOT_RESTART = os.EX_CONFIG  # 78: what a worker says by this would be the same once more.
+
+
+class _Start(NamedTuple):
+    """A start that is held back."""
+
+    when: float
+    rank: int
+    lost: tuple | None = None  # Who is replaced: its worker, exit code, and how it ended.
 
 
 class Launcher:
@@ -36,7 +44,7 @@ class Launcher:
         self._ranks = options.nproc  # among so many ranks
         self._spares = options.spares  # and spares of all nodes.
         self._workers = {}  # RANK -> Worker; a spare's RANK is beyond those of the world.
-        self._delayed = []  # (when, rank) of replacements that are held back.
+        self._delayed = []
         self._backoff = Backoff(_AT_ONCE, options.steady_after)
         self._restarts = 0
         self._has_met = False  # And knows its numbers.
@@ -127,17 +135,17 @@ class Launcher:
             self._stay(now)
         if self._family.due is not None and now >= self._family.due:
             self._family.sweep()
-        due = [entry for entry in self._delayed if entry[0] <= now]
+        due = [entry for entry in self._delayed if entry.when <= now]
         for entry in due:
             if entry in self._delayed and self._exit_code is None:
                 self._delayed.remove(entry)
-                self._start(entry[1], replaces=self._options.restart_policy == "replace")
+                self._start_late(entry)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._signal_all(signal.SIGKILL)
 
     def _patience(self):
-        times = [when for when, _ in self._delayed]
+        times = [entry.when for entry in self._delayed]
         times += [
             when
             for when in (
@@ -162,26 +170,18 @@ class Launcher:
         doing = doing or ("ending all ranks, to start them anew" if self._renewing else "")
         if self._gather_until is not None:
             doing = doing or "waiting for the other nodes to begin anew"
-        doing = doing or self._flapping()
+        held = [entry.rank for entry in self._delayed]
+        all_anew = self._options.restart_policy == "all"
+        doing = doing or status.flapping(held, self._backoff, _AT_ONCE, all_anew)
         states = {
             "running": self._workers.keys(),
-            "held back": [rank for _, rank in self._delayed],
+            "held back": held,
             "finished": self._finished,
             "lost": self._lost,
         }
         seconds = time.monotonic() - self._started
         most = self._options.max_restarts
         self._console.show(status.text(states, self._restarts, most, seconds, doing))
-
-    def _flapping(self):
-        """Who is held back because it ends again and again, for the line of status."""
-        held = sorted(rank for _, rank in self._delayed)
-        if self._options.restart_policy == "all":
-            ends = {"the job": self._backoff.ends(None)} if held else {}
-        else:
-            ends = {f"rank {rank}": self._backoff.ends(rank) for rank in held}
-        told = [f"{who} ended {times} times" for who, times in ends.items() if times > _AT_ONCE]
-        return f"flapping: {', '.join(told)}" if told else ""
 
     # ---- workers
 
@@ -196,21 +196,13 @@ class Launcher:
         environment[SEATED] = os.path.join(self._folder.name, mark)
         if replaces and self._options.min_world:  # The world may have gone on without that one.
             environment["RESILIENT_REPLACES"] = "1"
-        worker = Worker(rank, self._command(), environment, self._selector, self._outputs, replaces)
+        command = worker_command(self._options)
+        worker = Worker(rank, command, environment, self._selector, self._outputs, replaces)
         self._family.began(worker.process.pid, mark)
         self._guard.began(worker.process.pid)
         worker.watch(self._exited)
         self._workers[rank] = worker
         self._event("started", rank=rank, pid=worker.process.pid)
-
-    def _command(self):
-        options = self._options
-        if options.no_python:
-            return [options.script, *options.args]
-        python = [sys.executable, "-u"]
-        if options.module:
-            python.append("-m")
-        return [*python, options.script, *options.args]
 
     def _environment(self, rank):
         address, port = "127.0.0.1", self._port
@@ -236,21 +228,12 @@ class Launcher:
         environment.pop("RESILIENT_OWNER", None)
         if self._options.min_world:
             environment["RESILIENT_MIN_WORLD"] = str(self._options.min_world)
-        if wait := self._seat_wait():
+        if wait := seat_wait(self._options, self._spares):
             environment.setdefault("RESILIENT_SEAT_WAIT", wait)
         if self._attempt:  # The store ends what is left of an earlier one.
             environment["RESILIENT_ATTEMPT"] = str(self._attempt)
         environment.setdefault("OMP_NUM_THREADS", "1")
         return environment
-
-    def _seat_wait(self):
-        """How long a lost seat is waited for: where nobody starts anything again, for spares that
-        are about to come, if at all."""
-        options = self._options
-        starts = options.restart_policy == "replace" and options.max_restarts > 0
-        if starts or (self._spares and not options.min_world):
-            return "10min"
-        return _SPARE_WAIT if self._spares else None
 
     def _exited(self, worker):
         exit_code = worker.reap(self._ended)
@@ -318,8 +301,12 @@ class Launcher:
         is_idle = self._options.restart_policy == "all" and not worker.has_seat()
         is_idle = is_idle and worker.rank >= self._ranks
         if why_not is None and not is_idle:
-            self._start_again(worker, text)
-            return
+            self._start_again(worker, exit_code, text)
+        else:
+            self._go_on_without(worker, exit_code, text, why_not, is_idle)
+
+    def _go_on_without(self, worker, exit_code, text, why_not, is_idle=False):
+        """Or ends the job."""
         self._lost.add(worker.rank)
         self._tell_others(lost=len(self._lost), loss=exit_code)
         left = self._left()
@@ -345,18 +332,31 @@ class Launcher:
     def _why_not_again(self):
         """What keeps a rank that has died from being started again; None: nothing does."""
         policy = self._options.restart_policy
-        others = self._nodes and self._nodes.roster.others_finished()
         if policy == "all" and self._nodes and (over := self._nodes.roster.over()):
             return f", and node {status.ranges(over)} has finished: it cannot begin anew"
-        if policy == "replace" and (self._finished or others):
-            return ", and other ranks have finished: it cannot rejoin"
+        if policy == "replace" and (why_not := self._why_not_rejoin()):
+            return why_not
         if policy == "never":
             return ""
         if self._restarts >= self._options.max_restarts:
             return f"; all {self._restarts} restarts are used"
         return None
 
-    def _start_again(self, worker, text):
+    def _why_not_rejoin(self):
+        others = self._nodes and self._nodes.roster.others_finished()
+        if self._finished or others:
+            return ", and other ranks have finished: it cannot rejoin"
+        return None
+
+    def _start_late(self, entry):
+        """What was held back, if it may still come."""
+        why_not = self._why_not_rejoin() if entry.lost else None
+        if why_not is None:
+            self._start(entry.rank, replaces=self._options.restart_policy == "replace")
+        else:
+            self._go_on_without(*entry.lost, why_not)
+
+    def _start_again(self, worker, exit_code, text):
         policy, most = self._options.restart_policy, self._options.max_restarts
         self._restarts += 1
         who = worker.rank if policy == "replace" else None
@@ -370,7 +370,8 @@ class Launcher:
         )
         self._event("restarted", rank=worker.rank, restarts=self._restarts)
         if policy == "replace":
-            self._delayed.append((time.monotonic() + pause, worker.rank))
+            lost = (worker, exit_code, text)
+            self._delayed.append(_Start(time.monotonic() + pause, worker.rank, lost))
         else:
             self._renew_after(pause, self._restarts, text)
 
@@ -397,7 +398,7 @@ class Launcher:
         if self._nodes:
             self._begin_to_gather()
         else:
-            self._delayed = [(self._renew_at, rank) for rank in self._numbers]
+            self._delayed = [_Start(self._renew_at, rank) for rank in self._numbers]
 
     def _give_up(self, exit_code, text):
         self._console.say(f"{text}; ending the job")
@@ -466,7 +467,7 @@ class Launcher:
         until all ranks of all nodes have finished."""
         if self._options.restart_policy != "all" or self._exit_code is not None:
             return
-        if self._workers or len(self._finished) < len(self._numbers):
+        if self._workers or len(self._finished) + len(self._lost) < len(self._numbers):
             return
         if self._nodes.roster.finished() >= self._ranks:
             self._stay_until = None
@@ -504,7 +505,8 @@ class Launcher:
             self._without_others(text, killed[-1][1].ended)
         if self._exit_code is not None:
             return
-        if self._lost and not self._is_enough():  # Several at once.
+        # Several at once, perhaps on nodes that had no other process and have ended by now.
+        if roster.meet() and roster.loss() and not self._is_enough():
             self._give_up(roster.loss(), self._few(self._left()))
         elif self._has_met and roster.mine.renews and roster.newest()[0] > self._attempt:
             self._follow(*roster.newest())

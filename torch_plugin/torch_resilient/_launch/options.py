@@ -2,8 +2,11 @@
 
 import argparse
 import os
+import sys
 
 from torch_resilient._launch.backoff import STEADY_SECONDS
+
+_SPARE_WAIT = "30s"  # Its start; one that waits takes the seat at once.
 
 
 def parse(arguments):
@@ -49,6 +52,24 @@ def parse(arguments):
     _check_nodes(parser, options)
     _check_min_world(parser, options)
     return options
+
+
+def worker_command(options):
+    if options.no_python:
+        return [options.script, *options.args]
+    python = [sys.executable, "-u"]
+    if options.module:
+        python.append("-m")
+    return [*python, options.script, *options.args]
+
+
+def seat_wait(options, spares):
+    """How long a lost seat is waited for: where nobody starts anything again, for spares (of all
+    nodes) that are about to come, if at all."""
+    starts = options.restart_policy == "replace" and options.max_restarts > 0
+    if starts or (spares and not options.min_world):
+        return "10min"
+    return _SPARE_WAIT if spares else None
 
 
 def _add_deaths(parser):

@@ -66,6 +66,8 @@ class Roster:
             if entry.ended is None:
                 self.usurper = entry
             return entry.ended is not None
+        if node >= self.mine.nodes:
+            return False  # Of an earlier run of the job, on more nodes.
         self.refused.pop(node, None)
         if entry.ended is None:
             self._living.add(entry.id)

@@ -30,6 +30,17 @@ def text(states, restarts, most, seconds, now=""):
     return " | ".join(["resilient-run", *([now] if now else []), *parts])
 
 
+def flapping(held, backoff, at_once, all_anew):
+    """Which of those that are held back are so because they end again and again, more than
+    `at_once` times; `all_anew`: all ranks are started anew each time."""
+    if all_anew:
+        ends = {"the job": backoff.ends(None)} if held else {}
+    else:
+        ends = {f"rank {rank}": backoff.ends(rank) for rank in sorted(held)}
+    told = [f"{who} ended {times} times" for who, times in ends.items() if times > at_once]
+    return f"flapping: {', '.join(told)}" if told else ""
+
+
 def ranges(ranks):
     """ "0-3,5" of 0, 1, 2, 3, 5."""
     found = []
