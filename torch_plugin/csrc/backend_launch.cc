@@ -188,6 +188,8 @@ WorkPtr ResilientBackend::endCoalescing() {
   spec.title = nullptr;  // Its operations are in the profile.
   spec.group = group_->name();
   spec.operation = batch->first;
+  // torch aborts groups within a batch, also behind a failure, and waits for that one.
+  spec.nothing = batch->last_sequence == 0;
   auto work = c10::make_intrusive<WorkImpl>(context_, getRank(), std::move(spec), batch->progress);
   work->set_sequence(batch->last_sequence);
   batch->progress->EnlistRunning(work);

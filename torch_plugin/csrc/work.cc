@@ -206,7 +206,7 @@ std::uint64_t WorkImpl::getSequencenumber() const { return sequence_.load(); }
 
 Status WorkImpl::Outcome() const {
   Status status = progress_->status();
-  if (status.ok()) {
+  if (status.ok() && !spec_.nothing) {
     // A fence that nobody has acknowledged poisons what was completed before it, too.
     if (const auto context = context_.lock()) status = context->session().failure();
   }

@@ -92,6 +92,7 @@ struct WorkSpec {
   std::vector<at::Tensor> outputs;                        // Value of the future.
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // At the end: (to, from).
   std::function<void()> finish;                           // After the copies; may be empty.
+  bool nothing = false;  // A batch without operations: no failure is one of it.
 };
 
 // The Work of ResilientBackend. wait() blocks the calling thread only, without the interpreter's
