@@ -159,8 +159,8 @@ def keeps_its_hooks():
         if member.rank == 0:
             abort(dist.group.WORLD)
         meets_the_end()
+        # Once more where the other one has left before the next generation of this uuid has begun.
         assert calls.next() == "res-hooks"
-    assert calls.none()
     dist.destroy_process_group()
 
 

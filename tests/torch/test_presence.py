@@ -234,7 +234,7 @@ GOES_ON = """
 
 
 def test_a_replacement_on_its_way_when_its_time_is_over_still_comes(store):
-    wait = 4
+    wait = 12  # Longer than the start of a process.
     port = harness.free_port()
     extra = {"RESILIENT_STORE": store, "RESILIENT_JOB": f"late-{port}"}
     extra["RESILIENT_SEAT_WAIT"] = f"{wait}s"
@@ -245,11 +245,12 @@ def test_a_replacement_on_its_way_when_its_time_is_over_still_comes(store):
     for rank in ranks:
         assert rank.stdout.readline() == "runs\n"
     ranks[1].kill()
+    killed = time.monotonic()
     ranks[1].communicate()
     ranks[1] = start(GOES_ON, environment(1, 3, port, **extra))
     assert ranks[1].stdout.readline() == "here\n"
     # Within the last call, which is as long as the wait.
-    still_waits(ranks[0], wait + 1)
+    still_waits(ranks[0], killed + wait + 1 - time.monotonic())
     outputs = [ranks[1].communicate("in place of another\n", timeout=60)]
     outputs += [rank.communicate(timeout=60) for rank in (ranks[0], ranks[2])]
     assert [out for out, _ in outputs] == ["3\n"] * 3, outputs

@@ -273,7 +273,7 @@ def replaced_after_the_shrink(newcomer, keep):
 
 @pytest.mark.parametrize("keep", ["store", "buddy"])
 def test_a_newcomer_after_the_shrink_gets_the_part_of_its_seat(world, keep):
-    env = {"RESILIENT_SEAT_WAIT": "3s"}
+    env = {"RESILIENT_SEAT_WAIT": "6s"}  # The first seat stays empty, the second is filled in it.
     ranks = world.start(replaced_after_the_shrink, 3, False, keep, env=env)
     for number, rank in enumerate(ranks):
         assert rank.told() == (number, f"first {number}")
