@@ -182,6 +182,7 @@ class ReplayGroup final : public Group {
   const std::string& name() const override { return lane_->inner->name(); }
   int rank() const override { return lane_->inner->rank(); }
   int size() const override { return lane_->inner->size(); }
+  Status Usable() const override { return lane_->inner->Usable(); }
   Result<std::uint64_t> Submit(Operation op, Completion done) override {
     return session_->Submit(lane_, std::move(op), std::move(done));
   }

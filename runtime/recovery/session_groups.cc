@@ -288,6 +288,13 @@ int SessionImpl::SizeOf(const GroupSlot& slot) const {
   return static_cast<int>(slot.ranks.size());
 }
 
+Status SessionImpl::UsableOf(const GroupSlot& slot) const {
+  if (mark_.InChild()) return ForkedStatus();
+  Lock lock(mutex_);
+  if (slot.closed) return GroupClosed(slot.name);
+  return slot.outdated ? GroupOutdated(slot.name, machine_.view()) : Status::Ok();
+}
+
 void SessionImpl::CloseGroup(GroupSlot& slot) {
   if (mark_.InChild()) return;
   std::shared_ptr<Communicator> communicator;

@@ -122,6 +122,7 @@ class SessionImpl final : public Session,
   void CloseGroup(GroupSlot& slot);
   int RankIn(const GroupSlot& slot) const;
   int SizeOf(const GroupSlot& slot) const;
+  Status UsableOf(const GroupSlot& slot) const;
   void AbortGroup(GroupSlot& slot, const std::string& why);
 
   // In a forked child: drops the connection without a word. Idempotent.
@@ -285,6 +286,7 @@ class GroupImpl final : public Group {
   const std::string& name() const override { return slot_.name; }
   int rank() const override { return session_->RankIn(slot_); }
   int size() const override { return session_->SizeOf(slot_); }
+  Status Usable() const override { return session_->UsableOf(slot_); }
   Result<std::uint64_t> Submit(Operation op, Completion done) override {
     return session_->Submit(slot_, std::move(op), std::move(done));
   }

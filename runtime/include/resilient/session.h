@@ -125,6 +125,10 @@ class Group {
   // made before that takes no operation any more: kFailedPrecondition.
   virtual int size() const = 0;
 
+  // kFailedPrecondition for one that takes no operation any more, whatever is rebuilt: closed, or
+  // made before the world was resized.
+  virtual Status Usable() const = 0;
+
   // As Communicator::Submit, at the present generation. While a fence is not acknowledged: its
   // first cause. kForked in a child of the process that opened the session. kFailedPrecondition
   // after Close.
