@@ -12,7 +12,7 @@ namespace resilient::plugin {
 
 Result<c10::intrusive_ptr<ResilientBackend>> ResilientBackend::Create(
     std::shared_ptr<SessionContext> context, const std::string& name, int rank, int size,
-    std::vector<int> ranks, std::chrono::milliseconds timeout, GroupHooks hooks) {
+    std::vector<int> ranks, std::chrono::milliseconds timeout, GroupParts parts) {
   const bool world = ranks.empty();
   if (world) {
     ranks.resize(static_cast<std::size_t>(size));
@@ -35,23 +35,27 @@ Result<c10::intrusive_ptr<ResilientBackend>> ResilientBackend::Create(
                            (*group)->size(), ", not rank ", rank, " of ", size));
   }
   return c10::make_intrusive<ResilientBackend>(std::move(context), std::move(group).value(),
-                                               std::move(options), std::move(hooks));
+                                               std::move(options), std::move(parts));
 }
 
 ResilientBackend::ResilientBackend(std::shared_ptr<SessionContext> context,
                                    std::shared_ptr<Group> group,
-                                   c10::intrusive_ptr<Options> options, GroupHooks hooks)
+                                   c10::intrusive_ptr<Options> options, GroupParts parts)
     : Backend(group->rank(), group->size()),
       context_(std::move(context)),
       group_(std::move(group)),
       host_(context_->host()),
       options_(std::move(options)),
-      hooks_(std::move(hooks)) {}
+      parts_(std::move(parts)) {}
 
 ResilientBackend::~ResilientBackend() { group_->Close(); }
 
 void ResilientBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
+}
+
+void ResilientBackend::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
+  parts_.extension->Add(timeout);
 }
 
 void ResilientBackend::FollowGroup() {
@@ -83,22 +87,22 @@ void ResilientBackend::Abort(const std::string& why) { group_->Abort(why); }
 
 #ifdef C10D_BACKEND_HAS_HOOKS
 void ResilientBackend::registerAbortHook(std::int64_t id, c10d::AbortHook hook) {
-  Check(*host_, context_->RunOnFailure(hooks_.abort));
-  hooks_.abort->Add(id, std::move(hook));
+  Check(*host_, context_->RunOnFailure(parts_.abort));
+  parts_.abort->Add(id, std::move(hook));
 }
 
 void ResilientBackend::unregisterAbortHook(std::int64_t id) {
   context_->RunHooksOfKnownFailures();
-  hooks_.abort->Remove(id);
+  parts_.abort->Remove(id);
 }
 #endif
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
 void ResilientBackend::registerCompletionHook(std::int64_t id, c10d::CompletionHook hook) {
-  hooks_.completion->Add(id, OnCompletion(std::move(hook)));
+  parts_.completion->Add(id, OnCompletion(std::move(hook)));
 }
 
-void ResilientBackend::unregisterCompletionHook(std::int64_t id) { hooks_.completion->Remove(id); }
+void ResilientBackend::unregisterCompletionHook(std::int64_t id) { parts_.completion->Remove(id); }
 #endif
 
 void ResilientBackend::shutdown() {

@@ -43,16 +43,28 @@ class ResilientBackend final : public c10d::Backend {
   // `ranks`: global ranks in group order; empty: the world. `name` is unique among open groups.
   static Result<c10::intrusive_ptr<ResilientBackend>> Create(
       std::shared_ptr<SessionContext> context, const std::string& name, int rank, int size,
-      std::vector<int> ranks, std::chrono::milliseconds timeout, GroupHooks hooks = {});
+      std::vector<int> ranks, std::chrono::milliseconds timeout, GroupParts parts = {});
 
   ResilientBackend(std::shared_ptr<SessionContext> context, std::shared_ptr<Group> group,
-                   c10::intrusive_ptr<Options> options, GroupHooks hooks);
+                   c10::intrusive_ptr<Options> options, GroupParts parts);
   ~ResilientBackend() override;
+  // Nobody owns it any more; the destructor waits for a parent that knows it as its last split.
+  void release_resources() override { group_->Close(); }
 
   const std::string getBackendName() const override { return "resilient"; }
-  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  // A copy: torch before 2.14 writes name and timeout of a split's child into what it gets here.
+  c10::intrusive_ptr<Options> getBackendOptions() override {
+    return c10::make_intrusive<Options>(*options_);
+  }
   // Bounds what is started from now on; see TimePolicy.
   void setTimeout(std::chrono::milliseconds timeout) override;
+  // Comes on top of the timeout of all that is started from now on, until the first of it has
+  // ended; what runs keeps its own. For this rank only.
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
+#else
+  void addEphemeralTimeout(const std::chrono::milliseconds& timeout);
+#endif
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return last_sequence_.load(); }
   c10d::ErrorType getError() override;
@@ -75,6 +87,23 @@ class ResilientBackend final : public c10d::Backend {
   void unregisterCompletionHook(std::int64_t id) override;
 #endif
   std::vector<LoggedOperation> logged_operations() const { return log_->Snapshot(); }
+
+  // A group of some ranks of this one, in that order, each by its rank here; null on the others. It
+  // is what new_group would make, and nobody waits for anybody: its links are made by its first
+  // operations. The name in `options` is that of no group of this generation. INVALID_ARGUMENT,
+  // kFailedPrecondition where this group is of no use any more, or a failure that waits for its
+  // acknowledgement. Told by `store`, calls for several devices of one group make one.
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Options>& options) override;
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+  // Older versions copy our options in Python, which cannot, and tell other backends to split ours.
+  bool supportsSplitting() const override { return true; }
+#endif
+  // Raises SETTING: who is to become a member of a world says so at its init.
+  c10::intrusive_ptr<Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const c10::intrusive_ptr<Options>& options, const int& rank,
+                                    const int& size) override;
 
   // Whether rank and size of the world's group can follow those of a world that has been resized;
   // in older versions of torch they are constants.
@@ -146,6 +175,12 @@ class ResilientBackend final : public c10d::Backend {
     std::uint64_t last_sequence = 0;
   };
 
+  // What a split has made last.
+  struct Split {
+    c10::weak_intrusive_ptr<c10d::Store> store;
+    c10::weak_intrusive_ptr<Backend> child;
+  };
+
   const at::Tensor& Only(Plan& plan, const Tensors& tensors);
   // The parts of a list with an input for each rank; this rank's has the size of `into`.
   std::vector<Part> InputForEach(Plan& plan, const std::vector<Tensors>& inputs,
@@ -161,10 +196,14 @@ class ResilientBackend final : public c10d::Backend {
   // Of every rank, in rank order. Blocks.
   at::Tensor SparseShapes(const at::Tensor& tensor);
 
-  // Gives it the bounds that the policy of the world has for this group.
-  void BoundInTime(Operation& operation) const;
+  // Gives its operations the bounds that the policy of the world has for this group.
+  void BoundInTime(Plan& plan) const;
   // `waits`: the caller waits for the end at once.
   WorkPtr Launch(Plan plan, bool waits);
+  // What a failure that was raised asks for under RESILIENT_HEAL=auto.
+  void HealIfDue();
+  Result<c10::intrusive_ptr<ResilientBackend>> MakeSplit(const std::vector<int>& ranks,
+                                                         const Options& options);
   [[noreturn]] void Raise(const Status& status) const;
   WorkPtr RunHere(Plan plan);
   // As a part of `whole` if there is one.
@@ -184,12 +223,13 @@ class ResilientBackend final : public c10d::Backend {
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<Host> host_;
   const c10::intrusive_ptr<Options> options_;
-  const GroupHooks hooks_;
+  const GroupParts parts_;
   const std::shared_ptr<OpLog> log_ = std::make_shared<OpLog>();
   std::atomic<std::uint64_t> last_sequence_{0};
   std::atomic<bool> has_batch_{false};
   std::mutex mutex_;
   std::optional<Batch> batch_;              // Guarded by mutex_.
+  std::optional<Split> last_split_;         // Guarded by mutex_.
   std::uint64_t monitored_generation_ = 0;  // Guarded by mutex_.
   std::uint32_t monitored_barriers_ = 0;    // Guarded by mutex_. In that generation.
 };

@@ -23,8 +23,12 @@ WorkSpec ResilientBackend::SpecOf(Plan plan) {
   return spec;
 }
 
-void ResilientBackend::BoundInTime(Operation& operation) const {
-  context_->time().Bound(operation, options_->timeout);
+// What was added to the timeout ends with the Work that is the first behind it.
+void ResilientBackend::BoundInTime(Plan& plan) const {
+  if (plan.lease_.empty()) plan.lease_ = parts_.extension->Take();
+  for (Operation& operation : plan.operations_) {
+    context_->time().Bound(operation, options_->timeout, plan.lease_.total());
+  }
 }
 
 void ResilientBackend::Raise(const Status& status) const {
@@ -32,19 +36,23 @@ void ResilientBackend::Raise(const Status& status) const {
   host_->Throw(status);
 }
 
+void ResilientBackend::HealIfDue() {
+  if (!context_->heal().due()) return;
+  Status healed;
+  host_->WithoutLock([&] { healed = context_->heal().Rebuild(); });
+  if (!healed.ok()) Raise(healed);
+}
+
 WorkPtr ResilientBackend::Launch(Plan plan, bool waits) {
   context_->ledger()->Drain();
-  if (context_->heal().due()) {
-    Status healed;
-    host_->WithoutLock([&] { healed = context_->heal().Rebuild(); });
-    if (!healed.ok()) Raise(healed);
-  }
-  for (Operation& operation : plan.operations_) BoundInTime(operation);
+  HealIfDue();
+  BoundInTime(plan);
   if (has_batch_.load(std::memory_order_relaxed)) {
     std::unique_lock lock(mutex_);
     if (batch_ && batch_->thread == std::this_thread::get_id()) {
       const std::shared_ptr<Progress> whole = batch_->progress;
       lock.unlock();
+      whole->Hold(std::move(plan.lease_));  // All of a batch is one Work.
       const Operation first = OutlineOf(plan.operations_.front());
       auto work = Start(std::move(plan), whole);
       lock.lock();
@@ -70,7 +78,8 @@ WorkPtr ResilientBackend::RunHere(Plan plan) {
   const Operation outline = OutlineOf(operation);
   operation.call_site = host_->CallSite();
   const std::uint64_t log_id = log_->Start(plan.name(), operation);
-  const auto progress = std::make_shared<Progress>(*context_, 1, hooks_.completion);
+  const auto progress = std::make_shared<Progress>(*context_, 1, parts_.completion);
+  progress->Hold(std::move(plan.lease_));
   const auto done = [progress, log = log_, log_id](const Status& status) {
     log->End(log_id, status);
     progress->Complete(status);
@@ -88,6 +97,7 @@ WorkPtr ResilientBackend::RunHere(Plan plan) {
   }
   NoteSequence(outline.kind, log_id, ran->seq);
   if (ran->outcome) {
+    progress->EndLeases();
     log_->End(log_id, *ran->outcome);
     Status status = *std::move(ran->outcome);
     if (!status.ok() && status.detail().group.empty()) {
@@ -95,7 +105,7 @@ WorkPtr ResilientBackend::RunHere(Plan plan) {
     }
     if (!status.ok()) Raise(status);
     Check(*host_, interrupted);
-    if (hooks_.completion->empty()) return nullptr;
+    if (parts_.completion->empty()) return nullptr;
   }
   WorkSpec spec = SpecOf(std::move(plan));
   spec.title = nullptr;  // The profiler has it from here.
@@ -114,10 +124,12 @@ WorkPtr ResilientBackend::RunHere(Plan plan) {
 c10::intrusive_ptr<WorkImpl> ResilientBackend::Start(Plan plan,
                                                      const std::shared_ptr<Progress>& whole) {
   std::vector<Operation> operations = std::move(plan.operations_);
+  TimeoutExtension::Lease lease = std::move(plan.lease_);
   const char* name = plan.name();
   WorkSpec spec = SpecOf(std::move(plan));
   spec.operation = OutlineOf(operations.front());
-  const auto progress = std::make_shared<Progress>(*context_, operations.size(), hooks_.completion);
+  const auto progress = std::make_shared<Progress>(*context_, operations.size(), parts_.completion);
+  progress->Hold(std::move(lease));
   auto work = c10::make_intrusive<WorkImpl>(context_, getRank(), std::move(spec), progress);
   if (work->NeedsFinisher()) Check(*host_, context_->finisher()->Start());
   Check(*host_, progress->Enlist(work));
@@ -164,7 +176,7 @@ void ResilientBackend::startCoalescing() {
   const std::lock_guard lock(mutex_);
   batch_ = Batch{.thread = std::this_thread::get_id(),
                  // Ended by endCoalescing.
-                 .progress = std::make_shared<Progress>(*context_, 1, hooks_.completion),
+                 .progress = std::make_shared<Progress>(*context_, 1, parts_.completion),
                  .first = {},
                  .last_sequence = 0};
   has_batch_.store(true, std::memory_order_relaxed);

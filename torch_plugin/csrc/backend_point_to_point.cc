@@ -86,7 +86,12 @@ c10::intrusive_ptr<WorkImpl> ResilientBackend::StartMonitored(OpKind kind,
 }
 
 void ResilientBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
-  const auto timeout = options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout;
+  auto timeout = options.timeout;
+  if (timeout == c10d::kUnsetTimeout) {
+    TimeoutExtension::Lease lease = parts_.extension->Take();
+    timeout = options_->timeout + lease.total();
+    lease.End();  // Nothing else of this thread starts before this has ended.
+  }
   context_->ledger()->Drain();
   const std::uint32_t tag = NextMonitoredTag();
   if (getRank() == 0) {

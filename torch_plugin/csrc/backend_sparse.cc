@@ -66,6 +66,7 @@ WorkPtr ResilientBackend::allreduce_sparse(Tensors& tensors,
   if (average && !own.is_floating_point() && !own.is_complex()) {
     plan.Refuse("AVG of a sparse tensor needs a floating point type");
   }
+  plan.lease_ = parts_.extension->Take();  // The exchange of the sizes is a part of the Work.
   const at::Tensor shapes = SparseShapes(own);
   if (const std::int64_t odd = OddRank(shapes, ShapeOf(own)); odd >= 0) {
     plan.Refuse(c10::str("rank ", odd, " has a tensor of another shape or type than rank ",

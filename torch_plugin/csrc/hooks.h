@@ -14,6 +14,8 @@
 #include <resilient/clock.h>
 #include <resilient/session.h>
 
+#include "torch_plugin/csrc/time_policy.h"
+
 namespace resilient::plugin {
 
 // The functions that others have put on one process group, by the numbers that they gave them; one
@@ -80,10 +82,11 @@ using AbortHooks = HookTable<>;
 // short, take no interpreter's lock and call nothing of ours.
 using CompletionHooks = HookTable<std::uint64_t, float>;
 
-// The hooks of one process group, over all its sessions. Thread: as HookTable.
-struct GroupHooks {
+// What one process group keeps over all its sessions. Thread: as its members.
+struct GroupParts {
   std::shared_ptr<AbortHooks> abort = std::make_shared<AbortHooks>();
   std::shared_ptr<CompletionHooks> completion = std::make_shared<CompletionHooks>();
+  std::shared_ptr<TimeoutExtension> extension = std::make_shared<TimeoutExtension>();
 };
 
 // The thread "res-hooks", which waits for the failures of one session and runs the abort hooks of

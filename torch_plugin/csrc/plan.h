@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "torch_plugin/csrc/host.h"
+#include "torch_plugin/csrc/time_policy.h"
 
 namespace resilient::plugin {
 
@@ -67,6 +68,7 @@ class Plan {
   std::vector<at::Tensor> outputs_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // (to, from)
   std::function<void()> finish_;
+  TimeoutExtension::Lease lease_;  // Of the Work, once it is launched.
 };
 
 // `elements` of `memory` from `offset` on, in the units that Plan::Add counts in.

@@ -40,6 +40,14 @@ c10::intrusive_ptr<c10d::Backend::Options> OptionsOf(const std::string& name, in
   return options;
 }
 
+Status MembersChosen() {
+  return Status(
+      StatusCode::kSetting,
+      "a group with enable_reconfigure=True is neither split nor merged: its members "
+      "change by dist._reconfigure(uuid, handles) only, with fewer of the handles or with "
+      "those of others too");
+}
+
 Status Refusal(std::int64_t uuid, const std::string& why) {
   return Status(StatusCode::kSetting, c10::str("reconfigure(uuid=", uuid, "): ", why));
 }
@@ -197,8 +205,8 @@ Result<ReconfigurableBackend::Members> ReconfigurableBackend::Join(
   if (joined.ok()) {
     auto backend =
         ResilientBackend::Create(*context, options_->group_name, rank,
-                                 static_cast<int>(peers.size()), {}, options_->timeout, hooks_);
-    joined = backend.ok() ? (*context)->RunOnFailure(hooks_.abort) : backend.status();
+                                 static_cast<int>(peers.size()), {}, options_->timeout, parts_);
+    joined = backend.ok() ? (*context)->RunOnFailure(parts_.abort) : backend.status();
     if (joined.ok()) return Members{*std::move(context), *std::move(backend)};
   }
   (*context)->Close();
@@ -261,7 +269,7 @@ c10::intrusive_ptr<c10d::Work> ReconfigurableBackend::reconfigure(
   host_->WithoutLock([&] { status = Reconfigure(options); });
   Check(*host_, status);
   const std::shared_ptr<SessionContext> joined = context();
-  const auto progress = std::make_shared<Progress>(*joined, 1, hooks_.completion);
+  const auto progress = std::make_shared<Progress>(*joined, 1, parts_.completion);
   WorkSpec spec;
   spec.title = nullptr;  // Nothing for the profiler.
   spec.group = options_->group_name;
@@ -293,6 +301,10 @@ void ReconfigurableBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
   const std::lock_guard lock(mutex_);
   if (members_) members_->backend->setTimeout(timeout);
+}
+
+void ReconfigurableBackend::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
+  parts_.extension->Add(timeout);
 }
 
 std::uint64_t ReconfigurableBackend::getSequenceNumberForGroup() {
@@ -336,24 +348,36 @@ void ReconfigurableBackend::shutdown() {
 
 #ifdef C10D_BACKEND_HAS_HOOKS
 void ReconfigurableBackend::registerAbortHook(std::int64_t id, c10d::AbortHook hook) {
-  hooks_.abort->Add(id, std::move(hook));
+  parts_.abort->Add(id, std::move(hook));
 }
 
 void ReconfigurableBackend::unregisterAbortHook(std::int64_t id) {
   context()->RunHooksOfKnownFailures();
-  hooks_.abort->Remove(id);
+  parts_.abort->Remove(id);
 }
 #endif
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
 void ReconfigurableBackend::registerCompletionHook(std::int64_t id, c10d::CompletionHook hook) {
-  hooks_.completion->Add(id, OnCompletion(std::move(hook)));
+  parts_.completion->Add(id, OnCompletion(std::move(hook)));
 }
 
 void ReconfigurableBackend::unregisterCompletionHook(std::int64_t id) {
-  hooks_.completion->Remove(id);
+  parts_.completion->Remove(id);
 }
 #endif
+
+c10::intrusive_ptr<c10d::Backend> ReconfigurableBackend::split(
+    const c10::intrusive_ptr<c10d::Store>& /*store*/, const std::vector<int>& /*ranks*/,
+    const c10::intrusive_ptr<Options>& /*options*/) {
+  host_->Throw(MembersChosen());
+}
+
+c10::intrusive_ptr<c10d::Backend> ReconfigurableBackend::merge(
+    const c10::intrusive_ptr<c10d::Store>& /*store*/,
+    const c10::intrusive_ptr<Options>& /*options*/, const int& /*rank*/, const int& /*size*/) {
+  host_->Throw(MembersChosen());
+}
 
 void ReconfigurableBackend::startCoalescing() { Current()->startCoalescing(); }
 

@@ -63,6 +63,8 @@ class ReconfigurableBackend final : public c10d::Backend {
   const std::string getBackendName() const override { return "resilient"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override;
+  // Also for the operations of members that a later reconfigure brings.
+  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override;
   c10d::ErrorType getError() override;
@@ -81,6 +83,14 @@ class ReconfigurableBackend final : public c10d::Backend {
   void registerCompletionHook(std::int64_t id, c10d::CompletionHook hook) override;
   void unregisterCompletionHook(std::int64_t id) override;
 #endif
+
+  // Raise SETTING: members change by reconfigure only.
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Options>& options) override;
+  c10::intrusive_ptr<Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const c10::intrusive_ptr<Options>& options, const int& rank,
+                                    const int& size) override;
 
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
@@ -158,7 +168,7 @@ class ReconfigurableBackend final : public c10d::Backend {
   const std::shared_ptr<Host> host_;
   const c10::intrusive_ptr<Options> options_;
   const std::string handle_;
-  const GroupHooks hooks_;
+  const GroupParts parts_;
   mutable std::mutex mutex_;
   // Guarded by mutex_:
   bool closed_ = false;

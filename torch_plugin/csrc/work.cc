@@ -84,6 +84,7 @@ void Progress::Discard(const Status& why) {
     ended_ = true;
     ended_at_ = clock_.Now();
     done_ = true;
+    leases_.clear();  // They are for what is started next.
     whole = std::move(whole_);
     ledger_->Retire(id_);
   }
@@ -99,6 +100,22 @@ void Progress::JoinTo(const std::shared_ptr<Progress>& whole) {
   whole_ = whole;
 }
 
+void Progress::Hold(TimeoutExtension::Lease lease) {
+  if (lease.empty()) return;
+  const std::lock_guard lock(mutex_);
+  leases_.push_back(std::move(lease));
+}
+
+void Progress::EndLeases() {
+  const std::lock_guard lock(mutex_);
+  EndLeasesLocked();
+}
+
+void Progress::EndLeasesLocked() {
+  for (TimeoutExtension::Lease& lease : leases_) lease.End();
+  leases_.clear();
+}
+
 void Progress::Complete(const Status& status) {
   std::shared_ptr<Progress> whole;
   Status outcome;
@@ -109,6 +126,7 @@ void Progress::Complete(const Status& status) {
     if (--pending_ > 0) return;
     ended_ = true;
     ended_at_ = clock_.Now();
+    EndLeasesLocked();  // Before a waiter goes on to what it starts next.
     finish = requires_finisher_;
     if (!finish) {
       ledger_->Retire(id_);  // First, so that the waiter's Drain finds it.

@@ -47,6 +47,12 @@ class Progress : public std::enable_shared_from_this<Progress> {
   // `whole` has one part more, which ends when this does. Before the first Submit.
   void JoinTo(const std::shared_ptr<Progress>& whole);
 
+  // Additions to the group's timeout that end when the operations have. Before the first Submit.
+  void Hold(TimeoutExtension::Lease lease);
+
+  // The operations have ended, and nobody will call Complete for them.
+  void EndLeases();
+
   // One operation ended; the first failure is the outcome of all. Any thread.
   void Complete(const Status& status);
 
@@ -60,6 +66,7 @@ class Progress : public std::enable_shared_from_this<Progress> {
 
  private:
   friend class WorkImpl;
+  void EndLeasesLocked();
   void FinishOnCallbackThread();
   void RunHooks(const Status& outcome) const;
 
@@ -71,15 +78,16 @@ class Progress : public std::enable_shared_from_this<Progress> {
   const std::uint64_t key_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  std::size_t pending_;              // Guarded by mutex_.
-  WorkImpl* work_ = nullptr;         // Guarded by mutex_; valid until Retire(id_).
-  std::uint64_t id_ = 0;             // Guarded by mutex_.
-  std::shared_ptr<Progress> whole_;  // Guarded by mutex_. What this is a part of.
-  Instant ended_at_{};               // Guarded by mutex_. Of pending_ == 0.
-  bool requires_finisher_ = false;   // Guarded by mutex_.
-  bool ended_ = false;               // Guarded by mutex_. pending_ reached 0.
-  bool done_ = false;                // Guarded by mutex_. Results are in place, waiters may go.
-  Status status_;                    // Guarded by mutex_.
+  std::size_t pending_;                          // Guarded by mutex_.
+  WorkImpl* work_ = nullptr;                     // Guarded by mutex_; valid until Retire(id_).
+  std::uint64_t id_ = 0;                         // Guarded by mutex_.
+  std::shared_ptr<Progress> whole_;              // Guarded by mutex_. What this is a part of.
+  std::vector<TimeoutExtension::Lease> leases_;  // Guarded by mutex_.
+  Instant ended_at_{};                           // Guarded by mutex_. Of pending_ == 0.
+  bool requires_finisher_ = false;               // Guarded by mutex_.
+  bool ended_ = false;                           // Guarded by mutex_. pending_ reached 0.
+  bool done_ = false;  // Guarded by mutex_. Results are in place, waiters may go.
+  Status status_;      // Guarded by mutex_.
 };
 
 // What one c10d call started.

@@ -179,6 +179,12 @@ def create_backend(
     """`store` is the (prefixed) store that the group was given; its innermost store must be a `Store` of a Session.
     global_ranks empty: the world. A ReconfigurableBackend where that session has a reconfigure_scope."""
 
+class ResilientBackend(Backend):
+    """Every other group: see csrc/backend.h."""
+
+    def perform_nocolor_split(self, device: object, /) -> None: ...  # Nothing: a split of ours needs its members alone.
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None: ...
+
 class ReconfigurableBackend(Backend):  # From torch 2.14 on.
     """A group whose members are set by reconfigure(uuid, handles): see csrc/reconfigurable.h."""
 

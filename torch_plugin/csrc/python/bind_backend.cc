@@ -59,6 +59,17 @@ py::list LoggedOperations(PythonHost& host, const BackendPtr& backend) {
   return dicts;
 }
 
+void RegisterClass(py::module_& m) {
+  const auto c10d = py::module_::import("torch._C._distributed_c10d");
+  py::class_<ResilientBackend, c10::intrusive_ptr<ResilientBackend>>(m, "ResilientBackend",
+                                                                     c10d.attr("Backend"))
+      // Torch asks it of ranks that a new group does not have: a split of NCCL's needs all ranks of
+      // the parent. Ours needs nobody else.
+      .def("perform_nocolor_split", [](ResilientBackend&, const py::object&) {})
+      // That of Backend is of torch 2.14.
+      .def("_add_ephemeral_timeout", &ResilientBackend::addEphemeralTimeout, py::arg("timeout"));
+}
+
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
 BackendPtr CreateReconfigurable(PythonHost& host, std::shared_ptr<SessionContext> anchor,
                                 const std::string& name, int rank, int size, bool is_world,
@@ -101,6 +112,7 @@ void RegisterBackend(py::module_& m, const std::shared_ptr<PythonHost>& host) {
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("group_name"),
       py::arg("global_ranks"));
+  RegisterClass(m);
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   RegisterReconfigurable(m);
 #endif
