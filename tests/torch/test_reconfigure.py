@@ -148,6 +148,46 @@ def test_a_member_is_left_out(world, excluded):
     assert ranks[excluded].value() is None
 
 
+def leaves_and_rejoins(rounds):
+    """One after the other is left out, and comes back as the last."""
+    member = Member()
+    order = list(range(member.size))
+    handles = member.handles()
+    reconfigure(1, handles)
+    for number in range(rounds):
+        out = order.pop(number % member.size)
+        if member.rank != out:
+            reconfigure(10 + number, [handles[rank] for rank in order])
+            assert total(10.0**member.rank) == sum(10.0**rank for rank in order)
+            assert place() == (order.index(member.rank), 2)
+        order.append(out)
+        reconfigure(20 + number, [handles[rank] for rank in order])
+        assert place() == (order.index(member.rank), 3)
+        assert total(10.0**member.rank) == 111
+    return dist.get_rank()
+
+
+def test_a_member_is_left_out_and_rejoins_as_the_last_again_and_again(world):
+    assert world.run(leaves_and_rejoins, 3, 4) == [0, 2, 1]
+
+
+def one_waits_in_vain():
+    member = Member()
+    handles = member.handles()
+    if member.rank == 1:  # As the first of its list, and nobody else has tried yet.
+        with pytest.raises(torch_resilient.JoinTimeoutError, match="timed out after 1000 ms"):
+            reconfigure(1, [handles[1], handles[0]], SHORT)
+        assert dist.get_world_size() == 3
+    member.store.barrier("in vain", 3)
+    assert member.handles() == handles and len(set(handles)) == 3
+    reconfigure(2, handles)
+    return total()
+
+
+def test_who_has_waited_in_vain_joins_the_others_later(world):
+    assert world.run(one_waits_in_vain, 3) == [6.0] * 3
+
+
 def down_and_up():
     member = Member()
     alone = [dist._get_reconfigure_handle()]
@@ -492,6 +532,8 @@ def mistakes():
         lambda: torch_resilient.agree(True),
         lambda: torch_resilient.elastic(print)(None),
         lambda: dist.new_group([0]),
+        lambda: dist.group.WORLD.split_group([0]),
+        lambda: dist.group.WORLD.merge_remote_group(member.store, 1, SHORT),
     ):
         with pytest.raises(torch_resilient.ConfigError, match=r"dist\._reconfigure"):
             refused()
@@ -501,6 +543,37 @@ def mistakes():
 
 def test_what_cannot_be_is_refused_and_uses_up_no_uuid(world):
     assert world.run(mistakes, 1) == [1.0]
+
+
+def adds_time():
+    """For what is started next, whichever members that has."""
+    member = Member()
+    handles = member.handles()
+    member.backend().set_timeout(SHORT)
+    if member.rank == 0:
+        dist.distributed_c10d._add_ephemeral_timeout_for_all_pgs(timedelta(minutes=1))
+    for uuid in range(2):
+        reconfigure(uuid, handles)
+        if member.rank == 1:
+            tell("late")
+            hear()
+        total()
+        tell("done")
+
+
+def test_what_is_added_to_the_timeout_outlives_a_reconfigure(world):
+    ranks = world.start(adds_time, 2, env={"RESILIENT_TIMEOUT_POLICY": "strict"})
+    assert ranks[1].told() == "late"
+    with pytest.raises(AssertionError, match="said nothing"):
+        ranks[0].told(2.5)
+    ranks[1].say("go")
+    assert [rank.told() for rank in ranks] == ["done"] * 2
+    assert ranks[1].told() == "late"
+    assert "timeout of 1 s" in str(ranks[0].error())
+    ranks[1].say("go")
+    ranks[1].error()
+    for rank in ranks:
+        rank.wait()
 
 
 def ordinary():

@@ -122,6 +122,153 @@ def test_what_stands_still_ends_at_the_deadline(world, shm_limit):
         assert rank.value() == [2.0] * 4
 
 
+def add_time(group, *parts):
+    for seconds in parts:
+        group._get_backend(torch.device("cpu"))._add_ephemeral_timeout(timedelta(seconds=seconds))
+
+
+def late_with_more_time(seconds, added, started_before):
+    """Rank 0 adds to the timeout; rank 1 enters each operation when the test says so."""
+    dist.init_process_group("resilient")
+    group = dist.new_group(timeout=timedelta(seconds=seconds))
+    dist.barrier(group)
+    ones = torch.ones(4)
+    work, outcomes = None, []
+    if dist.get_rank() == 0:
+        if started_before:
+            work = dist.all_reduce(ones, group=group, async_op=True)
+        add_time(group, *added)
+    try:
+        while True:
+            if dist.get_rank() == 1:
+                tell("late")
+                if hear() == "leave":
+                    return outcomes
+            started = time.monotonic()
+            work = work or dist.all_reduce(ones, group=group, async_op=True)
+            work.wait()
+            work = None
+            outcomes.append("OK")
+            if dist.get_rank() == 0:
+                tell("done")
+    except dist.DistBackendError as error:
+        return [*outcomes, (error.code, str(error), time.monotonic() - started)]
+
+
+def passes(ranks, seconds):
+    """Rank 1 enters so much later than rank 0, which waits for it."""
+    assert ranks[1].told() == "late"
+    if seconds:
+        with pytest.raises(AssertionError, match="said nothing"):
+            ranks[0].told(seconds)
+    ranks[1].say("go")
+    assert ranks[0].told() == "done"
+    assert ranks[1].told() == "late"
+
+
+def fails_in_time(outcome):
+    code, text, took = outcome
+    assert code == "COMM_FAILED", text
+    assert f"timeout of {SECONDS:g} s" in text
+    assert took < SECONDS + GRACE_SECONDS
+
+
+@transports
+@pytest.mark.parametrize("added", [(60,), (1, -5, 30)], ids=["once", "twice"])
+def test_what_is_added_to_a_timeout_is_for_one_operation(world, added, shm_limit):
+    env = {"RESILIENT_TIMEOUT_POLICY": "strict", "RESILIENT_SHM_LIMIT": shm_limit}
+    ranks = world.start(late_with_more_time, 2, SECONDS, added, False, env=env)
+    passes(ranks, 2.5 * SECONDS)
+    done, outcome = ranks[0].value()
+    assert done == "OK"
+    fails_in_time(outcome)
+    ranks[1].say("go")
+    assert ranks[1].value()[-1][0] == "COMM_FAILED"
+
+
+def test_what_runs_already_gets_nothing_of_it(world):
+    env = {"RESILIENT_TIMEOUT_POLICY": "strict"}
+    ranks = world.start(late_with_more_time, 2, SECONDS, (60,), True, env=env)
+    assert ranks[1].told() == "late"
+    (outcome,) = ranks[0].value()
+    fails_in_time(outcome)
+    ranks[1].say("go")
+    assert ranks[1].value()[-1][0] == "COMM_FAILED"
+
+
+def test_the_end_of_what_ran_already_uses_none_of_it_up(world):
+    env = {"RESILIENT_TIMEOUT_POLICY": "strict"}
+    ranks = world.start(late_with_more_time, 2, 3 * SECONDS, (60,), True, env=env)
+    passes(ranks, 0)
+    with pytest.raises(AssertionError, match="said nothing"):
+        ranks[0].told(4 * SECONDS)
+    ranks[1].say("go")
+    assert ranks[0].told() == "done"
+    assert ranks[1].told() == "late"
+    ranks[1].say("leave")
+    assert ranks[1].value() == ["OK"] * 2
+    assert ranks[0].value()[-1][0] == "LEFT"
+
+
+def stands_still_with_more_time():
+    dist.init_process_group("resilient")
+    group = dist.new_group(timeout=timedelta(seconds=SECONDS / 2))
+    tensor = torch.zeros(8 << 20)
+    dist.all_reduce(tensor, group=group)
+    tell("running")
+    try:
+        while True:
+            add_time(group, SECONDS / 2, SECONDS / 2)
+            dist.all_reduce(tensor, group=group)
+    except torch_resilient.CommError as error:
+        tell((error.code, str(error)))
+
+
+@transports
+def test_what_is_added_counts_for_a_standstill(world, shm_limit):
+    ranks = world.start(stands_still_with_more_time, 2, env={"RESILIENT_SHM_LIMIT": shm_limit})
+    for rank in ranks:
+        assert rank.told() == "running"
+    code, text = stop_inside(ranks)
+    assert code == "COMM_STALLED", text
+    assert "for 1.5 s" in text
+    assert ranks[1].told()[0] == "COMM_STALLED"
+    for rank in ranks:
+        rank.value()
+
+
+def adds_to_all_groups(strict_seconds):
+    """By torch's own function, to one operation of each group."""
+    dist.init_process_group("resilient")
+    groups = [dist.new_group(timeout=timedelta(seconds=strict_seconds)) for _ in range(2)]
+    for group in groups:
+        dist.barrier(group)
+    if dist.get_rank() == 1:
+        tell("late")
+        hear()
+    elif hasattr(dist.ProcessGroup, "_add_ephemeral_timeout"):  # From torch 2.14 on.
+        dist.distributed_c10d._add_ephemeral_timeout_for_all_pgs(timedelta(seconds=60))
+    else:
+        for group in groups:
+            add_time(group, 60)
+    tensors = [torch.ones(1), torch.ones(1), torch.ones(1)]
+    works = [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in range(2)]
+    works.append(dist.all_reduce(tensors[2], group=groups[0], async_op=True))  # None has ended.
+    for work in works:
+        work.wait()
+    return torch.cat(tensors).tolist()
+
+
+def test_all_that_starts_until_the_first_has_ended_has_it_on_every_group(world):
+    env = {"RESILIENT_TIMEOUT_POLICY": "strict"}
+    ranks = world.start(adds_to_all_groups, 2, SECONDS, env=env)
+    assert ranks[1].told() == "late"
+    with pytest.raises(AssertionError, match="said nothing"):
+        ranks[0].told(2.5 * SECONDS)
+    ranks[1].say("go")
+    assert [rank.value() for rank in ranks] == [[2.0] * 3] * 2
+
+
 def waits_with_a_timeout():
     dist.init_process_group("resilient")
     tensor = torch.ones(4)
