@@ -48,7 +48,11 @@ ResilientBackend::ResilientBackend(std::shared_ptr<SessionContext> context,
       options_(std::move(options)),
       parts_(std::move(parts)) {}
 
-ResilientBackend::~ResilientBackend() { group_->Close(); }
+ResilientBackend::~ResilientBackend() { release_resources(); }
+
+void ResilientBackend::release_resources() {
+  if (!gave_way_.load()) group_->Close();
+}
 
 void ResilientBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
@@ -58,15 +62,55 @@ void ResilientBackend::addEphemeralTimeout(const std::chrono::milliseconds& time
   parts_.extension->Add(timeout);
 }
 
+bool ResilientBackend::IsPresent() const {
+  return getRank() == group_->rank() && getSize() == group_->size();
+}
+
 void ResilientBackend::FollowGroup() {
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
-  if (rank_ == group_->rank() && size_ == group_->size()) return;
-  rank_ = group_->rank();
-  size_ = group_->size();
-  options_->global_ranks_in_group.resize(static_cast<std::size_t>(size_));
+  const auto take = []([[maybe_unused]] auto& number, [[maybe_unused]] int present) {
+    if constexpr (kCanFollow) number = present;
+  };
+  take(rank_, group_->rank());
+  take(size_, group_->size());
+  ListRanks();
+}
+
+void ResilientBackend::ListRanks() {
+  options_->global_ranks_in_group.resize(static_cast<std::size_t>(getSize()));
   std::iota(options_->global_ranks_in_group.begin(), options_->global_ranks_in_group.end(), 0);
-  SetLogTag(c10::str("rank ", rank_));
-#endif
+  SetLogTag(c10::str("rank ", getRank()));
+}
+
+ResilientBackend::WorldPtr ResilientBackend::GiveWay(const WorldMaker& make) {
+  const std::lock_guard lock(mutex_);
+  if (next_world_) return next_world_;
+  const auto renewed = c10::make_intrusive<ResilientBackend>(context_, group_, options_, parts_);
+  renewed->log_ = log_;
+  renewed->last_sequence_ = last_sequence_.load();
+  renewed->ListRanks();
+  next_world_ = make(renewed);
+  gave_way_ = true;
+  return next_world_;
+}
+
+ResilientBackend::WorldPtr ResilientBackend::given_way_to() const {
+  const std::lock_guard lock(mutex_);
+  return next_world_;
+}
+
+void ResilientBackend::RequirePresent() const {
+  if (!gave_way_.load(std::memory_order_relaxed)) return;
+  host_->Throw(Status(
+      StatusCode::kFailedPrecondition,
+      c10::str("this process group was made before the world was resized: it was rank ", getRank(),
+               " of ", getSize(), ", this process is rank ", group_->rank(), " of ", group_->size(),
+               " now; use the world's present group, torch.distributed.group.WORLD (in C++: "
+               "resilient::present_world), which is the default where no group is named")));
+}
+
+Plan ResilientBackend::Begin(c10d::OpType type, const char* title) const {
+  RequirePresent();
+  return Plan(*host_, type, title);
 }
 
 c10d::ErrorType ResilientBackend::getError() {
@@ -83,7 +127,10 @@ void ResilientBackend::abort() {
                  context_->session().membership().rank));
 }
 
-void ResilientBackend::Abort(const std::string& why) { group_->Abort(why); }
+void ResilientBackend::Abort(const std::string& why) {
+  RequirePresent();
+  group_->Abort(why);
+}
 
 #ifdef C10D_BACKEND_HAS_HOOKS
 void ResilientBackend::registerAbortHook(std::int64_t id, c10d::AbortHook hook) {
@@ -106,7 +153,7 @@ void ResilientBackend::unregisterCompletionHook(std::int64_t id) { parts_.comple
 #endif
 
 void ResilientBackend::shutdown() {
-  group_->Close();
+  if (!gave_way_.load()) group_->Close();
   context_->ledger()->Drain();
 }
 

@@ -3,11 +3,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include <resilient/session.h>
 #include <torch/version.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "torch_plugin/csrc/context.h"
 #include "torch_plugin/csrc/hooks.h"
@@ -33,6 +36,10 @@ namespace resilient::plugin {
 // torch allows, or raises. With a completion hook it returns a Work that has ended: torch's flight
 // recorder takes an operation without one for unfinished.
 //
+// Where the world is resized and rank and size are constants, that of the world's group gives way
+// to another one: from then on every operation of it raises, and says what to use; it tells the
+// peers nothing more.
+//
 // Owner: c10d::ProcessGroup. Thread: thread-safe. Lifetime: keeps its session alive; the destructor
 // says goodbye to the group's peers.
 class ResilientBackend final : public c10d::Backend {
@@ -49,7 +56,7 @@ class ResilientBackend final : public c10d::Backend {
                    c10::intrusive_ptr<Options> options, GroupParts parts);
   ~ResilientBackend() override;
   // Nobody owns it any more; the destructor waits for a parent that knows it as its last split.
-  void release_resources() override { group_->Close(); }
+  void release_resources() override;
 
   const std::string getBackendName() const override { return "resilient"; }
   // A copy: torch before 2.14 writes name and timeout of a split's child into what it gets here.
@@ -105,17 +112,23 @@ class ResilientBackend final : public c10d::Backend {
                                     const c10::intrusive_ptr<Options>& options, const int& rank,
                                     const int& size) override;
 
-  // Whether rank and size of the world's group can follow those of a world that has been resized;
-  // in older versions of torch they are constants.
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
-  static constexpr bool kCanFollow = true;
-#else
-  static constexpr bool kCanFollow = false;
-#endif
-  // Takes the rank and the size that its group has by now, of the world's group. For the thread
-  // that has rebuilt the world, before it starts an operation. REQUIRES: kCanFollow, where they
-  // have changed.
+  // Whether rank and size can change in place: decided by what this version of torch declares
+  // (docs/decisions/0019).
+  static constexpr bool kCanFollow =
+      !std::is_const_v<decltype(rank_)> && !std::is_const_v<decltype(size_)>;
+  // Whether they are those that its group has by now.
+  bool IsPresent() const;
+  // Takes those. For the thread that has rebuilt the world, before it starts an operation.
+  // REQUIRES: of the world's group; kCanFollow, where they have changed.
   void FollowGroup();
+  // Makes another one with those, of the same group and session, with options, hooks and log of
+  // this one, and `make`s of it the process group in whose favour this one gives way; the one that
+  // it has given way to if that is so already. For the same thread. REQUIRES: of the world's group.
+  using WorldPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+  using WorldMaker = std::function<WorldPtr(const c10::intrusive_ptr<ResilientBackend>&)>;
+  WorldPtr GiveWay(const WorldMaker& make);
+  // What has been given way to; null: nothing.
+  WorldPtr given_way_to() const;
 
   // What a thread starts between the two is one Work more, which ends when all of it has ended. Its
   // result is empty. The operations themselves start at once.
@@ -181,6 +194,10 @@ class ResilientBackend final : public c10d::Backend {
     c10::weak_intrusive_ptr<Backend> child;
   };
 
+  // The plan of every operation begins here. Raises behind GiveWay.
+  Plan Begin(c10d::OpType type, const char* title) const;
+  void RequirePresent() const;
+  void ListRanks();  // The world's, in the options, and the own one in the log.
   const at::Tensor& Only(Plan& plan, const Tensors& tensors);
   // The parts of a list with an input for each rank; this rank's has the size of `into`.
   std::vector<Part> InputForEach(Plan& plan, const std::vector<Tensors>& inputs,
@@ -224,10 +241,12 @@ class ResilientBackend final : public c10d::Backend {
   const std::shared_ptr<Host> host_;
   const c10::intrusive_ptr<Options> options_;
   const GroupParts parts_;
-  const std::shared_ptr<OpLog> log_ = std::make_shared<OpLog>();
+  std::shared_ptr<OpLog> log_ = std::make_shared<OpLog>();  // Constant once it is used.
   std::atomic<std::uint64_t> last_sequence_{0};
   std::atomic<bool> has_batch_{false};
-  std::mutex mutex_;
+  std::atomic<bool> gave_way_{false};
+  mutable std::mutex mutex_;
+  WorldPtr next_world_;                     // Guarded by mutex_. With gave_way_.
   std::optional<Batch> batch_;              // Guarded by mutex_.
   std::optional<Split> last_split_;         // Guarded by mutex_.
   std::uint64_t monitored_generation_ = 0;  // Guarded by mutex_.

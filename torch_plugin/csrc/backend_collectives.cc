@@ -44,7 +44,7 @@ std::vector<Part> SplitRows(Plan& plan, const at::Tensor& memory,
 }  // namespace
 
 WorkPtr ResilientBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  Plan plan(*host_, OpType::BROADCAST, "resilient:broadcast");
+  Plan plan = Begin(OpType::BROADCAST, "resilient:broadcast");
   plan.RequireRoot(options.rootRank, getSize());
   plan.Add(OpKind::kBroadcast, plan.InOut(Only(plan, tensors))).root =
       static_cast<int>(options.rootRank);
@@ -91,7 +91,7 @@ Operation& ResilientBackend::PlanGather(Plan& plan, OpKind kind, const at::Tenso
 
 WorkPtr ResilientBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& options) {
-  Plan plan(*host_, OpType::ALLGATHER, "resilient:all_gather");
+  Plan plan = Begin(OpType::ALLGATHER, "resilient:all_gather");
   const at::Tensor& input = Only(plan, inputs);
   if (outputs.size() != 1) plan.Refuse(c10::str("it has ", outputs.size(), " lists of outputs"));
   PlanGatherToList(plan, OpKind::kAllGather, outputs.front(), input);
@@ -100,7 +100,7 @@ WorkPtr ResilientBackend::allgather(std::vector<Tensors>& outputs, Tensors& inpu
 
 WorkPtr ResilientBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::AllgatherOptions& options) {
-  Plan plan(*host_, OpType::_ALLGATHER_BASE, "resilient:_all_gather_base");
+  Plan plan = Begin(OpType::_ALLGATHER_BASE, "resilient:_all_gather_base");
   PlanGather(plan, OpKind::kAllGather, output, input);
   return Launch(std::move(plan), Waits(options));
 }
@@ -108,7 +108,7 @@ WorkPtr ResilientBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
 // `outputs[r][i]` is what rank r has as `inputs[i]`.
 WorkPtr ResilientBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                               const c10d::AllgatherOptions& options) {
-  Plan plan(*host_, OpType::ALLGATHER_COALESCED, "resilient:all_gather_coalesced");
+  Plan plan = Begin(OpType::ALLGATHER_COALESCED, "resilient:all_gather_coalesced");
   if (inputs.empty() || outputs.size() != static_cast<std::size_t>(getSize())) {
     plan.Refuse(c10::str("it needs inputs and a list of outputs for each of the ", getSize(),
                          " ranks; it has ", inputs.size(), " inputs and ", outputs.size(),
@@ -131,7 +131,7 @@ WorkPtr ResilientBackend::allgather_coalesced(std::vector<Tensors>& outputs, Ten
 WorkPtr ResilientBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions& options) {
   // torch 2.11 has no type of its own for it.
-  Plan plan(*host_, OpType::COALESCED, "resilient:all_gather_into_tensor_coalesced");
+  Plan plan = Begin(OpType::COALESCED, "resilient:all_gather_into_tensor_coalesced");
   if (outputs.empty() || outputs.size() != inputs.size()) {
     plan.Refuse(c10::str(inputs.size(), " inputs and ", outputs.size(), " outputs do not match"));
   }
@@ -142,7 +142,7 @@ WorkPtr ResilientBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tens
 
 WorkPtr ResilientBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                  const c10d::GatherOptions& options) {
-  Plan plan(*host_, OpType::GATHER, "resilient:gather");
+  Plan plan = Begin(OpType::GATHER, "resilient:gather");
   plan.RequireRoot(options.rootRank, getSize());
   const at::Tensor& input = Only(plan, inputs);
   const int root = static_cast<int>(options.rootRank);
@@ -159,7 +159,7 @@ WorkPtr ResilientBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
 WorkPtr ResilientBackend::gather_into_tensor(at::Tensor& output, at::Tensor& input,
                                              const c10d::GatherOptions& options) {
-  Plan plan(*host_, OpType::GATHER, "resilient:gather_into_tensor");
+  Plan plan = Begin(OpType::GATHER, "resilient:gather_into_tensor");
   plan.RequireRoot(options.rootRank, getSize());
   const int root = static_cast<int>(options.rootRank);
   if (root == getRank()) {
@@ -194,7 +194,7 @@ std::vector<Part> ResilientBackend::InputForEach(Plan& plan, const std::vector<T
 
 WorkPtr ResilientBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                   const c10d::ScatterOptions& options) {
-  Plan plan(*host_, OpType::SCATTER, "resilient:scatter");
+  Plan plan = Begin(OpType::SCATTER, "resilient:scatter");
   plan.RequireRoot(options.rootRank, getSize());
   const bool is_root = options.rootRank == getRank();
   const at::Tensor into = plan.Output(Only(plan, outputs));
@@ -212,7 +212,7 @@ WorkPtr ResilientBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs
 
 WorkPtr ResilientBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                    const c10d::AllToAllOptions& options) {
-  Plan plan(*host_, OpType::ALLTOALL, "resilient:all_to_all");
+  Plan plan = Begin(OpType::ALLTOALL, "resilient:all_to_all");
   const auto size = static_cast<std::size_t>(getSize());
   if (inputs.size() != size || outputs.size() != size) {
     plan.Refuse(c10::str("it needs lists of ", size, " tensors, not of ", inputs.size(),
@@ -236,7 +236,7 @@ WorkPtr ResilientBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                         std::vector<std::int64_t>& output_splits,
                                         std::vector<std::int64_t>& input_splits,
                                         const c10d::AllToAllOptions& options) {
-  Plan plan(*host_, OpType::ALLTOALL_BASE, "resilient:all_to_all");
+  Plan plan = Begin(OpType::ALLTOALL_BASE, "resilient:all_to_all");
   const at::Tensor from = plan.Input(input);
   const at::Tensor into = plan.Output(output);
   plan.RequireSameType(into, from);
@@ -259,7 +259,7 @@ void ResilientBackend::PlanExchange(Plan& plan, at::ScalarType type, std::vector
 }
 
 WorkPtr ResilientBackend::barrier(const c10d::BarrierOptions& options) {
-  Plan plan(*host_, OpType::BARRIER, "resilient:barrier");
+  Plan plan = Begin(OpType::BARRIER, "resilient:barrier");
   plan.AddBare(OpKind::kBarrier, at::kByte);
   return Launch(std::move(plan), Waits(options));
 }

@@ -33,7 +33,7 @@ void ResilientBackend::RequirePeer(Plan& plan, int peer, int tag) {
 }
 
 WorkPtr ResilientBackend::send(Tensors& tensors, int destination, int tag) {
-  Plan plan(*host_, OpType::SEND, "resilient:send");
+  Plan plan = Begin(OpType::SEND, "resilient:send");
   RequirePeer(plan, destination, tag);
   const at::Tensor& tensor = Only(plan, tensors);
   plan.AddResult(tensor);
@@ -44,7 +44,7 @@ WorkPtr ResilientBackend::send(Tensors& tensors, int destination, int tag) {
 }
 
 WorkPtr ResilientBackend::recv(Tensors& tensors, int source, int tag) {
-  Plan plan(*host_, OpType::RECV, "resilient:recv");
+  Plan plan = Begin(OpType::RECV, "resilient:recv");
   RequirePeer(plan, source, tag);
   Operation& operation = plan.Add(OpKind::kRecv, plan.Output(Only(plan, tensors)));
   operation.peer = source;
@@ -53,7 +53,7 @@ WorkPtr ResilientBackend::recv(Tensors& tensors, int source, int tag) {
 }
 
 WorkPtr ResilientBackend::recvAnysource(Tensors& tensors, int tag) {
-  Plan plan(*host_, OpType::RECVANYSOURCE, "resilient:recvAnySource");
+  Plan plan = Begin(OpType::RECVANYSOURCE, "resilient:recvAnySource");
   if (tag < 0) plan.Refuse(c10::str("tag ", tag, ": a tag is not negative"));
   if (getSize() == 1) plan.Refuse("no other rank could send to the only one of its group");
   Operation& operation = plan.Add(OpKind::kRecv, plan.Output(Only(plan, tensors)));
@@ -77,8 +77,8 @@ std::uint32_t ResilientBackend::NextMonitoredTag() {
 c10::intrusive_ptr<WorkImpl> ResilientBackend::StartMonitored(OpKind kind,
                                                               const at::Tensor& message, int peer,
                                                               std::uint32_t tag) {
-  Plan plan(*host_, kind == OpKind::kSend ? OpType::SEND : OpType::RECV,
-            "resilient:monitored_barrier");
+  Plan plan =
+      Begin(kind == OpKind::kSend ? OpType::SEND : OpType::RECV, "resilient:monitored_barrier");
   Operation& operation = plan.Add(kind, plan.Input(message));
   operation.peer = peer;
   operation.tag = tag;
@@ -86,6 +86,7 @@ c10::intrusive_ptr<WorkImpl> ResilientBackend::StartMonitored(OpKind kind,
 }
 
 void ResilientBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  RequirePresent();
   auto timeout = options.timeout;
   if (timeout == c10d::kUnsetTimeout) {
     TimeoutExtension::Lease lease = parts_.extension->Take();

@@ -13,14 +13,14 @@ WorkPtr ResilientBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
   if (tensors.size() == 1 && tensors.front().defined() && tensors.front().is_sparse()) {
     return allreduce_sparse(tensors, options);
   }
-  Plan plan(*host_, OpType::ALLREDUCE, "resilient:all_reduce");
+  Plan plan = Begin(OpType::ALLREDUCE, "resilient:all_reduce");
   plan.AddReduction(OpKind::kAllReduce, plan.InOut(Only(plan, tensors)), options.reduceOp);
   return Launch(std::move(plan), Waits(options));
 }
 
 WorkPtr ResilientBackend::allreduce_coalesced(Tensors& tensors,
                                               const c10d::AllreduceCoalescedOptions& options) {
-  Plan plan(*host_, OpType::ALLREDUCE_COALESCED, "resilient:all_reduce_coalesced");
+  Plan plan = Begin(OpType::ALLREDUCE_COALESCED, "resilient:all_reduce_coalesced");
   if (tensors.empty()) plan.Refuse("it has no tensors");
   for (const at::Tensor& tensor : tensors) {
     plan.AddReduction(OpKind::kAllReduce, plan.InOut(tensor), options.reduceOp);
@@ -29,7 +29,7 @@ WorkPtr ResilientBackend::allreduce_coalesced(Tensors& tensors,
 }
 
 WorkPtr ResilientBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  Plan plan(*host_, OpType::REDUCE, "resilient:reduce");
+  Plan plan = Begin(OpType::REDUCE, "resilient:reduce");
   plan.RequireRoot(options.rootRank, getSize());
   const at::Tensor& tensor = Only(plan, tensors);
   const bool is_root = options.rootRank == getRank();
@@ -42,7 +42,7 @@ WorkPtr ResilientBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
 
 WorkPtr ResilientBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                          const c10d::ReduceScatterOptions& options) {
-  Plan plan(*host_, OpType::REDUCE_SCATTER, "resilient:reduce_scatter");
+  Plan plan = Begin(OpType::REDUCE_SCATTER, "resilient:reduce_scatter");
   const at::Tensor into = plan.Output(Only(plan, outputs));
   std::vector<Part> parts = InputForEach(plan, inputs, into);
   plan.AddReduction(OpKind::kReduceScatter, into, options.reduceOp).inputs = std::move(parts);
@@ -66,14 +66,14 @@ void ResilientBackend::PlanReduceScatter(Plan& plan, const at::Tensor& output,
 
 WorkPtr ResilientBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                const c10d::ReduceScatterOptions& options) {
-  Plan plan(*host_, OpType::_REDUCE_SCATTER_BASE, "resilient:_reduce_scatter_base");
+  Plan plan = Begin(OpType::_REDUCE_SCATTER_BASE, "resilient:_reduce_scatter_base");
   PlanReduceScatter(plan, output, input, options.reduceOp);
   return Launch(std::move(plan), Waits(options));
 }
 
 WorkPtr ResilientBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
-  Plan plan(*host_, OpType::COALESCED, "resilient:reduce_scatter_tensor_coalesced");
+  Plan plan = Begin(OpType::COALESCED, "resilient:reduce_scatter_tensor_coalesced");
   if (outputs.empty() || outputs.size() != inputs.size()) {
     plan.Refuse(c10::str(inputs.size(), " inputs and ", outputs.size(), " outputs do not match"));
   }

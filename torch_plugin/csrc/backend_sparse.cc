@@ -39,7 +39,7 @@ std::int64_t OddRank(const at::Tensor& shapes, const at::Tensor& shape) {
 }  // namespace
 
 at::Tensor ResilientBackend::SparseShapes(const at::Tensor& tensor) {
-  Plan plan(*host_, OpType::_ALLREDUCE_SPARSE, "resilient:sparse_all_reduce");
+  Plan plan = Begin(OpType::_ALLREDUCE_SPARSE, "resilient:sparse_all_reduce");
   const at::Tensor shape = ShapeOf(tensor);
   at::Tensor shapes = at::empty({getSize(), shape.numel()}, at::kLong);
   PlanGather(plan, OpKind::kAllGather, shapes, shape);
@@ -52,7 +52,7 @@ at::Tensor ResilientBackend::SparseShapes(const at::Tensor& tensor) {
 // ranks.
 WorkPtr ResilientBackend::allreduce_sparse(Tensors& tensors,
                                            const c10d::AllreduceOptions& options) {
-  Plan plan(*host_, OpType::_ALLREDUCE_SPARSE, "resilient:sparse_all_reduce");
+  Plan plan = Begin(OpType::_ALLREDUCE_SPARSE, "resilient:sparse_all_reduce");
   const at::Tensor& tensor = Only(plan, tensors);
   if (!tensor.defined() || tensor.layout() != at::kSparse || !tensor.device().is_cpu()) {
     plan.Refuse("it takes a sparse COO tensor on the CPU");

@@ -34,6 +34,7 @@ c10::intrusive_ptr<c10d::Backend> ResilientBackend::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<Options>& options) {
   HealIfDue();
+  RequirePresent();
   {
     // Torch before 2.15 calls once for each device, and keeps one backend for all of them.
     const std::lock_guard lock(mutex_);

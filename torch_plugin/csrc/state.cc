@@ -371,6 +371,7 @@ State& State::add(const std::string& name, double& number, Part part) {
 
 void State::commit() {
   Impl& own = *impl_;
+  own.world = plugin::PresentWorld(own.world);
   own.RaiseFailure();
   if (!own.generation) own.generation = own.PresentGeneration();
   const Key key{*own.generation, own.number + 1};
@@ -397,6 +398,7 @@ void State::restore() {
 
 void State::sync() {
   Impl& own = *impl_;
+  own.world = plugin::PresentWorld(own.world);
   own.RaiseFailure();
   const std::int64_t generation = own.PresentGeneration();
   const Holdings holdings = own.GatherHeld();
@@ -447,6 +449,8 @@ void State::Observe(std::function<void()> observer) { impl_->observer = std::mov
 
 std::int64_t State::commits() const { return impl_->number; }
 
-const ProcessGroup& State::world() const { return impl_->world; }
+const ProcessGroup& State::world() const {
+  return impl_->world = plugin::PresentWorld(impl_->world);
+}
 
 }  // namespace resilient

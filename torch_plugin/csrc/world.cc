@@ -52,18 +52,8 @@ Status CheckSize(const char* name, const char* which, int size) {
                                                  " number of ranks to go on with, 0 when the ",
                                                  "world may not be resized like that"));
   }
-  if (size > 0 && !ResilientBackend::kCanFollow) {
-    return Status(StatusCode::kSetting,
-                  c10::str(name, " is ", size, ": in torch ", TORCH_VERSION,
-                           " the size of a group is constant; a world can be resized from torch ",
-                           "2.14 on"));
-  }
   return Status::Ok();
 }
-
-}  // namespace
-
-namespace {
 
 // By this resilient-run knows who is no spare any more, and of how many seats the world is. Under
 // Python its package does it, and has taken the name from the environment.
@@ -73,10 +63,62 @@ void TellOfSeat(std::size_t world_size) {
   }
 }
 
+// Ours of its backends; null: none.
+c10::intrusive_ptr<ResilientBackend> BackendOf(const ProcessGroup& group) {
+  if (!group) return {};
+  for (const c10::Device& device : group->getDeviceTypes()) {
+    auto ours =
+        c10::dynamic_intrusive_pointer_cast<ResilientBackend>(group->getBackend(device.type()));
+    if (ours) return ours;
+  }
+  return {};
+}
+
+// A group like `before`, with `renewed` for what `former` serves there.
+ProcessGroup WorldLike(const ProcessGroup& before, const ResilientBackend& former,
+                       const c10::intrusive_ptr<ResilientBackend>& renewed) {
+  const auto custom = c10d::ProcessGroup::BackendType::CUSTOM;
+  auto world = c10::make_intrusive<c10d::ProcessGroup>(before->getStore(), renewed->getRank(),
+                                                       renewed->getSize());
+  world->setBoundDeviceId(before->getBoundDeviceId());
+  for (const c10::Device& device : before->getDeviceTypes()) {
+    if (before->getBackend(device.type()).get() != &former) continue;
+    world->setBackend(device.type(), custom, renewed);
+  }
+  world->setDefaultBackend(custom);
+  world->setGroupName(before->getGroupName());
+  world->setGroupDesc(before->getGroupDesc());
+  return world;
+}
+
 }  // namespace
 
 Status CheckMinWorld(int min_world) { return CheckSize("min_world", "least", min_world); }
 Status CheckMaxWorld(int max_world) { return CheckSize("max_world", "largest", max_world); }
+
+ProcessGroup PresentWorld(ProcessGroup world) {
+  while (const auto backend = BackendOf(world)) {
+    ProcessGroup next = backend->given_way_to();
+    if (!next) break;
+    world = std::move(next);
+  }
+  return world;
+}
+
+ProcessGroup FollowWorld(const ProcessGroup& world, bool in_place) {
+  ProcessGroup present = PresentWorld(world);
+  const auto backend = BackendOf(present);
+  if (!backend || backend->IsPresent()) return present;
+  if (in_place && ResilientBackend::kCanFollow) {
+    backend->FollowGroup();
+    // Whether the group reads its backend's numbers is seen in what it says.
+    const bool follows =
+        present->getRank() == backend->getRank() && present->getSize() == backend->getSize();
+    if (follows) return present;
+  }
+  return backend->GiveWay(
+      [&](const auto& renewed) { return WorldLike(present, *backend, renewed); });
+}
 
 Status RebuildWorld(const ProcessGroup& world, std::optional<Duration> budget, int min_world,
                     std::optional<Duration> seat_wait) {
@@ -84,8 +126,7 @@ Status RebuildWorld(const ProcessGroup& world, std::optional<Duration> budget, i
   const auto context = ContextOf(world);
   if (!context.ok()) return context.status();
   RESILIENT_RETURN_IF_ERROR((*context)->Rebuild(budget, min_world, seat_wait));
-  auto* const backend = dynamic_cast<ResilientBackend*>(world->getDefaultBackend().get());
-  if (backend != nullptr) backend->FollowGroup();
+  FollowWorld(world);
   TellOfSeat((*context)->session().membership().members.size());
   return Status::Ok();
 }
@@ -215,6 +256,8 @@ std::shared_ptr<Session> session_of(const ProcessGroup& group) {
   return plugin::SharedSession(
       plugin::ValueOrThrow(*plugin::NativeHost(), plugin::ContextOf(group)));
 }
+
+ProcessGroup present_world(const ProcessGroup& world) { return plugin::PresentWorld(world); }
 
 Membership rebuild(const ProcessGroup& world, std::optional<Duration> budget, int min_world,
                    std::optional<Duration> seat_wait) {

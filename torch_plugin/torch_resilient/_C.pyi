@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import Backend
+from torch._C._distributed_c10d import Backend, ProcessGroup
 from torch._C._distributed_c10d import Store as C10dStore
 
 TORCH_VERSION: str  # The torch this extension was built for, e.g. "2.15.0".
@@ -193,7 +193,7 @@ class ReconfigurableBackend(Backend):  # From torch 2.14 on.
 
 can_follow: bool  # Rank and size of a group can change in place with this version of torch.
 
-def follow_group(backend: Backend) -> None: ...  # Takes the numbers of a world that has been resized.
+def follow_world(world: ProcessGroup, in_place: bool) -> ProcessGroup: ...  # What has the numbers of a world that has been resized: itself, or another one that takes its place.
 def abort_group(backend: Backend, why: str) -> None: ...  # abort(), and `why` is in the text that all ranks raise.
 def op_log(backend: Backend) -> list[dict[str, Any]]:
     """The latest 2,000 operations of a group of ours, oldest first: id seq name dtype count state ("running",

@@ -6,9 +6,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
-from torch_resilient import _address, _errors, _native, _server, _worlds
+from torch_resilient import _address, _errors, _native, _resize, _server, _worlds
 
 MIN_WORLD = "RESILIENT_MIN_WORLD"
 _STORE_TIMEOUT = timedelta(minutes=5)
@@ -83,10 +82,10 @@ def rebuild(mode="replace", timeout=None, min_world=None):
 
     "replace" waits for lost seats to be filled for RESILIENT_SEAT_WAIT. Then, with `min_world`, the
     world goes on without them, with so many ranks at least: they are numbered anew, in their order,
-    the world's group has its new rank and size, and groups made before raise until they are made
-    anew. Otherwise the first cause is raised. "shrink" does not wait, and 1 is enough.
-    All ranks that are left must want to shrink; it needs torch 2.14. `min_world` is
-    RESILIENT_MIN_WORLD if not said.
+    torch.distributed.group.WORLD has the new rank and size (before torch 2.14 it is another object
+    then, and the one of before raises), and groups made before raise until they are made anew.
+    Otherwise the first cause is raised. "shrink" does not wait, and 1 is enough.
+    All ranks that are left must want to shrink. `min_world` is RESILIENT_MIN_WORLD if not said.
 
     `timeout` (seconds or timedelta) bounds the machine's part; default RESILIENT_BUDGET.
     """
@@ -114,15 +113,10 @@ _SIZES = {"min_world": "least", "max_world": "largest"}
 
 
 def check_size(name, value):
-    """ConfigError for what is no size of a world to go on with, or where torch could not follow."""
+    """ConfigError for what is no size of a world to go on with."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise _errors.ConfigError(
             f"{name}={value!r:.200}: it is the {_SIZES[name]} number of ranks to go on with, from 1"
-        )
-    if not _native.load().can_follow:
-        raise _errors.ConfigError(
-            f"{name}={value}: in torch {torch.__version__} the size of a group is constant;"
-            " a world can be resized from torch 2.14 on"
         )
 
 
@@ -131,26 +125,7 @@ def recover(world, wanted, timeout=None):
     if isinstance(timeout, timedelta):
         timeout = timeout.total_seconds()
     world.session.rebuild(timeout, **wanted)
-    _follow(world)
-
-
-def _follow(world):
-    """Rank and size of the world change when it is resized: the one place that rewrites ours
-    and torch's tables for it."""
-    now = world.session.membership()
-    rank, size = now["rank"], len(now["members"])
-    if (rank, size) == (world.rank, world.world_size):
-        return
-    world.rank, world.world_size = rank, size
-    _worlds.tell_of_seat(size)
-    group = world.process_group
-    _native.load().follow_group(group._get_backend(torch.device("cpu")))
-    renumber(group)
-
-
-def renumber(group):
-    """Torch's table of the ranks of a world that has another size now."""
-    c10d._world.pg_group_ranks[group] = {member: member for member in range(group.size())}
+    _resize.follow(world)
 
 
 def expect_slow(what, *, seconds=0, minutes=0, hours=0):

@@ -11,7 +11,7 @@ import sys
 
 from torch_resilient._names import BACKEND, TAKE_OVER, TORCH_DEFAULT, names_us
 
-_WRAPPED = "_resilient_wrapped"
+WRAPPED = "_resilient_wrapped"
 
 
 def served_by(backend):
@@ -60,18 +60,18 @@ def _install():
     if dist is None or not dist.is_available():
         return
     c10d = sys.modules["torch.distributed.distributed_c10d"]
-    if getattr(c10d.init_process_group, _WRAPPED, False):
+    if getattr(c10d.init_process_group, WRAPPED, False):
         return
     c10d.Backend.register_backend(BACKEND, _creator, extended_api=True, devices=["cpu", "cuda"])
     handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     handlers.setdefault(BACKEND, _rendezvous)
-    _replace("init_process_group", _wrap_init(c10d.init_process_group))
-    _replace("new_group", _wrap_new_group(c10d.new_group))
-    _replace("destroy_process_group", _wrap_end(c10d.destroy_process_group))
-    _replace("_abort_process_group", _wrap_end(c10d._abort_process_group))
+    replace("init_process_group", _wrap_init(c10d.init_process_group))
+    replace("new_group", _wrap_new_group(c10d.new_group))
+    replace("destroy_process_group", _wrap_end(c10d.destroy_process_group))
+    replace("_abort_process_group", _wrap_end(c10d._abort_process_group))
     if hasattr(c10d, "_reconfigure"):  # From torch 2.14 on.
-        _replace("_reconfigure", _wrap_reconfigure(c10d._reconfigure))
-    _replace("_create_process_group_wrapper", _wrap_debug(c10d._create_process_group_wrapper))
+        replace("_reconfigure", _wrap_reconfigure(c10d._reconfigure))
+    replace("_create_process_group_wrapper", _wrap_debug(c10d._create_process_group_wrapper))
 
     from torch_resilient import _frameworks
 
@@ -82,7 +82,7 @@ def _install():
         _presence.at_import()
 
 
-def _replace(name, wrapper):
+def replace(name, wrapper):
     """Puts the wrapper wherever torch.distributed has already bound the original."""
     original = wrapper.__wrapped__
     for module_name in (
@@ -110,7 +110,7 @@ def _wrap_init(original):
             kwargs["backend"] = backend
         return _init.init_process_group(original, asked, *args, **kwargs)
 
-    setattr(init_process_group, _WRAPPED, True)
+    setattr(init_process_group, WRAPPED, True)
     return init_process_group
 
 
@@ -143,9 +143,9 @@ def _wrap_reconfigure(original):
         world = _current_world()
         changed = world is not None and group in (None, world.process_group)
         if changed and world.reconfigurable is not None:
-            from torch_resilient import _api
+            from torch_resilient import _resize
 
-            _api.renumber(world.process_group)
+            _resize.renumber(world.process_group)
         return work
 
     return reconfigure
@@ -183,7 +183,7 @@ def _wrap_end(original):
             if worlds is not None and world_before is not None and world.default_pg is None:
                 worlds.close(world_before)
 
-    setattr(end_process_group, _WRAPPED, True)
+    setattr(end_process_group, WRAPPED, True)
     return end_process_group
 
 

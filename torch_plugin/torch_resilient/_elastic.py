@@ -32,7 +32,7 @@ def elastic(fn=None, *, max_restarts=_MAX_RESTARTS, min_world=None, max_world=No
 
     `max_world`: at a commit that all ranks have made the run goes on with up to so many ranks, when
     spares wait. They are the last ones, and begin with the replicated part of that commit and with
-    the per-rank part that they were made with. The same on all ranks; it needs torch 2.14.
+    the per-rank part that they were made with. The same on all ranks.
     """
     if fn is None:
         return functools.partial(
@@ -165,7 +165,8 @@ def _retried(error):
 
 class _GroupsAtEntry:
     """The process groups at entry, and torch's counter for their names: survivors and newcomers
-    must make the same names for the groups that they make next."""
+    must make the same names for the groups that they make next. The world's is another one when
+    the world has been resized."""
 
     def __init__(self):
         self._groups = set(c10d._world.pg_map)
@@ -173,7 +174,8 @@ class _GroupsAtEntry:
 
     def put_back(self):
         world = c10d._world
-        later = [group for group in world.pg_map if group not in self._groups]
+        kept = {*self._groups, world.default_pg}
+        later = [group for group in world.pg_map if group not in kept]
         for group in sorted(later, key=lambda group: world.pg_names[group], reverse=True):
             try:
                 dist.destroy_process_group(group)

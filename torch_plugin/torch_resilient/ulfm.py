@@ -139,6 +139,6 @@ def shrink(min_world=1, timeout=None):
     This is `rebuild(mode="shrink", min_world=min_world, timeout=timeout)`: all that are left must
     call it, and the first cause is raised where they are fewer than `min_world`. Returns at once
     when there is no failure. TIMEOUT behind `timeout` (seconds or timedelta; default
-    RESILIENT_BUDGET). Needs torch 2.14.
+    RESILIENT_BUDGET).
     """
     return _api.rebuild(mode="shrink", timeout=timeout, min_world=min_world)

@@ -18,7 +18,6 @@
 
 #include <ATen/Functions.h>
 #include <resilient/torch.h>
-#include <torch/version.h>
 
 namespace resilient {
 namespace {
@@ -156,9 +155,6 @@ TEST_F(ProcessGroupTest, PeerKilled_WaiterCatchesRankLostWithinASecond) {
 }
 
 TEST_F(ProcessGroupTest, MinWorld_TheRanksThatAreLeftGoOnWithTheirOwnParts) {
-  if (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14) {
-    GTEST_SKIP() << "before torch 2.14 the size of a group is constant";
-  }
   std::vector<std::unique_ptr<Child>> ranks;
   for (int rank = 0; rank < 3; ++rank) ranks.push_back(StartRank(rank, 3, "--elastic-rank"));
   for (auto& rank : ranks) ASSERT_EQ(rank->Line(kPatience), "three");
@@ -169,6 +165,19 @@ TEST_F(ProcessGroupTest, MinWorld_TheRanksThatAreLeftGoOnWithTheirOwnParts) {
   // The commit was made anew under the new numbers: another loss finds it.
   ranks[1]->Signal(SIGKILL);
   EXPECT_EQ(ranks[2]->Line(kPatience), "rank 0 of 1, step 1, was 2, sum 2");
+  EXPECT_EQ(ranks[2]->Wait(), 0);
+}
+
+TEST_F(ProcessGroupTest, Shrunk_ThePresentWorldServesAndTheOneBeforeIsItOrThrows) {
+  std::vector<std::unique_ptr<Child>> ranks;
+  for (int rank = 0; rank < 3; ++rank) ranks.push_back(StartRank(rank, 3, "--shrinking-rank"));
+  for (auto& rank : ranks) ASSERT_EQ(rank->Line(kPatience), "rank of 3");
+  ranks[1]->Signal(SIGKILL);
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(ranks[static_cast<std::size_t>(rank)]->Line(kPatience), "rank of 2, sum 3");
+  }
+  ranks[0]->Signal(SIGKILL);
+  EXPECT_EQ(ranks[2]->Line(kPatience), "rank of 1, sum 1");
   EXPECT_EQ(ranks[2]->Wait(), 0);
 }
 
@@ -224,15 +233,15 @@ int RunRank(int rank, int world_size, const std::string& address) {
 
 // One rank of a world that may shrink to one rank, which then ends.
 int RunElasticRank(int rank, int world_size, const std::string& address) {
-  const ProcessGroup world = init_process_group(
-      {.rank = rank, .world_size = world_size, .store = {address}, .job = "cpp"});
   std::int64_t step = 0;
   std::int64_t was = rank;
-  State state(world);
+  State state(init_process_group(
+      {.rank = rank, .world_size = world_size, .store = {address}, .job = "cpp"}));
   state.add("step", step).add("was", was, State::Part::kPerRank);
   elastic(
       state,
-      [&](State&) {
+      [&](State& committed) {
+        const ProcessGroup world = committed.world();
         if (world->getSize() == world_size) {
           step = 1;
           state.commit();
@@ -250,7 +259,40 @@ int RunElasticRank(int rank, int world_size, const std::string& address) {
         while (world->getSize() > 1) world->barrier()->wait();
       },
       /*max_restarts=*/100, /*min_world=*/1);
-  destroy_process_group(world);
+  destroy_process_group(state.world());
+  return 0;
+}
+
+bool ThrowsAsFormer(const ProcessGroup& group) {
+  try {
+    group->barrier()->wait();
+  } catch (const BackendError& error) {
+    return error.status().message().find("resilient::present_world") != std::string::npos;
+  }
+  return false;
+}
+
+// The same by rebuild, with the handle of init kept.
+int RunShrinkingRank(int rank, int world_size, const std::string& address) {
+  const ProcessGroup first = init_process_group(
+      {.rank = rank, .world_size = world_size, .store = {address}, .job = "cpp"});
+  std::cout << "rank of " << first->getSize() << std::endl;
+  ProcessGroup world = first;
+  while (world->getSize() > 1) {
+    try {
+      while (true) world->barrier()->wait();
+    } catch (const BackendError&) {
+      const Membership now = rebuild(first, std::nullopt, 1, Duration::zero());
+      world = present_world(first);
+      if (world != present_world(world) || world->getRank() != now.rank) return 2;
+      if (world != first && !ThrowsAsFormer(first)) return 3;
+    }
+    std::vector<at::Tensor> tensors = {at::full({1}, world->getRank() + 1, at::kLong)};
+    world->allreduce(tensors)->wait();
+    std::cout << "rank of " << world->getSize() << ", sum " << tensors[0].item<std::int64_t>()
+              << std::endl;
+  }
+  destroy_process_group(first);
   return 0;
 }
 
@@ -263,6 +305,9 @@ int main(int argc, char** argv) {
   }
   if (argc == 5 && std::string(argv[1]) == "--elastic-rank") {
     return resilient::RunElasticRank(std::atoi(argv[2]), std::atoi(argv[3]), argv[4]);
+  }
+  if (argc == 5 && std::string(argv[1]) == "--shrinking-rank") {
+    return resilient::RunShrinkingRank(std::atoi(argv[2]), std::atoi(argv[3]), argv[4]);
   }
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

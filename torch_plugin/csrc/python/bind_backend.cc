@@ -119,12 +119,12 @@ void RegisterBackend(py::module_& m, const std::shared_ptr<PythonHost>& host) {
   // Whether a group's rank and size can change in place with this version of torch.
   m.attr("can_follow") = ResilientBackend::kCanFollow;
   m.def(
-      "follow_group",
-      [host](const BackendPtr& backend) {
+      "follow_world",
+      [](const ProcessGroup& world, bool in_place) {
         const py::gil_scoped_release unlocked;
-        OursOrThrow(*host, backend)->FollowGroup();
+        return FollowWorld(world, in_place);
       },
-      py::arg("backend"));
+      py::arg("world"), py::arg("in_place"));
   m.def(
       "abort_group",
       [host](const BackendPtr& backend, const std::string& why) {

@@ -57,11 +57,16 @@ std::shared_ptr<Session> session_of(const ProcessGroup& group);
 // Acknowledges a failure and returns the new membership once the next generation is built. Waits
 // for lost seats to be filled for `seat_wait`, default RESILIENT_SEAT_WAIT. When they stay empty
 // the world goes on with `min_world` ranks at least, if all that are left want that; they are
-// numbered anew, in their order, `world` has its new rank and size, and groups made before throw
-// until they are made anew. With 0, or with fewer ranks left, throws the first cause. `budget`: of
-// the machine's part; default RESILIENT_BUDGET.
+// numbered anew, in their order, present_world(world) has the new rank and size, and groups made
+// before throw until they are made anew. With 0, or with fewer ranks left, throws the first cause.
+// `budget`: of the machine's part; default RESILIENT_BUDGET.
 Membership rebuild(const ProcessGroup& world, std::optional<Duration> budget = std::nullopt,
                    int min_world = 0, std::optional<Duration> seat_wait = std::nullopt);
+
+// The world's group with its present rank and size: `world` itself, or, where the world was resized
+// and torch has rank and size of a group constant (2.13 and older), the one made for the world that
+// goes on; operations of `world` throw then. All other functions here take either.
+ProcessGroup present_world(const ProcessGroup& world);
 
 // What a training run needs to go on after a rank was lost: named values that are committed
 // together and restored together. What is kept by reference outlives the State.
@@ -105,7 +110,7 @@ class State {
   void sync();
   // How many commits the present time line has.
   std::int64_t commits() const;
-  const ProcessGroup& world() const;
+  const ProcessGroup& world() const;  // The present one, see present_world.
 
  private:
   friend class ElasticRun;
@@ -120,10 +125,10 @@ class State {
 // newest complete commit. Before it nothing communicates but init_process_group. What is thrown for
 // another reason than a failure of the session passes through; MISMATCH, DEADLOCK, STALLED and
 // wrong starts are bugs and are not tried again. `max_restarts`: without a commit in between.
-// `min_world`: as of rebuild; `fn` then finds another rank and size. `max_world`: at a commit that
-// all ranks have made the run goes on with up to so many ranks, when spares wait; 0: it does not
-// grow. They are the last ones, with the replicated part of that commit and their own per-rank
-// part.
+// `min_world`: as of rebuild; `fn` then finds another rank and size, in the world() of its state.
+// `max_world`: at a commit that all ranks have made the run goes on with up to so many ranks, when
+// spares wait; 0: it does not grow. They are the last ones, with the replicated part of that commit
+// and their own per-rank part.
 void elastic(State& state, const std::function<void(State&)>& fn, int max_restarts = 100,
              int min_world = 0, int max_world = 0);
 
