@@ -78,6 +78,7 @@ def operations(group):
     yield lambda: dist.get_backend(group)
     yield lambda: dist.get_process_group_ranks(group)
     yield lambda: dist.get_global_rank(group, 0)
+    yield lambda: dist.destroy_process_group(group)
 
 
 def use_the_former_group():

@@ -174,6 +174,9 @@ def _current_world():
 def _wrap_end(original):
     @functools.wraps(original)
     def end_process_group(*args, **kwargs):
+        resize = sys.modules.get("torch_resilient._resize")
+        if resize is not None:
+            resize.refuse_former(args[0] if args else kwargs.get("group"))
         world = sys.modules["torch.distributed.distributed_c10d"]._world
         world_before = world.default_pg
         try:

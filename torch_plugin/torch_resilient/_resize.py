@@ -68,6 +68,12 @@ def _is_former(group):
     return isinstance(c10d._world.pg_group_ranks.get(group), _FormerRanks)
 
 
+def refuse_former(group):
+    """ConfigError for a group that was the world's before it was resized."""
+    if _is_former(group):
+        _refuse()
+
+
 def _refuse(*_):
     raise _errors.ConfigError(
         "this process group was made before the world was resized; use the world's present group,"
@@ -84,7 +90,8 @@ class _FormerRanks(dict):
 def _wrap_get_backend(original):
     @functools.wraps(original)
     def get_backend(group=None):
-        return _refuse() if _is_former(group) else original(group)
+        refuse_former(group)
+        return original(group)
 
     setattr(get_backend, _autoload.WRAPPED, True)
     return get_backend
