@@ -399,15 +399,16 @@ bool ReplaySession::StartAgain(const LanePtr& lane, const Kept& kept) {
   } else {
     seq = lane->inner->Submit(ToSubmit(*kept, kept->Again()), Wrap(lane, kept));
   }
+  Completion missed;
   Completion refused;
   {
     Lock lock(mutex_);
-    if (seq.ok()) {
-      NoteStartedLocked(*lane, kept, *seq);
-      return true;
-    }
-    if (!ended) kept->in_flight = false;
+    if (seq.ok()) NoteStartedLocked(*lane, kept, *seq);
+    if (!seq.ok() && !ended) kept->in_flight = false;
+    missed = TakeMissedLocked(*lane, *kept);
   }
+  if (missed) missed(Status(StatusCode::kCancelled, "its group was closed"));
+  if (seq.ok()) return true;
   if (!inner_->failure().ok()) return false;
   // For a reason of its own, as it would have been refused at once.
   {

@@ -12,6 +12,8 @@ namespace {
 // How often a waiting caller looks for an interrupt.
 constexpr Duration kPoll = std::chrono::milliseconds(100);
 
+Status Cancelled(std::string why) { return Status(StatusCode::kCancelled, std::move(why)); }
+
 // As SessionDeleter: where the thread cannot be joined the memory is given up instead.
 struct ReplayDeleter {
   void operator()(ReplaySession* session) const {
@@ -194,8 +196,7 @@ void ReplaySession::Close() {
     for (auto& [name, lane] : lanes_)
       std::ranges::move(TakePendingLocked(*lane), std::back_inserter(over));
   }
-  for (const auto& [done, kept] : over)
-    done(Status(StatusCode::kCancelled, "the session was closed"));
+  for (const auto& [done, kept] : over) done(Cancelled("the session was closed"));
 }
 
 std::vector<std::pair<Completion, ReplaySession::Kept>> ReplaySession::TakePendingLocked(
@@ -224,10 +225,10 @@ void ReplaySession::CloseGroup(const LanePtr& lane) {
   std::vector<std::pair<Completion, Kept>> over;
   {
     Lock lock(mutex_);
-    if (phase_ == Phase::kHealing) over = TakePendingLocked(*lane);
+    over = TakePendingLocked(*lane);
   }
   for (const auto& [done, kept] : over) {
-    done(Status(StatusCode::kCancelled, StrCat("group '", lane->inner->name(), "' was closed")));
+    done(Cancelled(StrCat("group '", lane->inner->name(), "' was closed")));
   }
 }
 
@@ -288,17 +289,21 @@ Result<Communicator::Ran> ReplaySession::Enter(const LanePtr& lane, const Kept& 
       }
     }
     const bool ended = ran.ok() && ran->outcome.has_value();
-    if (ended) ran->outcome = Outcome(*lane, *kept, *ran->outcome);
+    const bool of_link = ended && BelongsToLink(*ran->outcome);
+    Completion missed;
     {
       Lock lock(mutex_);
       if (ended || !ran.ok()) kept->in_flight = false;
+      if (ended) ran->outcome = OutcomeLocked(*lane, *kept, *ran->outcome, of_link);
       if (ended && ran->outcome) (void)kept->TakeDone();
       if (ran.ok()) {
         NoteStartedLocked(*lane, kept, ran->seq);
         ran->seq = kept->number;
+        missed = TakeMissedLocked(*lane, *kept);
       }
       if (--inside_ == 0) changed_.notify_all();
     }
+    if (missed) missed(Cancelled("its group was closed"));
     if (ran.ok() || !MayRetry(ran.status())) return ran;
   }
 }
@@ -307,7 +312,8 @@ Result<Communicator::Ran> ReplaySession::Enter(const LanePtr& lane, const Kept& 
 std::optional<Result<Communicator::Ran>> ReplaySession::TurnAwayLocked(Lane& lane,
                                                                        const Kept& kept) {
   const Operation& operation = kept->operation();
-  if (epoch_ == 0 || phase_ == Phase::kOpen || lane.closed) return std::nullopt;
+  if (Status over = OverLocked(lane); !over.ok()) return over;
+  if (epoch_ == 0 || phase_ == Phase::kOpen) return std::nullopt;
   const std::string& name = lane.inner->name();
   if (phase_ == Phase::kFailed) return NotStarted(first_cause_, name, Describe(operation));
   if (lane.queue.size() >= kReplayQueueMax) {
@@ -325,6 +331,21 @@ std::optional<Result<Communicator::Ran>> ReplaySession::TurnAwayLocked(Lane& lan
   const std::uint64_t next = message ? lane.next_message : lane.log.next();
   return Communicator::Ran{.seq = next + static_cast<std::uint64_t>(before),
                            .outcome = std::nullopt};
+}
+
+Status ReplaySession::OverLocked(const Lane& lane) const {
+  const auto status = [](std::string why) {
+    return Status(StatusCode::kFailedPrecondition, std::move(why));
+  };
+  const std::string& name = lane.inner->name();
+  if (lane.closed) return status(StrCat("group '", name, "' is closed on this rank"));
+  if (closing_) return status(StrCat("the session is closed on this rank, with group '", name, "'"));
+  return Status::Ok();
+}
+
+Completion ReplaySession::TakeMissedLocked(const Lane& lane, KeptOperation& kept) {
+  if (kept.in_flight || OverLocked(lane).ok()) return nullptr;
+  return kept.TakeDone();
 }
 
 Operation ReplaySession::ToSubmit(KeptOperation& kept, Operation operation) {
@@ -368,10 +389,13 @@ void ReplaySession::NoteEndedLocked(Lane& lane, KeptOperation& kept) {
 Completion ReplaySession::Wrap(const LanePtr& lane, const Kept& kept) {
   // The session inside runs every completion before it ends, and this outlives it.
   return [this, lane, kept](const Status& status) {
-    const std::optional<Status> told = Outcome(*lane, *kept, status);
+    const bool of_link = BelongsToLink(status);
+    std::optional<Status> told;
     Completion done;
     {
+      // As one, or who takes what is pending would take it for in flight, and nobody would end it.
       Lock lock(mutex_);
+      told = OutcomeLocked(*lane, *kept, status, of_link);
       kept->in_flight = false;
       if (!told) return;
       done = kept->TakeDone();
@@ -388,15 +412,17 @@ Completion ReplaySession::Wrap(const LanePtr& lane, const Kept& kept) {
   };
 }
 
-std::optional<Status> ReplaySession::Outcome(const Lane& lane, const KeptOperation& kept,
-                                             const Status& status) {
+std::optional<Status> ReplaySession::OutcomeLocked(const Lane& lane, const KeptOperation& kept,
+                                                   const Status& status, bool of_link) {
   if (status.ok() || status.code() == StatusCode::kCancelled) return status;
-  if (BelongsToLink(status)) {
-    Lock lock(mutex_);
-    if (phase_ != Phase::kFailed) return std::nullopt;
-    return first_cause_.WithOperation(lane.inner->name(), kept.number, Describe(kept.operation()));
+  if (of_link) {
+    if (phase_ == Phase::kFailed) {
+      return first_cause_.WithOperation(lane.inner->name(), kept.number,
+                                        Describe(kept.operation()));
+    }
+    if (!OverLocked(lane).ok()) return status;  // Nobody will run it again.
+    return std::nullopt;
   }
-  Lock lock(mutex_);
   veto_ = StrCat("an operation of group '", lane.inner->name(),
                  "' has failed there: ", status.ToString());
   return status;

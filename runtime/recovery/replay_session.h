@@ -111,9 +111,15 @@ class ReplaySession final : public Session, public std::enable_shared_from_this<
   void NoteEndedLocked(Lane& lane, KeptOperation& kept);
   bool MayRetry(const Status& refused);
   Completion Wrap(const LanePtr& lane, const Kept& kept);
-  // nullopt: it will be run again, or its end is told by who gives up.
-  std::optional<Status> Outcome(const Lane& lane, const KeptOperation& kept, const Status& status);
+  // nullopt: it will be run again, or its end is told by who gives up. `of_link`: BelongsToLink.
+  std::optional<Status> OutcomeLocked(const Lane& lane, const KeptOperation& kept,
+                                      const Status& status, bool of_link);
   bool BelongsToLink(const Status& status);
+  // Why nothing of that lane starts here any more, or is run again; OK: it may be.
+  Status OverLocked(const Lane& lane) const;
+  // Null unless who closed it has missed this one, which was still on its way into or out of the
+  // session inside.
+  Completion TakeMissedLocked(const Lane& lane, KeptOperation& kept);
   void BeginHealingLocked(const Status& cause);
   void ResetLocked(const Membership& now);
   // Those that are not in flight, to be told that they are over.

@@ -185,5 +185,41 @@ TEST_F(ReplaySessionTest, ClosedMeanwhile_TheOperationIsCancelled) {
   EXPECT_EQ(outcome.Await().code(), StatusCode::kCancelled);
 }
 
+TEST_F(ReplaySessionTest, GroupIsClosedMeanwhile_WhatIsStartedLaterIsRefused) {
+  BootAlone(true);
+  rendezvous_->set_autopilot(false);
+  FenceAndSettle(1, LinkBroke(1));
+  world_->Close();
+  Outcome outcome;
+  const auto seq = world_->Submit({}, outcome.Callback());
+  EXPECT_EQ(seq.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(seq.status().message(), ::testing::HasSubstr("is closed on this rank"));
+}
+
+TEST_F(ReplaySessionTest, SessionIsClosedMeanwhile_WhatIsStartedLaterIsRefused) {
+  BootAlone(true);
+  rendezvous_->set_autopilot(false);
+  FenceAndSettle(1, LinkBroke(1));
+  session_->Close();
+  Outcome outcome;
+  const auto seq = world_->Submit({}, outcome.Callback());
+  EXPECT_EQ(seq.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(seq.status().message(), ::testing::HasSubstr("the session is closed"));
+}
+
+// A driver still uses its memory when the group is closed.
+TEST_F(ReplaySessionTest, GroupIsClosedBeforeAnOperationEnds_ItsEndIsTold) {
+  BootAlone(true);
+  rendezvous_->set_autopilot(false);
+  factory_->Latest(kWorldGroup)->set_linger(true);
+  Outcome outcome;
+  ASSERT_TRUE(world_->Submit({}, outcome.Callback()).ok());
+  FenceAndSettle(1, LinkBroke(1));
+  world_->Close();
+  EXPECT_FALSE(outcome.HasRun());
+  factory_->Latest(kWorldGroup)->CompleteNext(LinkBroke(1));
+  EXPECT_EQ(outcome.Await().code(), StatusCode::kCommFailed);
+}
+
 }  // namespace
 }  // namespace resilient::recovery
