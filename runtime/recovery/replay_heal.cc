@@ -313,6 +313,10 @@ ReplaySummary ReplaySession::SummaryLocked() const {
     }
     own.groups[name] = std::move(group);
   }
+  // The members to which a closed one is still open must not take it for not made yet.
+  for (const auto& [name, made] : instances_) {
+    if (lanes_.count(name) == 0) own.groups[name].instance = made + 1;
+  }
   return own;
 }
 

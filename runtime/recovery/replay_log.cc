@@ -102,14 +102,15 @@ std::uint64_t CountIn(const std::map<Stream, std::uint64_t>& counts, const Strea
 // One group at all its members, in group order.
 using Members = std::vector<GroupSummary>;
 
-// Those of `ranks` that have not made the group have the default.
+// REQUIRES: `told` is of a member that has made it. The others are told to have its ranks.
 Members MembersOf(const std::vector<ReplaySummary>& all, const std::string& name,
                   const GroupSummary& told) {
   Members members;
   for (const int rank : told.ranks) {
     const auto& groups = all[static_cast<std::size_t>(rank)].groups;
     const auto found = groups.find(name);
-    members.push_back(found == groups.end() ? GroupSummary{.ranks = told.ranks} : found->second);
+    members.push_back(found == groups.end() ? GroupSummary{} : found->second);
+    if (members.back().ranks.empty()) members.back().ranks = told.ranks;
   }
   return members;
 }
@@ -201,7 +202,7 @@ ReplayPlan PlanReplay(const std::vector<ReplaySummary>& members) {
   }
   for (const ReplaySummary& member : members) {
     for (const auto& [name, group] : member.groups) {
-      if (plan.from.count(name) != 0) continue;
+      if (plan.from.count(name) != 0 || group.ranks.empty()) continue;
       const bool fits = std::all_of(group.ranks.begin(), group.ranks.end(),
                                     [size](int rank) { return rank >= 0 && rank < size; });
       if (!fits) {
@@ -223,7 +224,7 @@ std::uint64_t ReceivedFrom(const std::vector<ReplaySummary>& members, const std:
                            int sender, const Stream& stream) {
   for (const ReplaySummary& member : members) {
     const auto found = member.groups.find(name);
-    if (found == member.groups.end()) continue;
+    if (found == member.groups.end() || found->second.ranks.empty()) continue;
     const Members in_group = MembersOf(members, name, found->second);
     if (stream.peer < 0 || stream.peer >= static_cast<int>(in_group.size())) return 0;
     return CountIn(in_group[static_cast<std::size_t>(stream.peer)].received, {sender, stream.tag});

@@ -33,10 +33,10 @@ struct Stream {
 };
 
 // How far one member is in one group. What it has of a group that it has not made yet: the default.
-// Thread: value type.
+// Of one that it has closed: the default of the next instance. Thread: value type.
 struct GroupSummary {
   std::uint64_t instance = 1;            // How often a group of that name was made in this epoch.
-  std::vector<int> ranks;                // Global ranks in group order.
+  std::vector<int> ranks;                // Global ranks in group order; none: it is not made here.
   std::uint64_t next = 1;                // Number of the collective that it starts next.
   std::uint64_t first_pending = 1;       // The first one that it has no result of; `next`: none.
   std::uint64_t kept_from = 1;           // It has the inputs of those from here on.

@@ -112,6 +112,20 @@ TEST(ReplayPlanTest, AGroupMadeAnew_IsAnotherOne) {
               HasSubstr("made or closed on only some"));
 }
 
+TEST(ReplayPlanTest, AGroupThatOneHasClosed_IsNotOneThatItWillMake) {
+  ReplaySummary closed{.epoch = 1, .veto = {}, .groups = {}};
+  closed.groups["world"].instance = 2;
+  EXPECT_THAT(PlanReplay({Of(LogOf(1, 1)), closed}).refusal, HasSubstr("made or closed on only"));
+  EXPECT_THAT(PlanReplay({closed, Of(LogOf(1, 1))}).refusal, HasSubstr("made or closed on only"));
+  EXPECT_EQ(PlanReplay({closed, closed}).refusal, "");
+  ReplaySummary again = Of(LogOf(2, 1, false));  // All have closed it, and one has made it anew.
+  again.groups["world"].instance = 2;
+  const ReplayPlan plan = PlanReplay({closed, again});
+  EXPECT_EQ(plan.refusal, "");
+  EXPECT_EQ(plan.from.at("world"), 1u);
+  EXPECT_EQ(ReceivedFrom({closed, again}, "world", 1, {0, 7}), 0u);
+}
+
 TEST(ReplayPlanTest, OneVeto_NobodyRunsAgain) {
   ReplaySummary against = Of(LogOf(1, 0));
   against.veto = "it was aborted there";

@@ -194,6 +194,40 @@ TEST_F(ReplayWorldTest, AMessageThatLeftAndDidNotArrive_AllSeeTheFailure) {
   });
 }
 
+TEST_F(ReplayWorldTest, AGroupThatOneHasClosed_AllSeeTheFailure) {
+  MembershipHub hub(kWorldSize);
+  std::latch closed(kWorldSize);
+  OnRanks(hub, [&](int rank, Rank& self) {
+    Step(*self.world, rank, 1);
+    double value = 1;
+    std::shared_ptr<Group> pair;
+    if (rank < 2) {
+      pair = self.session->CreateGroup("pair", {0, 1}).value();
+      ASSERT_TRUE(End(*pair, Of(OpKind::kAllReduce, &value)).ok());
+    }
+    if (rank == 0) {
+      Operation send = Of(OpKind::kSend, &value);
+      send.peer = 1;
+      ASSERT_TRUE(End(*pair, send).ok());
+      pair->Close();
+    }
+    closed.arrive_and_wait();
+    if (rank == 2) hub.CutLink();
+    const Status failure = self.session->AwaitFailure(Deadline::After(clock_.Now(), kTestBound));
+    EXPECT_EQ(failure.code(), StatusCode::kCommFailed);
+    EXPECT_THAT(failure.message(), ::testing::HasSubstr("made or closed on only some"));
+    if (rank == 1) {
+      Operation receive = Of(OpKind::kRecv, &value);
+      receive.peer = 0;
+      EXPECT_EQ(End(*pair, receive).code(), StatusCode::kCommFailed);
+    }
+    if (pair != nullptr) pair->Close();
+    const Status rebuilt = self.session->Rebuild({});
+    ASSERT_TRUE(rebuilt.ok()) << rebuilt.ToString();
+    Step(*self.world, rank, 2);
+  });
+}
+
 TEST_F(ReplayWorldTest, AMessageThatIsAwaited_ArrivesInTheNextGeneration) {
   MembershipHub hub(kWorldSize);
   std::latch posted(kWorldSize);
