@@ -147,6 +147,9 @@ bool ReplaySession::Heal() {
       return true;
     }
   }
+  // Whoever is still on the way into the session inside would be let into the next generation,
+  // ahead of what is run again there.
+  if (!AwaitNobodyInside()) return true;
   const Status rebuilt = inner_->Rebuild({.deadline = Deadline::After(began, kSlice)});
   if (rebuilt.code() == StatusCode::kTimeout) return true;
   if (!rebuilt.ok()) return false;
@@ -159,25 +162,26 @@ bool ReplaySession::Heal() {
       return true;
     }
   }
-  std::string refusal;
-  if (!SameMembers(acknowledged_, now)) {
-    refusal = "a member was replaced meanwhile";
-  } else if (AwaitNobodyInside()) {
-    std::vector<ReplaySummary> all;
-    switch (Meet(now, &all)) {
-      case Met::kNotYet:
-        return true;
-      case Met::kNever:
-        refusal = "a member runs another version of this";
-        break;
-      case Met::kYes:
-        const ReplayPlan plan = PlanReplay(all);
-        refusal = plan.refusal;
-        if (refusal.empty()) (void)RunAgain(now, all, plan);
-    }
+  if (SameMembers(acknowledged_, now)) {
+    MeetAndRunAgain(now);
+  } else {
+    GiveUpReplay("a member was replaced meanwhile");
   }
-  if (!refusal.empty()) GiveUpReplay(refusal);
   return true;
+}
+
+void ReplaySession::MeetAndRunAgain(const Membership& now) {
+  std::vector<ReplaySummary> all;
+  switch (Meet(now, &all)) {
+    case Met::kNotYet:
+      return;
+    case Met::kNever:
+      return GiveUpReplay("a member runs another version of this");
+    case Met::kYes:
+      const ReplayPlan plan = PlanReplay(all);
+      if (!plan.refusal.empty()) return GiveUpReplay(plan.refusal);
+      (void)RunAgain(now, all, plan);
+  }
 }
 
 // Calls that the fence has ended return soon.

@@ -132,6 +132,7 @@ class ReplaySession final : public Session, public std::enable_shared_from_this<
   void GiveUpReplay(const std::string& why);
   bool Heal();
   bool AwaitNobodyInside();
+  void MeetAndRunAgain(const Membership& now);
   Met Meet(const Membership& now, std::vector<ReplaySummary>* all);
   std::shared_ptr<Group> MeetingPlace(const Membership& now);  // Any thread. Null: was asked for.
   std::optional<std::string> Gather(Group& place, std::string said, std::size_t size);

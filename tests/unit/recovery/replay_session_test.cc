@@ -5,9 +5,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <functional>
+#include <future>
+#include <memory>
 #include <thread>
+#include <utility>
 
 #include "runtime/recovery/replay_log.h"
+#include "runtime/recovery/replay_session.h"
 #include "tests/unit/recovery/session_fixture.h"
 
 namespace resilient::recovery {
@@ -18,6 +24,23 @@ Status LinkBroke(std::uint64_t generation) {
   detail.generation = generation;
   return Status(StatusCode::kCommFailed, "the link broke", detail);
 }
+
+// Keeps the first caller of an operation at the door of the session inside. Thread: thread-safe.
+class Doorkeeper final : public Observer {
+ public:
+  explicit Doorkeeper(std::function<void()> keep) : keep_(std::move(keep)) {}
+  void Ask(Answer answer) override { answer({}); }
+  void NoteOperation() override {
+    if (!kept_.exchange(true)) keep_();
+  }
+  std::uint64_t Expect(std::string, Duration) override { return 0; }
+  void EndExpectation(std::uint64_t) override {}
+  void Close(Deadline) override {}
+
+ private:
+  const std::function<void()> keep_;
+  std::atomic<bool> kept_{false};
+};
 
 class ReplaySessionTest : public SessionTest {
  protected:
@@ -219,6 +242,25 @@ TEST_F(ReplaySessionTest, GroupIsClosedBeforeAnOperationEnds_ItsEndIsTold) {
   EXPECT_FALSE(outcome.HasRun());
   factory_->Latest(kWorldGroup)->CompleteNext(LinkBroke(1));
   EXPECT_EQ(outcome.Await().code(), StatusCode::kCommFailed);
+}
+
+// In the new generation it would be the first one, and at the others something else is.
+TEST_F(ReplaySessionTest, OnItsWayInWhenTheLinkBreaks_IsQueuedBehindTheMeeting) {
+  bool slipped = false;
+  options_.observer = std::make_shared<Doorkeeper>([this, &slipped] {
+    rendezvous_->SayFence(1, LinkBroke(1));
+    ASSERT_TRUE(AwaitCount(&Record::readies, 2));  // The next generation is built.
+    for (int i = 0; i < 2000 && !slipped; ++i) {
+      std::this_thread::yield();
+      slipped = record_->Get<bool>([](const Record& now) { return !now.acknowledged.empty(); });
+    }
+  });
+  BootAlone(false);
+  Outcome outcome;
+  ASSERT_TRUE(world_->Submit({}, outcome.Callback()).ok());
+  EXPECT_FALSE(slipped) << "generation 2 was open to an operation of generation 1";
+  EXPECT_TRUE(outcome.Await().ok());
+  EXPECT_EQ(session_->acknowledged().generation, 2u);
 }
 
 }  // namespace
