@@ -294,12 +294,12 @@ ReplaySession::Met ReplaySession::Meet(const Membership& now, std::vector<Replay
   return Met::kYes;
 }
 
-// Whoever heals there needs to hear that this member does not. Nobody waits for the end of it here.
+// Whoever heals there needs to hear that this member does not. Nobody waits for the end of it here,
+// but it has one only when all members have said something: newcomers, too.
 void ReplaySession::OfferVeto(const Membership& now) {
   const std::shared_ptr<Group> place = MeetingPlace(now);
   if (place == nullptr) return;
-  ReplaySummary own{
-      .epoch = now.generation, .veto = "its program has met the failure", .groups = {}};
+  ReplaySummary own{.epoch = now.generation, .veto = "its program begins anew there", .groups = {}};
   const auto meeting = std::make_shared<Meeting>();
   meeting->said = CardOf(own, 0);
   (void)Offer(*place, meeting, now.members.size());  // Refused: the generation is over.

@@ -49,6 +49,8 @@ Status ReplaySession::Init() {
     Lock lock(mutex_);
     ResetLocked(now);
   }
+  // In the first one of all there is nobody who was there before.
+  if (now.generation > 1) OfferVeto(now);
   std::lock_guard join_lock(join_mutex_);
   thread_ = Thread("res-replay", [this] { Follow(); });
   return Status::Ok();

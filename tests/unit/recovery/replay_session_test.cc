@@ -263,5 +263,18 @@ TEST_F(ReplaySessionTest, OnItsWayInWhenTheLinkBreaks_IsQueuedBehindTheMeeting) 
   EXPECT_EQ(session_->acknowledged().generation, 2u);
 }
 
+// Those who were there before tell each other that nothing is run again, and wait until all have.
+TEST_F(ReplaySessionTest, ANewcomer_TellsTheOthersThatItRunsNothingAgain) {
+  script_.first_generation = 3;
+  BootAlone(false);
+  ASSERT_NE(factory_->Latest("resilient.replay.3"), nullptr);
+  EXPECT_TRUE(factory_->Latest("resilient.replay.3")->IsQuiet());
+}
+
+TEST_F(ReplaySessionTest, TheFirstGeneration_HasNobodyToTell) {
+  BootAlone(false);
+  EXPECT_EQ(factory_->Latest("resilient.replay.1"), nullptr);
+}
+
 }  // namespace
 }  // namespace resilient::recovery
