@@ -32,8 +32,10 @@ class ThreadRecord {
     }
   }
 
+  void Exempt() { exempt_ = true; }
   bool StandsIn(std::uint64_t book) const { return latest_ == book; }
   void Enter(const std::shared_ptr<Callers::Book>& book) {
+    if (exempt_) return;
     latest_ = book->id;
     std::erase_if(books_, [](const auto& entry) { return entry.expired(); });
     const std::lock_guard lock(book->mutex);
@@ -41,6 +43,7 @@ class ThreadRecord {
   }
 
  private:
+  bool exempt_ = false;
   std::uint64_t latest_ = 0;  // A program uses one session at a time, mostly.
   std::vector<std::weak_ptr<Callers::Book>> books_;
 };
@@ -50,6 +53,8 @@ thread_local ThreadRecord this_thread_record;
 }  // namespace
 
 Callers::Callers() : book_(new Book{.id = ++books_made, .mutex = {}, .threads = {}}) {}
+
+void Callers::ExemptThisThread() { this_thread_record.Exempt(); }
 
 void Callers::Note() {
   if (!this_thread_record.StandsIn(book_->id)) this_thread_record.Enter(book_);

@@ -21,6 +21,8 @@ class Callers {
  public:
   Callers();
 
+  // The calling thread is none of the program's, for its life: what it submits does not count.
+  static void ExemptThisThread();
   // The calling thread submits operations. But for its first time one comparison.
   void Note();
   // The calling thread is blocked, until Unblock.

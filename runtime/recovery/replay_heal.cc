@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/recovery/callers.h"
 #include "runtime/recovery/flight.h"
 #include "runtime/recovery/replay_session.h"
 
@@ -57,6 +58,8 @@ bool SameMembers(const Membership& before, const Membership& now) {
 }  // namespace
 
 void ReplaySession::Follow() {
+  // A rank counts as blocked when all threads of its program are, and this one never is.
+  Callers::ExemptThisThread();
   std::uint64_t after = 0;
   for (;;) {
     bool healing = false;
@@ -355,8 +358,9 @@ std::vector<std::pair<ReplaySession::LanePtr, ReplaySession::Kept>> ReplaySessio
     const auto planned = plan.from.find(name);
     const std::uint64_t from = planned == plan.from.end() ? 1 : planned->second;
     lane->base = from - 1;
-    lane->message_base = lane->next_message - 1;
     SettleMessagesLocked(*lane, all, over);
+    // Those that are run again are the first ones at the new communicator.
+    lane->message_base = lane->next_message - 1 - lane->messages.size();
     for (auto it = lane->collectives.lower_bound(from); it != lane->collectives.end(); ++it) {
       run.emplace_back(lane, it->second);
     }

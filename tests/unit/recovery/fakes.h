@@ -441,6 +441,10 @@ class FakeFactory final : public CommunicatorFactory {
   void SayStalled(const std::string& group, std::uint64_t generation, Status why) {
     comm_.Post([this, group, generation, why] { events_.OnStalled(group, generation, why); });
   }
+  void SayWaiting(const std::string& group, std::uint64_t generation, WaitingOperation waiting) {
+    comm_.Post(
+        [this, group, generation, waiting] { events_.OnWaiting(group, generation, {waiting}); });
+  }
   void set_script(Script script) {
     std::lock_guard lock(mutex_);
     script_ = script;

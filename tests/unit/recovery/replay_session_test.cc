@@ -276,5 +276,42 @@ TEST_F(ReplaySessionTest, TheFirstGeneration_HasNobodyToTell) {
   EXPECT_EQ(factory_->Latest("resilient.replay.1"), nullptr);
 }
 
+Operation SendTo(int peer) {
+  Operation send;
+  send.kind = OpKind::kSend;
+  send.peer = peer;
+  return send;
+}
+
+TEST_F(ReplaySessionTest, MessageBehindOneThatIsSentAgain_HasItsOwnNumber) {
+  BootAlone(true);
+  Outcome first;
+  Outcome second;
+  ASSERT_TRUE(world_->Submit(SendTo(0), first.Callback()).ok());
+  rendezvous_->set_autopilot(false);
+  FenceAndSettle(1, LinkBroke(1));
+  ASSERT_EQ(world_->Submit(SendTo(0), second.Callback()).value(), 2u);
+  rendezvous_->set_autopilot(true);
+  rendezvous_->SayView(2);
+  const InterruptCheck bound = GiveUpAtTestBound();
+  while (factory_->Latest("resilient.replay.2") == nullptr && bound().ok()) {
+    std::this_thread::yield();
+  }
+  // All that they say to each other.
+  const auto meeting = factory_->Latest("resilient.replay.2");
+  while (session_->membership().state != SessionState::kRunning && bound().ok()) {
+    if (!meeting->IsQuiet()) meeting->CompleteNext(Status::Ok());
+    std::this_thread::yield();
+  }
+  session_->BeginBlocked(kWorldGroup, true, 2);
+  const WaitingOperation waiting{.seq = 2, .point_to_point = true};
+  factory_->SayWaiting(kWorldGroup, 2, waiting);
+  ASSERT_TRUE(AwaitCount(&Record::waiting, 1));
+  const WaitingReport report =
+      record_->Get<WaitingReport>([](const Record& record) { return record.waiting.front(); });
+  EXPECT_TRUE(report.blocked) << "the second message at the new communicator";
+  EXPECT_EQ(world_->Submit(SendTo(0), Outcome().Callback()).value(), 3u);
+}
+
 }  // namespace
 }  // namespace resilient::recovery
