@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "runtime/base/log.h"
 #include "runtime/recovery/flight.h"
 
 namespace resilient::recovery {
 namespace {
+
+// The layer in one of whose completions this thread is, on a thread of the session inside.
+thread_local const ReplaySession* inside_layer = nullptr;
 
 // How often a waiting caller looks for an interrupt.
 constexpr Duration kPoll = std::chrono::milliseconds(100);
@@ -18,7 +22,7 @@ Status Cancelled(std::string why) { return Status(StatusCode::kCancelled, std::m
 struct ReplayDeleter {
   void operator()(ReplaySession* session) const {
     if (session->InForkedChild()) return session->Close();
-    if (session->OnOwnThread()) {
+    if (session->OnOwnThread() || inside_layer == session) {
       RESILIENT_LOG(kError, "the last reference to a session was dropped by one of its own ",
                     "completions; its threads stay until the process ends; close a session ",
                     "before dropping it");
@@ -138,6 +142,11 @@ Status ReplaySession::Rebuild(const RebuildOptions& options) {
       ResetLocked(now);
     }
     OfferVeto(now);
+    // Where a link of that generation has broken already, its fence may have been told while the
+    // first cause of the last one still stood.
+    const Status next = inner_->failure();
+    Lock lock(mutex_);
+    if (IsLinkFailure(next)) BeginHealingLocked(next);
     return Status::Ok();
   }
 }
@@ -238,9 +247,12 @@ void ReplaySession::AbortGroup(const LanePtr& lane, const std::string& why) {
   if (InForkedChild()) return lane->inner->Abort(why);
   {
     Lock lock(mutex_);
+    if (lane->closed) return;
+    // Also while it is open: the session inside drops it where a link has just ended the
+    // generation, which this layer may not know yet.
+    veto_ = StrCat("its program has aborted group '", lane->inner->name(), "': ", why);
     if (phase_ == Phase::kHealing) {
       aborts_.emplace_back(lane, why);
-      veto_ = StrCat("its program has aborted group '", lane->inner->name(), "': ", why);
       changed_.notify_all();
       return;
     }
@@ -341,7 +353,8 @@ Status ReplaySession::OverLocked(const Lane& lane) const {
   };
   const std::string& name = lane.inner->name();
   if (lane.closed) return status(StrCat("group '", name, "' is closed on this rank"));
-  if (closing_) return status(StrCat("the session is closed on this rank, with group '", name, "'"));
+  if (closing_)
+    return status(StrCat("the session is closed on this rank, with group '", name, "'"));
   return Status::Ok();
 }
 
@@ -410,7 +423,11 @@ Completion ReplaySession::Wrap(const LanePtr& lane, const Kept& kept) {
     if (told->ok() && kept->operation().sender != nullptr) {
       *kept->operation().sender = kept->sender;
     }
-    if (done) done(*told);
+    if (!done) return;
+    const ReplaySession* const outer = std::exchange(inside_layer, this);
+    done(*told);
+    done = nullptr;  // With what it has captured, which may be the last reference to this.
+    inside_layer = outer;
   };
 }
 

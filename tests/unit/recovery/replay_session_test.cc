@@ -276,6 +276,124 @@ TEST_F(ReplaySessionTest, TheFirstGeneration_HasNobodyToTell) {
   EXPECT_EQ(factory_->Latest("resilient.replay.1"), nullptr);
 }
 
+// A session that the test can step into. Owner: the layer around it. Thread: thread-safe.
+class Interposed final : public Session {
+ public:
+  explicit Interposed(std::shared_ptr<Session> inner) : inner_(std::move(inner)) {}
+  Status Init() override { return inner_->Init(); }
+  Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks) override {
+    return inner_->CreateGroup(std::move(name), std::move(ranks));
+  }
+  Membership membership() const override { return inner_->membership(); }
+  Membership acknowledged() const override { return inner_->acknowledged(); }
+  Status failure() const override { return inner_->failure(); }
+  Status AwaitFailure(Deadline deadline) const override { return inner_->AwaitFailure(deadline); }
+  std::optional<Incident> last_incident() const override { return inner_->last_incident(); }
+  Result<SessionEvent> AwaitEvent(std::uint64_t after, Deadline deadline) const override {
+    asked_behind_ = after;
+    auto event = inner_->AwaitEvent(after, deadline);
+    if (!deaf) return event;
+    std::this_thread::yield();
+    return Status(StatusCode::kTimeout, "it does not listen");
+  }
+  Status Rebuild(const RebuildOptions& options) override {
+    const Status rebuilt = inner_->Rebuild(options);
+    if (on_rebuilt) std::exchange(on_rebuilt, nullptr)();
+    return rebuilt;
+  }
+  Status OfferRoom(int size, std::uint64_t commit) override {
+    return inner_->OfferRoom(size, commit);
+  }
+  const InterruptCheck& interrupt() const override { return inner_->interrupt(); }
+  void BeginBlocked(const std::string& group, bool point_to_point, std::uint64_t seq) override {
+    inner_->BeginBlocked(group, point_to_point, seq);
+  }
+  void EndBlocked() override { inner_->EndBlocked(); }
+  void Close() override { inner_->Close(); }
+  bool InForkedChild() const override { return inner_->InForkedChild(); }
+
+  std::function<void()> on_rebuilt;  // Called once, before the layer hears of it.
+  std::atomic<bool> deaf{false};     // The layer hears of no event.
+  std::uint64_t asked_behind() const { return asked_behind_; }
+
+ private:
+  const std::shared_ptr<Session> inner_;
+  mutable std::atomic<std::uint64_t> asked_behind_{0};
+};
+
+class ReplayAroundTest : public ReplaySessionTest {
+ protected:
+  void SetUp() override {
+    script_.world_size = options_.world_size = 1;
+    options_.rank = 0;
+    Open();
+    plain_ = session_;
+    inside_ = std::make_shared<Interposed>(plain_);
+    session_ = WithReplay(inside_, LadderOf(options_.budget, options_.seat_wait), clock_);
+    ASSERT_TRUE(session_->Init().ok());
+    world_ = CreateGroup(kWorldGroup, {0});
+  }
+  void TearDown() override {
+    world_.reset();
+    session_.reset();
+  }
+
+  std::shared_ptr<Session> plain_;
+  std::shared_ptr<Interposed> inside_;
+};
+
+// The session inside drops it: the generation is over.
+TEST_F(ReplayAroundTest, AbortedBeforeTheLinkIsKnown_NothingIsRunAgain) {
+  inside_->deaf = true;
+  FenceAndSettle(1, LinkBroke(1));
+  world_->Abort("on purpose");
+  inside_->deaf = false;
+  const Status failure = session_->AwaitFailure(Deadline::Never());
+  EXPECT_EQ(failure.code(), StatusCode::kCommFailed);
+  EXPECT_THAT(failure.message(), ::testing::HasSubstr("aborted group 'world': on purpose"));
+}
+
+TEST_F(ReplayAroundTest, LinkBreaksWhileRebuildReturns_IsGotOver) {
+  FenceAndSettle(1, Lost(0));
+  ASSERT_EQ(session_->AwaitFailure(Deadline::Never()).code(), StatusCode::kRankLost);
+  inside_->on_rebuilt = [&] {
+    FenceAndSettle(2, LinkBroke(2));
+    std::uint64_t fence = 0;
+    for (std::uint64_t after = 0, generation = 0; generation != 2; after = fence) {
+      const auto event = plain_->AwaitEvent(after, Deadline::Never());
+      ASSERT_TRUE(event.ok());
+      fence = event->number;
+      if (event->kind == SessionEvent::Kind::kFenced) generation = event->generation;
+    }
+    const InterruptCheck bound = GiveUpAtTestBound();
+    while (inside_->asked_behind() < fence && bound().ok()) std::this_thread::yield();
+  };
+  ASSERT_TRUE(session_->Rebuild({}).ok());
+  clock_.Advance(std::chrono::seconds(2));
+  const InterruptCheck bound = GiveUpAtTestBound();
+  while (session_->acknowledged().generation != 3 && bound().ok()) std::this_thread::yield();
+  EXPECT_EQ(session_->acknowledged().generation, 3u);
+  EXPECT_TRUE(session_->failure().ok());
+}
+
+TEST_F(ReplaySessionTest, ItsLastReferenceIsDroppedByACompletion_ItsMemoryStays) {
+  BootAlone(true);
+  const std::unique_ptr<Session> layer(session_.get());  // What was given up is the test's.
+  Group& world = *world_;
+  std::promise<void> ran;
+  ASSERT_TRUE(world
+                  .Submit({},
+                          [&](const Status&) {
+                            world_.reset();
+                            session_.reset();
+                            ran.set_value();
+                          })
+                  .ok());
+  factory_->Latest(kWorldGroup)->CompleteNext(Status::Ok());
+  ASSERT_EQ(ran.get_future().wait_for(kTestBound), std::future_status::ready);
+  EXPECT_EQ(layer->membership().state, SessionState::kClosed);
+}
+
 Operation SendTo(int peer) {
   Operation send;
   send.kind = OpKind::kSend;
