@@ -112,6 +112,34 @@ Status ReplaySession::AwaitFailure(Deadline deadline) const {
   }
 }
 
+bool ReplaySession::Object(const Status& told) {
+  if (InForkedChild() || !IsLinkFailure(told)) return false;
+  constexpr char kWhy[] = "a wait of its program in the store has ended with the link's failure";
+  LanePtr open;
+  {
+    Lock lock(mutex_);
+    if (epoch_ == 0 || told.detail().generation < epoch_) return false;  // Rebuilt since.
+    if (phase_ == Phase::kFailed) return true;
+    if (lanes_.empty()) return false;
+    // The session inside may not know it yet.
+    if (told.detail().generation == acknowledged_.generation) BeginHealingLocked(told);
+    if (phase_ == Phase::kHealing) {
+      ObjectLocked(kWhy);
+      return true;
+    }
+    open = lanes_.begin()->second;
+  }
+  AbortGroup(open, kWhy);  // The others go on already.
+  return true;
+}
+
+// The others may have heard already that this member has nothing against it.
+void ReplaySession::ObjectLocked(const std::string& why) {
+  veto_ = why;
+  if (!lanes_.empty()) aborts_.emplace_back(lanes_.begin()->second, why);
+  changed_.notify_all();
+}
+
 Status ReplaySession::Rebuild(const RebuildOptions& options) {
   if (InForkedChild()) return inner_->Rebuild(options);
   for (;;) {
@@ -119,6 +147,8 @@ Status ReplaySession::Rebuild(const RebuildOptions& options) {
     {
       Lock lock(mutex_);
       if (epoch_ != 0 && IsLinkFailure(cause)) BeginHealingLocked(cause);
+      // It goes back to its last commit, whatever it was that it has met.
+      if (phase_ == Phase::kHealing) ObjectLocked("its program asks for rebuild()");
       while (phase_ == Phase::kHealing && !closing_) {
         if (options.deadline.ExpiredAt(clock_.Now())) {
           return Status(StatusCode::kTimeout,

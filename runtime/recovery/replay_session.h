@@ -60,6 +60,7 @@ class ReplaySession final : public Session, public std::enable_shared_from_this<
   Membership acknowledged() const override;
   Status failure() const override;
   Status AwaitFailure(Deadline deadline) const override;
+  bool Object(const Status& told) override;
   std::optional<Incident> last_incident() const override { return inner_->last_incident(); }
   Result<SessionEvent> AwaitEvent(std::uint64_t after, Deadline deadline) const override {
     return inner_->AwaitEvent(after, deadline);
@@ -121,6 +122,8 @@ class ReplaySession final : public Session, public std::enable_shared_from_this<
   // session inside.
   Completion TakeMissedLocked(const Lane& lane, KeptOperation& kept);
   void BeginHealingLocked(const Status& cause);
+  // Those of the healing hear of `why`; at the latest it ends the generation behind it.
+  void ObjectLocked(const std::string& why);
   void ResetLocked(const Membership& now);
   // Those that are not in flight, to be told that they are over.
   static std::vector<std::pair<Completion, Kept>> TakePendingLocked(Lane& lane);

@@ -77,6 +77,7 @@ class SessionImpl final : public Session,
   Membership acknowledged() const override;
   Status failure() const override;
   Status AwaitFailure(Deadline deadline) const override;
+  bool Object(const Status& /*told*/) override { return false; }
   std::optional<Incident> last_incident() const override;
   Result<SessionEvent> AwaitEvent(std::uint64_t after, Deadline deadline) const override;
   Status Rebuild(const RebuildOptions& options) override;

@@ -190,3 +190,77 @@ def test_groups_and_threads(world):
         assert received == [30.0 * number + 3 for number in range(30)]
         assert sums == ([2.0 * number + 1 for number in range(50)] if rank < 2 else [])
         assert generation > 1
+
+
+def next_generation():
+    """Is set once this rank runs a later generation than now."""
+    first = torch_resilient.membership()["generation"]
+    begun = threading.Event()
+
+    def look(event):
+        if event["event"] == "running" and event["generation"] > first:
+            begun.set()
+
+    torch_resilient.on_event(look)
+    return begun
+
+
+def wait_for_keys_of_one_that_cuts():
+    dist.init_process_group("resilient")
+    store = dist.distributed_c10d._get_default_store()
+    gone_on = next_generation()
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    if dist.get_rank() == 1:
+        assert cut_a_link()
+        assert gone_on.wait(30)
+        store.multi_set(["k", "l"], ["a", "b"])
+    if dist.get_rank() == 0:
+        store.wait(["k"])
+    values = [store.get("k"), *store.multi_get(["k", "l"])]
+    dist.all_reduce(value)
+    healthy = torch_resilient.failure() is None
+    dist.destroy_process_group()
+    return values, value.item(), healthy
+
+
+def test_who_waits_for_a_key_waits_on(world):
+    outcomes = world.run(wait_for_keys_of_one_that_cuts, SIZE, env=REPLAY)
+    assert outcomes == [([b"a", b"a", b"b"], float(SIZE * SIZE), True)] * SIZE
+
+
+def agree_with_one_that_cuts():
+    """The others are in agree(), which belongs to its generation, when it ends."""
+    dist.init_process_group("resilient")
+    rank = dist.get_rank()
+    store = dist.distributed_c10d._get_default_store()
+    state = torch_resilient.State(step=0, total=torch.zeros(1))
+    runs = []
+
+    @torch_resilient.elastic
+    def run(state):
+        runs.append(state.step)
+        while state.step < 4:
+            if state.step == 2 and len(runs) == 1:
+                if rank == 1:
+                    store.wait([f"agrees/{other}" for other in (0, 2)])
+                    gone_on = next_generation()
+                    assert cut_a_link()
+                    assert gone_on.wait(30)
+                else:
+                    store.set(f"agrees/{rank}", "")
+            assert torch_resilient.agree(True)
+            value = torch.full((1,), float(rank))
+            dist.all_reduce(value)
+            state.total += value
+            state.step += 1
+            state.commit()
+
+    run(state)
+    dist.destroy_process_group()
+    return state.step, state.total.item(), runs
+
+
+def test_an_agreement_that_ends_with_its_link_is_met_by_all(world):
+    outcomes = world.run(agree_with_one_that_cuts, SIZE, env=REPLAY)
+    assert outcomes == [(4, 4.0 * 3, [0, 2])] * SIZE

@@ -25,6 +25,12 @@ T Taken(Host& host, Result<T> result) {
   return ValueOrThrow(host, std::move(result));
 }
 
+const Status& StatusOf(const Status& status) { return status; }
+template <typename T>
+const Status& StatusOf(const Result<T>& result) {
+  return result.status();
+}
+
 // True for what a server answers when the generation of a wait is over.
 bool EndsGeneration(StatusCode code) {
   return code == StatusCode::kRankLost || code == StatusCode::kLeft ||
@@ -119,8 +125,16 @@ auto ResilientStore::Run(Body body) const {
 Status ResilientStore::Settled(Status status) const {
   if (context_ == nullptr || !EndsGeneration(status.code())) return status;
   const Instant now = context_->clock().Now();
-  const Status known = context_->session().AwaitFailure(Deadline::After(now, kFenceGrace));
+  // What is raised here alone the others must meet, too.
+  const Duration grace =
+      context_->session().Object(status) ? context_->ladder().rebuild : kFenceGrace;
+  const Status known = context_->session().AwaitFailure(Deadline::After(now, grace));
   return known.ok() ? status : known;
+}
+
+bool ResilientStore::IsGotOver(const Status& status) const {
+  return status.code() == StatusCode::kCommFailed && context_ != nullptr &&
+         context_->options().session.replay && context_->session().failure().ok();
 }
 
 template <typename T>
@@ -138,6 +152,18 @@ template <typename Body>
 auto ResilientStore::Await(std::chrono::milliseconds timeout, Body body) const {
   if (context_ != nullptr) Check(*host_, context_->session().failure());
   return Taken(*host_, Run([&] { return Settled(body(MakeCall(timeout, Waits::kForOthers))); }));
+}
+
+// Where the session does not get over it, the call ends with the failure as soon as that is known.
+template <typename Body>
+auto ResilientStore::AwaitOverLinks(std::chrono::milliseconds timeout, Body body) const {
+  if (context_ != nullptr) Check(*host_, context_->session().failure());
+  return Taken(*host_, Run([&] {
+    const store::Client::Call call = MakeCall(timeout, Waits::kForOthers);
+    auto result = body(call);
+    while (IsGotOver(StatusOf(result))) result = body(call);
+    return Settled(std::move(result));
+  }));
 }
 
 void ResilientStore::set(const std::string& key, const std::vector<std::uint8_t>& value) {
@@ -161,7 +187,8 @@ std::vector<std::uint8_t> ResilientStore::get(const std::string& key) {
 }
 
 std::string ResilientStore::GetText(const std::string& key) {
-  return Await(timeout_, [&](const auto& call) { return client_->Get(key, /*wait=*/true, call); });
+  return AwaitOverLinks(timeout_,
+                        [&](const auto& call) { return client_->Get(key, /*wait=*/true, call); });
 }
 
 std::int64_t ResilientStore::add(const std::string& key, std::int64_t amount) {
@@ -184,7 +211,7 @@ void ResilientStore::wait(const std::vector<std::string>& keys) { wait(keys, tim
 
 void ResilientStore::wait(const std::vector<std::string>& keys,
                           const std::chrono::milliseconds& timeout) {
-  Await(timeout, [&](const auto& call) { return client_->Wait(keys, call); });
+  AwaitOverLinks(timeout, [&](const auto& call) { return client_->Wait(keys, call); });
 }
 
 void ResilientStore::append(const std::string& key, const std::vector<std::uint8_t>& value) {
@@ -193,7 +220,7 @@ void ResilientStore::append(const std::string& key, const std::vector<std::uint8
 
 std::vector<std::vector<std::uint8_t>> ResilientStore::multiGet(
     const std::vector<std::string>& keys) {
-  const std::vector<std::string> texts = Await(
+  const std::vector<std::string> texts = AwaitOverLinks(
       timeout_, [&](const auto& call) { return client_->MultiGet(keys, /*wait=*/true, call); });
   std::vector<std::vector<std::uint8_t>> values;
   values.reserve(texts.size());

@@ -118,6 +118,11 @@ class ResilientStore final : public c10d::Store {
   // The same for one that waits for what others do. On a fenced session it raises at once.
   template <typename Body>
   auto Await(std::chrono::milliseconds timeout, Body body) const;
+  // The same for one that may be asked again: goes on over a broken link that the session gets over
+  // by itself.
+  template <typename Body>
+  auto AwaitOverLinks(std::chrono::milliseconds timeout, Body body) const;
+  bool IsGotOver(const Status& status) const;
   template <typename Body>
   auto Run(Body body) const;
 

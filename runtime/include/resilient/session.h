@@ -186,6 +186,12 @@ class Session {
   // already: two connections deliver in no order.
   virtual Status AwaitFailure(Deadline deadline) const = 0;
 
+  // The program is being told `told`, with which a wait of its own ended, though failure() says
+  // nothing of it (SessionOptions::replay): then all members are to meet a failure, for what this
+  // one does next is not what it would have done. True: it will be sticky soon. False: there is
+  // nothing that is kept from the program.
+  virtual bool Object(const Status& told) = 0;
+
   // The latest incident, if any.
   virtual std::optional<Incident> last_incident() const = 0;
 

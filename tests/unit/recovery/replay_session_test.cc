@@ -182,6 +182,62 @@ TEST_F(ReplaySessionTest, NotAllMetInTime_TheGenerationOfTheMeetingIsEnded) {
   EXPECT_EQ(outcome.Await().code(), StatusCode::kCommFailed);
 }
 
+TEST_F(ReplaySessionTest, ProgramIsToldWhileItHeals_NothingIsRunAgain) {
+  BootAlone(true);
+  Outcome outcome;
+  ASSERT_TRUE(world_->Submit({}, outcome.Callback()).ok());
+  rendezvous_->set_autopilot(false);
+  FenceAndSettle(1, LinkBroke(1));
+  EXPECT_FALSE(session_->Object(Lost(0)));
+  EXPECT_TRUE(session_->Object(LinkBroke(1)));
+  factory_->set_script({});
+  rendezvous_->set_autopilot(true);
+  rendezvous_->SayView(2);
+  EXPECT_EQ(outcome.Await().code(), StatusCode::kCommFailed);
+  EXPECT_THAT(session_->failure().message(), ::testing::HasSubstr("a wait of its program"));
+  EXPECT_TRUE(session_->Rebuild({}).ok());
+  EXPECT_FALSE(session_->Object(LinkBroke(1))) << "the program has met it since";
+}
+
+// The others go on already: this generation ends for all.
+TEST_F(ReplaySessionTest, ProgramIsToldWhenItHasHealed_TheGenerationIsEnded) {
+  BootAlone(false);
+  rendezvous_->SayFence(1, LinkBroke(1));
+  const InterruptCheck bound = GiveUpAtTestBound();
+  while (session_->acknowledged().generation != 2 && bound().ok()) std::this_thread::yield();
+  EXPECT_TRUE(Run(*world_).ok());
+  EXPECT_TRUE(session_->Object(LinkBroke(1)));
+  ASSERT_TRUE(AwaitCount(&Record::reports, 1));
+  EXPECT_EQ(Reports().front().generation, 2u);
+  EXPECT_FALSE(IsLinkFailure(Reports().front().status));
+}
+
+TEST_F(ReplaySessionTest, RebuildWhileItHeals_NothingIsRunAgain) {
+  std::atomic<std::thread::id> rebuilder;
+  std::atomic<bool> waits{false};
+  const InterruptCheck bound = GiveUpAtTestBound();
+  options_.interrupt = [&] {
+    if (std::this_thread::get_id() == rebuilder.load()) waits = true;
+    return bound();
+  };
+  BootAlone(true);
+  Outcome outcome;
+  ASSERT_TRUE(world_->Submit({}, outcome.Callback()).ok());
+  rendezvous_->set_autopilot(false);
+  FenceAndSettle(1, LinkBroke(1));
+  auto rebuild = std::async(std::launch::async, [&] {
+    rebuilder = std::this_thread::get_id();
+    return session_->Rebuild({});
+  });
+  while (!waits && bound().ok()) std::this_thread::yield();
+  factory_->set_script({});
+  rendezvous_->set_autopilot(true);
+  rendezvous_->SayView(2);
+  EXPECT_TRUE(rebuild.get().ok());
+  EXPECT_EQ(outcome.Await().code(), StatusCode::kCommFailed);
+  EXPECT_TRUE(Run(*world_).ok());
+}
+
 TEST_F(ReplaySessionTest, LossOnTheWay_IsToldInsteadOfTheLink) {
   BootAlone(true);
   Outcome outcome;
@@ -288,6 +344,7 @@ class Interposed final : public Session {
   Membership acknowledged() const override { return inner_->acknowledged(); }
   Status failure() const override { return inner_->failure(); }
   Status AwaitFailure(Deadline deadline) const override { return inner_->AwaitFailure(deadline); }
+  bool Object(const Status& told) override { return inner_->Object(told); }
   std::optional<Incident> last_incident() const override { return inner_->last_incident(); }
   Result<SessionEvent> AwaitEvent(std::uint64_t after, Deadline deadline) const override {
     asked_behind_ = after;
