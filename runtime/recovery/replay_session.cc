@@ -91,6 +91,12 @@ Membership ReplaySession::acknowledged() const {
   return epoch_ == 0 ? Membership() : acknowledged_;
 }
 
+std::uint64_t ReplaySession::epoch() const {
+  if (InForkedChild()) return inner_->epoch();
+  Lock lock(mutex_);
+  return epoch_;
+}
+
 Status ReplaySession::failure() const {
   Status inner = inner_->failure();
   if (InForkedChild()) return inner;

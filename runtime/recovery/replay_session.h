@@ -58,6 +58,7 @@ class ReplaySession final : public Session, public std::enable_shared_from_this<
   Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks) override;
   Membership membership() const override;
   Membership acknowledged() const override;
+  std::uint64_t epoch() const override;
   Status failure() const override;
   Status AwaitFailure(Deadline deadline) const override;
   bool Object(const Status& told) override;

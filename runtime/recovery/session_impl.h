@@ -75,6 +75,7 @@ class SessionImpl final : public Session,
   Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks) override;
   Membership membership() const override;
   Membership acknowledged() const override;
+  std::uint64_t epoch() const override { return acknowledged().generation; }
   Status failure() const override;
   Status AwaitFailure(Deadline deadline) const override;
   bool Object(const Status& /*told*/) override { return false; }

@@ -264,3 +264,25 @@ def agree_with_one_that_cuts():
 def test_an_agreement_that_ends_with_its_link_is_met_by_all(world):
     outcomes = world.run(agree_with_one_that_cuts, SIZE, env=REPLAY)
     assert outcomes == [(4, 4.0 * 3, [0, 2])] * SIZE
+
+
+def monitor_one_that_cuts():
+    dist.init_process_group("resilient")
+    store = dist.distributed_c10d._get_default_store()
+    dist.monitored_barrier()
+    if dist.get_rank() == 0:
+        store.set("enters", "")
+    else:
+        store.wait(["enters"])
+        gone_on = next_generation()
+        assert cut_a_link()
+        assert gone_on.wait(30)
+    dist.monitored_barrier()
+    dist.monitored_barrier()
+    healthy = torch_resilient.failure() is None
+    dist.destroy_process_group()
+    return healthy
+
+
+def test_a_monitored_barrier_over_a_cut(world):
+    assert world.run(monitor_one_that_cuts, 2, env=REPLAY) == [True, True]

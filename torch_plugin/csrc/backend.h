@@ -246,11 +246,11 @@ class ResilientBackend final : public c10d::Backend {
   std::atomic<bool> has_batch_{false};
   std::atomic<bool> gave_way_{false};
   mutable std::mutex mutex_;
-  WorldPtr next_world_;                     // Guarded by mutex_. With gave_way_.
-  std::optional<Batch> batch_;              // Guarded by mutex_.
-  std::optional<Split> last_split_;         // Guarded by mutex_.
-  std::uint64_t monitored_generation_ = 0;  // Guarded by mutex_.
-  std::uint32_t monitored_barriers_ = 0;    // Guarded by mutex_. In that generation.
+  WorldPtr next_world_;                   // Guarded by mutex_. With gave_way_.
+  std::optional<Batch> batch_;            // Guarded by mutex_.
+  std::optional<Split> last_split_;       // Guarded by mutex_.
+  std::uint64_t monitored_epoch_ = 0;     // Guarded by mutex_.
+  std::uint32_t monitored_barriers_ = 0;  // Guarded by mutex_. Since then.
 };
 
 // Whether the caller waits at once. Not all options of every torch version say so.

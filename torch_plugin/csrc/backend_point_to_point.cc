@@ -63,12 +63,12 @@ WorkPtr ResilientBackend::recvAnysource(Tensors& tensors, int tag) {
 }
 
 // Each call has a tag of its own, so that what a late rank sends is not taken for its part of the
-// next one. A generation begins with new links and, where ranks were replaced, new counts.
+// next one. Where ranks were replaced they begin with new counts: then all do.
 std::uint32_t ResilientBackend::NextMonitoredTag() {
-  const std::uint64_t generation = context_->session().membership().generation;
+  const std::uint64_t epoch = context_->session().epoch();
   const std::lock_guard lock(mutex_);
-  if (generation != monitored_generation_) {
-    monitored_generation_ = generation;
+  if (epoch != monitored_epoch_) {
+    monitored_epoch_ = epoch;
     monitored_barriers_ = 0;
   }
   return kMonitoredTags | (monitored_barriers_++ % kMonitoredTags);

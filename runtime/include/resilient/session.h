@@ -179,6 +179,10 @@ class Session {
   // until Rebuild returns.
   virtual Membership acknowledged() const = 0;
 
+  // The generation in which the program has begun, by Init or its last Rebuild: the same on all
+  // ranks. What it counts goes on over links that the session gets over by itself.
+  virtual std::uint64_t epoch() const = 0;
+
   // OK while no fence waits for an acknowledgement; else the sticky first cause.
   virtual Status failure() const = 0;
 

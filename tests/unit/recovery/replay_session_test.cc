@@ -86,6 +86,7 @@ TEST_F(ReplaySessionTest, LinkBreaks_ThePendingOperationEndsInTheNextGeneration)
   EXPECT_TRUE(session_->failure().ok());
   EXPECT_TRUE(Run(*world_).ok());
   EXPECT_EQ(session_->acknowledged().generation, 2u);
+  EXPECT_EQ(session_->epoch(), 1u);
   EXPECT_EQ(session_->membership().fence_token, 1002u);
 }
 
@@ -342,6 +343,7 @@ class Interposed final : public Session {
   }
   Membership membership() const override { return inner_->membership(); }
   Membership acknowledged() const override { return inner_->acknowledged(); }
+  std::uint64_t epoch() const override { return inner_->epoch(); }
   Status failure() const override { return inner_->failure(); }
   Status AwaitFailure(Deadline deadline) const override { return inner_->AwaitFailure(deadline); }
   bool Object(const Status& told) override { return inner_->Object(told); }
