@@ -46,6 +46,7 @@ class ElasticRun {
     if (state_.commits() == 0) state_.commit();
     // From here on commit 1 is complete, and only then may a rank change its values.
     state_.world()->barrier()->wait();
+    state_.NoteBegun();
   }
 
   void Committed() const {

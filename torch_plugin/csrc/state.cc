@@ -185,21 +185,24 @@ struct State::Impl {
   std::deque<std::pair<Key, int>> parts;
   std::optional<std::int64_t> generation;  // At which commits are made: that of the last sync.
   std::int64_t number = 0;                 // Of the newest commit.
-  std::function<void()> observer;          // Called after each commit.
+  bool begun = false;              // Commit 1 was complete, and values may have changed since.
+  std::function<void()> observer;  // Called after each commit.
 
   void Check(const Status& status) const { plugin::Check(*context->host(), status); }
   void RaiseFailure() const { Check(context->session().failure()); }
+  // The same on all ranks, also where the session gets over a link between their reads of it.
   std::int64_t PresentGeneration() const {
-    return static_cast<std::int64_t>(context->session().membership().generation);
+    return static_cast<std::int64_t>(context->session().epoch());
   }
   int rank() const { return world->getRank(); }
 
   void Add(StateValue value, Part part);
   const Snapshot* Find(const Key& key) const;
   HeldCommit Hold(const Key& key) const { return {key, rank(), world->getSize()}; }
-  Holdings GatherHeld() const;
-  Decision Choose(const Holdings& holdings) const;
-  Decision Agree(const Holdings& holdings) const;
+  // `any_begun`: on any rank.
+  Holdings GatherHeld(bool* any_begun) const;
+  Decision Choose(const Holdings& holdings, bool any_begun) const;
+  Decision Agree(const Holdings& holdings, bool any_begun) const;
   std::vector<std::uint8_t> PackPerRank() const;
   void PutPart(const Key& key, const std::vector<std::uint8_t>& part);
   std::vector<std::uint8_t> FetchPart(const Holdings& holdings, Key* key, std::int64_t generation);
@@ -224,11 +227,12 @@ const Snapshot* State::Impl::Find(const Key& key) const {
   return nullptr;
 }
 
-Holdings State::Impl::GatherHeld() const {
+Holdings State::Impl::GatherHeld(bool* any_begun) const {
   constexpr std::size_t kNumbersPerCommit = 4;
-  constexpr auto kNumbers = static_cast<std::int64_t>(kNumbersPerCommit * kKeptCommits);
+  constexpr auto kNumbers = static_cast<std::int64_t>(1 + kNumbersPerCommit * kKeptCommits);
   at::Tensor mine = at::full({kNumbers}, -1, at::kLong);
   auto* out = mine.mutable_data_ptr<std::int64_t>();
+  *out++ = begun ? 1 : 0;
   for (const auto& [held, snapshot] : commits) {
     for (const std::int64_t number : {held.key.generation, held.key.number, std::int64_t{held.rank},
                                       std::int64_t{held.world_size}}) {
@@ -244,6 +248,7 @@ Holdings State::Impl::GatherHeld() const {
   holdings.reserve(all[0].size());
   for (const at::Tensor& tensor : all[0]) {
     const auto* in = tensor.const_data_ptr<std::int64_t>();
+    *any_begun = *in++ != 0 || *any_begun;
     std::vector<HeldCommit>& commits_there = holdings.emplace_back();
     for (std::size_t i = 0; i < kKeptCommits; ++i, in += kNumbersPerCommit) {
       if (in[1] < 0) continue;
@@ -254,8 +259,8 @@ Holdings State::Impl::GatherHeld() const {
 }
 
 // The newest commit whose per-rank parts exist for every seat. Nothing when there is none yet:
-// before the first commit is complete nobody has changed anything.
-Decision State::Impl::Choose(const Holdings& holdings) const {
+// before the first commit is complete nobody has changed anything, or `any_begun`.
+Decision State::Impl::Choose(const Holdings& holdings, bool any_begun) const {
   std::set<Key> known;
   for (const std::vector<HeldCommit>& commits_there : holdings) {
     for (const HeldCommit& held : commits_there) known.insert(held.key);
@@ -272,16 +277,16 @@ Decision State::Impl::Choose(const Holdings& holdings) const {
   };
   const auto newest = std::find_if(known.rbegin(), known.rend(), complete);
   if (newest != known.rend()) return {Verdict::kChosen, *newest};
-  const bool only_first =
-      std::all_of(known.begin(), known.end(), [](const Key& key) { return key.number == 1; });
+  const bool only_first = !any_begun && std::all_of(known.begin(), known.end(),
+                                                    [](const Key& key) { return key.number == 1; });
   return {only_first ? Verdict::kNothingYet : Verdict::kIncomplete, {}};
 }
 
-Decision State::Impl::Agree(const Holdings& holdings) const {
+Decision State::Impl::Agree(const Holdings& holdings, bool any_begun) const {
   at::Tensor words = at::zeros({3}, at::kLong);
   auto* word = words.mutable_data_ptr<std::int64_t>();
   if (rank() == 0) {
-    const Decision decision = Choose(holdings);
+    const Decision decision = Choose(holdings, any_begun);
     word[0] = static_cast<std::int64_t>(decision.verdict);
     word[1] = decision.key.generation;
     word[2] = decision.key.number;
@@ -401,8 +406,9 @@ void State::sync() {
   own.world = plugin::PresentWorld(own.world);
   own.RaiseFailure();
   const std::int64_t generation = own.PresentGeneration();
-  const Holdings holdings = own.GatherHeld();
-  Decision decision = own.Agree(holdings);
+  bool any_begun = false;
+  const Holdings holdings = own.GatherHeld(&any_begun);
+  Decision decision = own.Agree(holdings, any_begun);
   if (decision.verdict == Verdict::kIncomplete) {
     own.Check(Status(StatusCode::kCommFailed,
                      "no commit is complete: for each of those that the ranks hold the per-rank "
@@ -444,6 +450,8 @@ void State::sync() {
   std::erase(own.parts, kept);
   if (chosen) own.parts.push_back(kept);
 }
+
+void State::NoteBegun() { impl_->begun = true; }
 
 void State::Observe(std::function<void()> observer) { impl_->observer = std::move(observer); }
 

@@ -181,6 +181,28 @@ TEST_F(ProcessGroupTest, Shrunk_ThePresentWorldServesAndTheOneBeforeIsItOrThrows
   EXPECT_EQ(ranks[2]->Wait(), 0);
 }
 
+// What sync would give all ranks has changed since.
+TEST_F(ProcessGroupTest, CommitOneIsLostBehindItsBarrier_SyncSaysThatThereIsNone) {
+  const ProcessGroup world =
+      init_process_group({.rank = 0, .world_size = 1, .store = {address_}, .job = "cpp"});
+  std::int64_t step = 0;
+  State state(world);
+  state.add("step", step);
+  std::string said;
+  elastic(state, [&](State&) {
+    step = 7;
+    ASSERT_TRUE(world->getStore()->deleteKey("state/1.1/0"));
+    try {
+      state.sync();
+    } catch (const BackendError& error) {
+      said = error.status().message();
+    }
+  });
+  EXPECT_NE(said.find("no commit is complete"), std::string::npos) << said;
+  EXPECT_EQ(step, 7);
+  destroy_process_group(world);
+}
+
 TEST_F(ProcessGroupTest, NobodyListens_NetworkErrorNamesTheAddress) {
   server_.reset();
   try {

@@ -115,6 +115,8 @@ class State {
  private:
   friend class ElasticRun;
   struct Impl;
+  // Commit 1 is complete on all ranks: from here on values change.
+  void NoteBegun();
   // `observer` is called after each commit; null: nobody.
   void Observe(std::function<void()> observer);
 
