@@ -90,15 +90,19 @@ def abort_and_rebuild():
     """Nothing is in flight on rank 0 that could fail, and the fence is still to come."""
     dist.init_process_group("resilient")
     before = torch_resilient.membership()["generation"]
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    errors = torch._C._distributed_c10d.ErrorType
     for _ in range(10):
         if dist.get_rank() == 0:
             dist.barrier()  # The other one has acknowledged as well.
-            dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+            backend.abort()
+            assert backend.get_error() == errors.COMM_ERROR
         else:
             with pytest.raises(torch_resilient.CommError):
                 while True:
                     dist.barrier()
         torch_resilient.rebuild()
+        assert backend.get_error() == errors.SUCCESS
     dist.barrier()
     return torch_resilient.membership()["generation"] - before
 

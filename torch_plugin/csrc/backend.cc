@@ -115,7 +115,11 @@ Plan ResilientBackend::Begin(c10d::OpType type, const char* title) const {
 
 c10d::ErrorType ResilientBackend::getError() {
   const StatusCode code = context_->session().failure().code();
-  if (code == StatusCode::kOk) return c10d::ErrorType::SUCCESS;
+  if (code == StatusCode::kOk) {
+    // The fence that follows an abort of our own may be on its way.
+    const bool aborted = aborted_in_ == context_->session().acknowledged().generation;
+    return aborted ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+  }
   if (code == StatusCode::kCommStalled) return c10d::ErrorType::TIMEOUT;
   const bool by_a_peer = code == StatusCode::kRankLost || code == StatusCode::kLeft ||
                          code == StatusCode::kMismatch || code == StatusCode::kGrowth;
@@ -129,6 +133,7 @@ void ResilientBackend::abort() {
 
 void ResilientBackend::Abort(const std::string& why) {
   RequirePresent();
+  aborted_in_ = context_->session().acknowledged().generation;
   group_->Abort(why);
 }
 

@@ -244,6 +244,7 @@ class ResilientBackend final : public c10d::Backend {
   std::shared_ptr<OpLog> log_ = std::make_shared<OpLog>();  // Constant once it is used.
   std::atomic<std::uint64_t> last_sequence_{0};
   std::atomic<bool> has_batch_{false};
+  std::atomic<std::uint64_t> aborted_in_{0};  // The generation in which abort() was called last.
   std::atomic<bool> gave_way_{false};
   mutable std::mutex mutex_;
   WorldPtr next_world_;                   // Guarded by mutex_. With gave_way_.
