@@ -25,9 +25,9 @@ T Taken(Host& host, Result<T> result) {
   return ValueOrThrow(host, std::move(result));
 }
 
-const Status& StatusOf(const Status& status) { return status; }
+Status StatusOf(const Status& status) { return status; }
 template <typename T>
-const Status& StatusOf(const Result<T>& result) {
+Status StatusOf(const Result<T>& result) {
   return result.status();
 }
 
