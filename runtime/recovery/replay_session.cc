@@ -475,7 +475,8 @@ std::optional<Status> ReplaySession::OutcomeLocked(const Lane& lane, const KeptO
       return first_cause_.WithOperation(lane.inner->name(), kept.number,
                                         Describe(kept.operation()));
     }
-    if (!OverLocked(lane).ok()) return status;  // Nobody will run it again.
+    // Nobody will run it again.
+    if (const Status over = OverLocked(lane); !over.ok()) return Cancelled(over.message());
     return std::nullopt;
   }
   veto_ = StrCat("an operation of group '", lane.inner->name(),
