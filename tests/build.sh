@@ -5,6 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 venv="$1" dir="$2"
 stamp="$dir/.package"
+# The one that pip's build takes: another version does not know its log, and builds everything anew.
+PATH="$PWD/$venv/bin:$PATH"
 
 if [ -f "$dir/build.ninja" ]; then
   ninja -C "$dir" --quiet

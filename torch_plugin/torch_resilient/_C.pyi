@@ -106,6 +106,7 @@ class Session:
     def store(self, timeout: timedelta) -> Store: ...  # Round-scoped keys; its waits end on a fence.
     def membership(self) -> dict[str, Any]: ...  # state life round generation fence_token rank members=[{rank,host,pid,incarnation}]
     def acknowledged(self) -> dict[str, Any]: ...  # As membership(), of the generation that ran here last.
+    def epoch(self) -> int: ...  # The generation in which the program has begun, by init or its last rebuild.
     def failure(self) -> BaseException | None: ...
     def await_failure(self, timeout: float) -> BaseException | None: ...  # Waits for one; None: none came.
     def last_incident(self) -> dict[str, Any] | None: ...  # generation cause(str) code known aborted joined rebuilt running (unix s or 0)

@@ -51,7 +51,7 @@ class State:
         own["_keep_per_rank"] = keep_per_rank
         own["_commits"] = {}  # (generation, number) -> _Commit, oldest first, at most two.
         own["_number"] = 0  # Of the newest commit.
-        own["_generation"] = None  # At which commits are made: that of the last sync.
+        own["_generation"] = None  # At which commits are made: the session's epoch.
         # Per-rank parts of this seat in the store, (commit, rank), oldest first.
         own["_parts"] = []
         own["_bound"] = set()  # Names whose objects the function makes itself.
@@ -106,7 +106,7 @@ class State:
         world = _api.current_world()
         _raise_failure(world)
         if self._generation is None:
-            self.__dict__["_generation"] = world.session.membership()["generation"]
+            self.__dict__["_generation"] = world.session.epoch()
         number = self._number + 1
         self.__dict__["_restored"] = []  # Its memory may be taken over.
         reused = None
@@ -137,8 +137,9 @@ class State:
         _raise_failure(world)
         for name in self._bound:
             setattr(self, name, None)  # What it was is of groups that are no more.
-        generation = world.session.membership()["generation"]
-        generation, begun, held = self._ask_all(world, generation)
+        # The same on all ranks, also where the session gets over a link between their reads of it.
+        generation = world.session.epoch()
+        begun, held = self._ask_all(world)
         chosen = self._choose(world, begun, held)
         if chosen is None:
             snapshot = _snapshot.take(self._replicated) if world.rank == 0 else None
@@ -170,21 +171,19 @@ class State:
         worthless = [part for part in self._parts if part != kept]
         own["_parts"] = worthless if chosen is None else [*worthless, kept]
 
-    def _ask_all(self, world, generation):
-        """The generation that all are in by now, whether any rank may have changed values since
-        commit 1, and what each rank has: its place in each of its commits."""
+    def _ask_all(self, world):
+        """Whether any rank may have changed values since commit 1, and what each rank has: its
+        place in each of its commits."""
         held = [None] * world.world_size
         mine = {key: commit.place for key, commit in self._commits.items()}
-        dist.all_gather_object(held, (generation, self._keep_per_rank, self._begun, mine))
-        kept = [where for _, where, _, _ in held]
+        dist.all_gather_object(held, (self._keep_per_rank, self._begun, mine))
+        kept = [where for where, _, _ in held]
         if len(set(kept)) > 1:
             raise _errors.ConfigError(
                 f"the ranks keep their per-rank parts at different places, by"
                 f" rank: {kept}; give State the same keep_per_rank on all"
             )
-        # With RESILIENT_REPLAY they may have read it on both sides of a link's failure.
-        generation = max(read for read, *_ in held)
-        return generation, any(begun for _, _, begun, _ in held), [commits for *_, commits in held]
+        return any(begun for _, begun, _ in held), [commits for *_, commits in held]
 
     def _settle(self, world, held, chosen, generation, snapshot):
         """Makes the commit one of the present ranks. Returns its name from now on and the per-rank

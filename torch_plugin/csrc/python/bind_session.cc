@@ -215,6 +215,9 @@ void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
           py::arg("timeout"))
       .def("membership", &MembershipObject<&Session::membership>)
       .def("acknowledged", &MembershipObject<&Session::acknowledged>)
+      .def(
+          "epoch", [](SessionContext& self) { return self.session().epoch(); },
+          py::call_guard<py::gil_scoped_release>())
       .def("failure", [host](SessionContext& self) { return FailureObject(*host, self, 0); })
       .def(
           "await_failure",
