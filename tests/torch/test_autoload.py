@@ -32,7 +32,8 @@ def test_the_name_is_known_after_import_torch():
     )
     done = run(code)
     assert done.returncode == 0, done.stderr
-    ours = [f"torch_resilient.{name}" for name in ("_autoload", "_frameworks", "_names")]
+    names = ("_autoload", "_frameworks", "_names", "_wrapping")
+    ours = [f"torch_resilient.{name}" for name in names]
     assert done.stdout.strip() == str(["torch_resilient", *ours])
 
 

@@ -10,8 +10,7 @@ import os
 import sys
 
 from torch_resilient._names import BACKEND, TAKE_OVER, TORCH_DEFAULT, names_us
-
-WRAPPED = "_resilient_wrapped"
+from torch_resilient._wrapping import WRAPPED, replace
 
 
 def served_by(backend):
@@ -80,19 +79,6 @@ def _install():
         from torch_resilient import _presence
 
         _presence.at_import()
-
-
-def replace(name, wrapper):
-    """Puts the wrapper wherever torch.distributed has already bound the original."""
-    original = wrapper.__wrapped__
-    for module_name in (
-        "torch.distributed",
-        "torch.distributed.distributed_c10d",
-        "torch.distributed.device_mesh",
-    ):
-        module = sys.modules.get(module_name)
-        if module is not None and getattr(module, name, None) is original:
-            setattr(module, name, wrapper)
 
 
 def _wrap_init(original):

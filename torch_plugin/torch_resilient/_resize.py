@@ -8,7 +8,8 @@ import functools
 
 from torch.distributed import distributed_c10d as c10d
 
-from torch_resilient import _autoload, _errors, _native, _worlds
+from torch_resilient import _errors, _native, _worlds
+from torch_resilient._wrapping import WRAPPED, replace
 
 _FORMER_MAX = 16  # Groups of before that torch's table remembers.
 
@@ -60,8 +61,8 @@ def _remember(before):
     for group in former[: 1 - _FORMER_MAX]:
         del ranks[group]
     ranks[before] = _FormerRanks()
-    if not hasattr(c10d.get_backend, _autoload.WRAPPED):
-        _autoload.replace("get_backend", _wrap_get_backend(c10d.get_backend))
+    if not hasattr(c10d.get_backend, WRAPPED):
+        replace("get_backend", _wrap_get_backend(c10d.get_backend))
 
 
 def _is_former(group):
@@ -93,5 +94,5 @@ def _wrap_get_backend(original):
         refuse_former(group)
         return original(group)
 
-    setattr(get_backend, _autoload.WRAPPED, True)
+    setattr(get_backend, WRAPPED, True)
     return get_backend
