@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import re
+from pathlib import Path
 
 import harness
 import hosts
@@ -190,6 +191,28 @@ def test_a_kill_on_two_hosts(tmp_path, network, calm):
 @pytest.mark.slow
 def test_ten_kills_on_two_hosts(tmp_path, network):
     check_on_hosts(tmp_path, network, 10, 4, 8, 300)
+
+
+HAS_A_SEMAPHORE = """
+import multiprocessing, signal
+from multiprocessing import resource_tracker
+semaphore = multiprocessing.get_context("spawn").Semaphore()
+tracker = f"/proc/{resource_tracker._resource_tracker._pid}/cmdline"
+while b"resource_tracker" not in open(tracker, "rb").read():
+    pass  # It is being started.
+print(semaphore._semlock.name.lstrip("/"), flush=True)
+signal.pause()
+"""
+
+
+def test_ranks_without_a_launcher_leave_no_semaphores():
+    """The process that removes their names has its time."""
+    ranks = training_run.Ranks("", [[]], replaced=False)(["-c", HAS_A_SEMAPHORE], dict(os.environ))
+    name = Path("/dev/shm", f"sem.{ranks.stdout.readline().strip()}")
+    assert name.exists()
+    ranks.kill_one(0)
+    assert ranks.wait() == 0
+    assert not name.exists()
 
 
 @pytest.mark.slow

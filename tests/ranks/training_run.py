@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from torch_resilient import _server
+from torch_resilient._launch import family
 
 PROGRAM = Path(__file__).with_name("training_program.py")
 RANKS = 4
@@ -177,8 +178,12 @@ class Ranks:
             )
         # Before its number is free for others: what it has left behind ends with it.
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        os.killpg(process.pid, signal.SIGKILL)
+        family.end_all(lambda: _left_of(process.pid))
         return process.wait()
+
+    def kill_one(self, rank):
+        with self._lock:
+            self._processes[rank].kill()
 
     def kill(self):
         with self._lock:
@@ -194,6 +199,11 @@ class Ranks:
             keeper.join()
         self.stdout.close()
         return next(filter(None, self._codes.values()), int(self._over))
+
+
+def _left_of(session):
+    everyone = family.everyone()
+    return [each for each in everyone if each.session == session and each.state not in "ZX"]
 
 
 def _launch(command, env):
