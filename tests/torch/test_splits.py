@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from losses import outlive
+from rank_server import hear, tell
 from torch.distributed.device_mesh import init_device_mesh
 
 import torch_resilient
@@ -142,7 +143,8 @@ def over_a_rebuild(revokes):
     world = dist.group.WORLD
     pair = world.split_group([0, 2])
     before = None if pair is None else total(pair)
-    dist.barrier()
+    tell("ready")  # Who revokes must not end what others are still in.
+    hear()
     if dist.get_rank() == revokes:
         torch_resilient.ulfm.revoke("the test")
     with pytest.raises(torch_resilient.CommError):
@@ -160,7 +162,12 @@ def over_a_rebuild(revokes):
 
 def test_a_split_of_before_a_rebuild_goes_on(world):
     member, other = (101.0, 101.0, 101.0, 111.0), (None, None, None, 111.0)
-    assert world.run(over_a_rebuild, 3, 1) == [member, other, member]
+    ranks = world.start(over_a_rebuild, 3, 1)
+    for rank in ranks:
+        assert rank.told() == "ready"
+    for rank in ranks:
+        rank.say("go")
+    assert [rank.value() for rank in ranks] == [member, other, member]
 
 
 def over_a_shrink():

@@ -158,7 +158,7 @@ void ResilientBackend::unregisterCompletionHook(std::int64_t id) { parts_.comple
 #endif
 
 void ResilientBackend::shutdown() {
-  if (!gave_way_.load()) group_->Close();
+  release_resources();
   context_->ledger()->Drain();
 }
 

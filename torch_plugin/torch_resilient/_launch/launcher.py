@@ -44,7 +44,7 @@ class Launcher:
         self._ranks = options.nproc  # among so many ranks
         self._spares = options.spares  # and spares of all nodes.
         self._workers = {}  # RANK -> Worker; a spare's RANK is beyond those of the world.
-        self._delayed = []
+        self._delayed = []  # _Start of each that is held back.
         self._backoff = Backoff(_AT_ONCE, options.steady_after)
         self._restarts = 0
         self._has_met = False  # And knows its numbers.
