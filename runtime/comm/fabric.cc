@@ -32,6 +32,9 @@ class PortCommunicator final : public Communicator {
   Result<std::uint64_t> Submit(Operation op, Completion done) override {
     return port_->Submit(std::move(op), std::move(done));
   }
+  Result<std::vector<std::uint64_t>> SubmitBatch(std::vector<Submission> batch) override {
+    return port_->SubmitBatch(std::move(batch));
+  }
   Result<Ran> Run(Operation op, Completion done, const KeepWaiting& keep_waiting) override {
     return port_->Run(std::move(op), std::move(done), keep_waiting);
   }

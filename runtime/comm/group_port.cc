@@ -53,6 +53,7 @@ void ClearUnused(Operation& op, int rank) {
   if (!HasRoot(op.kind)) op.root = -1;
   if (!TakesInputs(op, rank)) op.inputs.clear();
   if (!TakesOutputs(op, rank)) op.outputs.clear();
+  if (op.kind != OpKind::kAllGather && op.kind != OpKind::kReduceScatter) op.one_block = false;
   if (op.kind != OpKind::kRecv) op.sender = nullptr;
   if (IsPointToPoint(op.kind)) return;
   op.peer = -1;
@@ -87,6 +88,27 @@ Status ValidateOwnPart(const Operation& op, int rank) {
                             " on the other"));
 }
 
+Status ValidateBlock(const Operation& op) {
+  const std::vector<Part>& parts = op.kind == OpKind::kAllGather ? op.outputs : op.inputs;
+  const auto* begin = static_cast<const std::byte*>(parts.front().data);
+  const std::size_t bytes = parts.front().count * SizeOf(op.dtype);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].count != parts.front().count)
+      return Invalid(op, StrCat("its parts are no block: part ", i, " has ", parts[i].count,
+                                " elements and part 0 has ", parts.front().count));
+    if (bytes > 0 && parts[i].data != begin + i * bytes)
+      return Invalid(op, StrCat("its parts are no block: part ", i, " is not behind the last"));
+  }
+  return Status::Ok();
+}
+
+// What cannot be for any of a batch, beside what it cannot be by itself.
+Status ValidateBatched(const Operation& op, const Operation& first) {
+  if (!IsPointToPoint(op.kind)) return Invalid(op, "a batch has sends and receives only");
+  if (op.stream != first.stream) return Invalid(op, "a batch has one stream");
+  return Status::Ok();
+}
+
 }  // namespace
 
 Status ValidateOperation(Operation& op, int rank, int size) {
@@ -109,6 +131,7 @@ Status ValidateOperation(Operation& op, int rank, int size) {
   if (TakesOutputs(op, rank))
     RESILIENT_RETURN_IF_ERROR(ValidateParts(op, op.outputs, "outputs", size));
   RESILIENT_RETURN_IF_ERROR(ValidateOwnPart(op, rank));
+  if (op.one_block) RESILIENT_RETURN_IF_ERROR(ValidateBlock(op));
   if (Reduces(op.kind) && !CanReduce(op.dtype, op.reduce))
     return Invalid(op, "this reduction is not defined for this type");
   return Status::Ok();
@@ -140,7 +163,7 @@ GroupPort::GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort,
       doorbell_(std::move(doorbell)),
       held_(std::move(held)),
       clock_(clock),
-      check_(check),
+      check_(std::move(check)),
       observer_(std::move(observer)) {}
 
 Status GroupPort::Check(Operation& op) const {
@@ -162,14 +185,17 @@ Status GroupPort::AbortCause() const {
   return abort_ != nullptr && abort_->IsSet() ? abort_->cause() : Status::Ok();
 }
 
-Result<std::uint64_t> GroupPort::Admit(const Operation& op) {
+Status GroupPort::CheckOpen(std::size_t operations) const {
   if (!closed_.ok()) return closed_;
   RESILIENT_RETURN_IF_ERROR(AbortCause());
-  if (outstanding_.load(std::memory_order_relaxed) >= kMaxOperations) {
-    return Status(StatusCode::kResourceExhausted,
-                  StrCat("group ", spec_.name, " has ", kMaxOperations,
-                         " operations in flight; wait for some of them"));
-  }
+  if (outstanding_.load(std::memory_order_relaxed) + operations <= kMaxOperations)
+    return Status::Ok();
+  return Status(StatusCode::kResourceExhausted,
+                StrCat("group ", spec_.name, " has at most ", kMaxOperations,
+                       " operations in flight; wait for some of them"));
+}
+
+std::uint64_t GroupPort::Admit(const Operation& op) {
   outstanding_.fetch_add(1, std::memory_order_acq_rel);
   return ++(IsPointToPoint(op.kind) ? point_to_point_ : collectives_);
 }
@@ -188,13 +214,37 @@ Result<std::uint64_t> GroupPort::Submit(Operation op, Completion done) {
   SubmittedOp submitted = Stamp(std::move(op), std::move(done));
   submitted.submitted = clock_.Now();
   std::unique_lock lock(mutex_);
-  Result<std::uint64_t> seq = Admit(submitted.op);
-  if (!seq.ok()) return seq;
-  submitted.seq = *seq;
+  RESILIENT_RETURN_IF_ERROR(CheckOpen(1));
+  const std::uint64_t seq = Admit(submitted.op);
+  submitted.seq = seq;
   const bool wake = Queue(std::move(submitted));
   lock.unlock();
   if (wake) doorbell_->Ring();
   return seq;
+}
+
+Result<std::vector<std::uint64_t>> GroupPort::SubmitBatch(
+    std::vector<Communicator::Submission> batch) {
+  std::vector<SubmittedOp> submitted;
+  for (Communicator::Submission& one : batch) {
+    RESILIENT_RETURN_IF_ERROR(Check(one.op));
+    const Operation& first = submitted.empty() ? one.op : submitted.front().op;
+    RESILIENT_RETURN_IF_ERROR(ValidateBatched(one.op, first));
+    submitted.push_back(Stamp(std::move(one.op), std::move(one.done)));
+    submitted.back().submitted = clock_.Now();
+    submitted.back().batch_rest = batch.size() - submitted.size();
+  }
+  std::vector<std::uint64_t> seqs;
+  std::unique_lock lock(mutex_);
+  RESILIENT_RETURN_IF_ERROR(CheckOpen(submitted.size()));
+  for (SubmittedOp& one : submitted) {
+    one.seq = Admit(one.op);
+    seqs.push_back(one.seq);
+    Queue(std::move(one));
+  }
+  lock.unlock();
+  doorbell_->Ring();
+  return seqs;
 }
 
 Result<Communicator::Ran> GroupPort::Run(Operation op, Completion done,
@@ -202,18 +252,18 @@ Result<Communicator::Ran> GroupPort::Run(Operation op, Completion done,
   RESILIENT_RETURN_IF_ERROR(Check(op));
   SubmittedOp submitted = Stamp(std::move(op), std::move(done));
   std::unique_lock lock(mutex_);
-  const Result<std::uint64_t> seq = Admit(submitted.op);
-  if (!seq.ok()) return seq.status();
-  submitted.seq = *seq;
+  RESILIENT_RETURN_IF_ERROR(CheckOpen(1));
+  const std::uint64_t seq = Admit(submitted.op);
+  submitted.seq = seq;
   if (lane_ == nullptr || IsPointToPoint(submitted.op.kind) || !lane_->TryEnter()) {
     submitted.submitted = clock_.Now();
     const bool wake = Queue(std::move(submitted));
     lock.unlock();
     if (wake) doorbell_->Ring();
-    return Communicator::Ran{.seq = *seq, .outcome = std::nullopt};
+    return Communicator::Ran{.seq = seq, .outcome = std::nullopt};
   }
   lock.unlock();
-  Communicator::Ran ran{.seq = *seq, .outcome = lane_->Run(std::move(submitted), keep_waiting)};
+  Communicator::Ran ran{.seq = seq, .outcome = lane_->Run(std::move(submitted), keep_waiting)};
   if (ran.outcome) OnCompleted();
   return ran;
 }

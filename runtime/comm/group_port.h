@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -46,7 +47,7 @@ class HoldCell {
 };
 
 // Not OK: this transport does not run `op`, which is valid. Null: it runs all.
-using OperationCheck = Status (*)(const Operation& op);
+using OperationCheck = std::function<Status(const Operation& op)>;
 
 struct SubmittedOp {
   Operation op;
@@ -55,6 +56,8 @@ struct SubmittedOp {
   // Of what is queued. What its caller runs at once gets it when it comes to wait.
   Instant submitted = Instant::min();
   OpTimeouts timeouts;
+  // How many of those that follow belong to its batch.
+  std::size_t batch_rest = 0;
 };
 
 // What is told of `op`, without the ranks. REQUIRES: `submitted` is known.
@@ -81,6 +84,7 @@ class GroupPort {
 
   // Callers.
   Result<std::uint64_t> Submit(Operation op, Completion done);
+  Result<std::vector<std::uint64_t>> SubmitBatch(std::vector<Communicator::Submission> batch);
   Result<Communicator::Ran> Run(Operation op, Completion done,
                                 const Communicator::KeepWaiting& keep_waiting);
   void Abort(const Status& cause);
@@ -116,7 +120,8 @@ class GroupPort {
   SubmittedOp Stamp(Operation op, Completion done) const;
   // All REQUIRE: mutex_.
   Status AbortCause() const;
-  Result<std::uint64_t> Admit(const Operation& op);
+  Status CheckOpen(std::size_t operations) const;
+  std::uint64_t Admit(const Operation& op);
   // True: the comm thread must be woken, best without the mutex.
   bool Queue(SubmittedOp op);
 

@@ -44,6 +44,17 @@ class Communicator {
   // abort, the abort's cause. `done` runs if and only if the result is OK.
   virtual Result<std::uint64_t> Submit(Operation op, Completion done) = 0;
 
+  // As Submit for each in turn, with nothing of another caller between them; the numbers are in
+  // that order. None of a batch waits for another of it, on a transport where one that waits for
+  // its peer holds up what is behind it: two ranks that each send and receive may do so in any
+  // order. Sends and receives on one stream only. When one is refused, all are. Messages match as
+  // if they were submitted one by one: the batches of two ranks need not be alike.
+  struct Submission {
+    Operation op;
+    Completion done;
+  };
+  virtual Result<std::vector<std::uint64_t>> SubmitBatch(std::vector<Submission> batch) = 0;
+
   // As Submit, for a caller that waits for the end at once: the operation may run on the calling
   // thread, before this returns. When it has ended within the call, its outcome is returned and
   // `done` never runs. Otherwise it goes on by itself, as after Submit. `keep_waiting` is asked at

@@ -91,6 +91,9 @@ inline constexpr int kAnyPeer = -1;
 //   send, recv      data[count] to or from group rank `peer` with `tag`; matched by (peer, tag) in
 //                   order of submission. A recv may take kAnyPeer and is told who it was
 // A rank's own part of an output may be the memory of its own input; no other memory overlaps.
+// `one_block`: of all_gather the outputs, of reduce_scatter the inputs are equal parts of one
+// block of memory, one behind the other in group-rank order. The same on all ranks: a transport may
+// have another way for it, and ranks that go different ways never meet. The CPU's has not.
 // Thread: value type.
 struct Operation {
   OpKind kind = OpKind::kBarrier;
@@ -104,6 +107,7 @@ struct Operation {
   std::size_t count = 0;
   std::vector<Part> inputs;
   std::vector<Part> outputs;
+  bool one_block = false;
   int* sender = nullptr;  // recv: where the sender's group rank is written. May be null.
   ExecutionStream stream = nullptr;
   // How long it may take; zero: as long as its peers live. What takes longer fails with the whole

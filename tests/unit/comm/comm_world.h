@@ -107,17 +107,29 @@ class Pending {
   // A refusal is the outcome.
   static Pending Try(Communicator& communicator, Operation op) {
     Pending pending;
-    Result<std::uint64_t> seq =
-        communicator.Submit(std::move(op), [state = pending.state_](const Status& status) {
-          std::lock_guard lock(state->mutex);
-          EXPECT_FALSE(state->status) << "completed twice";
-          state->status = status;
-          state->changed.notify_all();
-        });
+    Result<std::uint64_t> seq = communicator.Submit(std::move(op), pending.Expect());
     if (seq.ok()) {
       pending.seq = *seq;
     } else {
       pending.state_->status = seq.status();
+    }
+    return pending;
+  }
+
+  // Fails the test when they are not accepted.
+  static std::vector<Pending> OfBatch(Communicator& communicator, std::vector<Operation> ops) {
+    std::vector<Pending> pending(ops.size());
+    std::vector<Communicator::Submission> batch;
+    for (std::size_t i = 0; i < ops.size(); ++i)
+      batch.push_back({.op = std::move(ops[i]), .done = pending[i].Expect()});
+    const auto seqs = communicator.SubmitBatch(std::move(batch));
+    EXPECT_TRUE(seqs.ok()) << seqs.status().ToString();
+    for (std::size_t i = 0; i < pending.size(); ++i) {
+      if (seqs.ok()) {
+        pending[i].seq = seqs->at(i);
+      } else {
+        pending[i].state_->status = seqs.status();
+      }
     }
     return pending;
   }
@@ -144,22 +156,50 @@ class Pending {
     std::condition_variable changed;
     std::optional<Status> status;
   };
+  Completion Expect() const {
+    return [state = state_](const Status& status) {
+      std::lock_guard lock(state->mutex);
+      EXPECT_FALSE(state->status) << "completed twice";
+      state->status = status;
+      state->changed.notify_all();
+    };
+  }
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 using FabricMaker =
     std::function<Result<std::unique_ptr<CommunicatorFactory>>(const Clock&, CommunicatorEvents&)>;
 
+// What the fabrics of one world share, where they stand on something that a test puts in place of a
+// device. Thread: thread-safe.
+class Environment {
+ public:
+  virtual ~Environment() = default;
+  virtual Result<std::unique_ptr<CommunicatorFactory>> Make(const Clock& clock,
+                                                            CommunicatorEvents& events) = 0;
+  // For the operations of one rank in one group.
+  virtual ExecutionStream NewStream() = 0;
+};
+
 // One transport under test.
 struct Transport {
   std::string name;
-  FabricMaker make;
+  FabricMaker make;  // Or:
+  std::function<std::shared_ptr<Environment>()> environment = nullptr;
   // The number of the host that a rank believes to be on; null: all are on one.
   std::function<int(int rank)> host_of = nullptr;
   // Whether a rank that needs nothing of another may end an operation before that one has entered
   // it: the root of a broadcast, all but the root of a gather.
   bool roots_run_ahead = true;
   bool hierarchical = false;  // Reductions go by these hosts.
+  // Whether messages are told apart by their tags and may come from any rank, and whether they and
+  // collectives do not wait for each other.
+  bool has_tags = true;
+  // Of what every communicator accepts; null: all. And whether a NaN wins MIN and MAX.
+  std::function<bool(const Operation& op)> supports = nullptr;
+  bool nan_wins = true;
+
+  bool Supports(const Operation& op) const { return supports == nullptr || supports(op); }
 
   friend void PrintTo(const Transport& transport, std::ostream* out) { *out << transport.name; }
 };
@@ -287,10 +327,13 @@ inline Operation RecvOp(std::vector<float>& data, int from, std::uint32_t tag) {
 // N ranks in this process, each with a fabric of its own.
 class World {
  public:
-  World(const Transport& transport, int size) : host_of_(transport.host_of) {
+  World(const Transport& transport, int size)
+      : environment_(transport.environment ? transport.environment() : nullptr),
+        host_of_(transport.host_of) {
     for (int rank = 0; rank < size; ++rank) {
       events.push_back(std::make_unique<EventLog>());
-      auto fabric = transport.make(clock, *events.back());
+      auto fabric = environment_ ? environment_->Make(clock, *events.back())
+                                 : transport.make(clock, *events.back());
       EXPECT_TRUE(fabric.ok()) << fabric.status().ToString();
       fabrics.push_back(std::move(*fabric));
       Endpoint unreachable = DecodeEndpoint(fabrics.back()->endpoint());
@@ -355,7 +398,15 @@ class World {
     return outcomes;
   }
 
+  // Null where operations have none.
+  ExecutionStream NewStream() { return environment_ ? environment_->NewStream() : nullptr; }
+
   SystemClock clock;
+
+ private:
+  const std::shared_ptr<Environment> environment_;  // Outlives the fabrics.
+
+ public:
   std::vector<std::unique_ptr<EventLog>> events;
   std::vector<std::unique_ptr<CommunicatorFactory>> fabrics;
   std::vector<std::shared_ptr<Communicator>> group;  // The group "world", by rank.

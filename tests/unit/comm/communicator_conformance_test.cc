@@ -7,22 +7,23 @@
 
 #include "runtime/base/random.h"
 #include "runtime/comm/reduce.h"
-#include "tests/support/sanitizers.h"
-#include "tests/unit/comm/comm_world.h"
+#include "tests/unit/comm/conformance.h"
 #include "tests/unit/comm/serial_reference.h"
 #include "tests/unit/comm/trial.h"
 
 namespace resilient::testing {
 namespace {
 
-struct Case {
-  Transport transport;
-  int size = 1;
-};
-
-class Conformance : public ::testing::TestWithParam<Case> {
+class Conformance : public ::testing::TestWithParam<ConformanceCase> {
  protected:
   int size() const { return GetParam().size; }
+  static bool Supports(OpKind kind, DataType type, ReduceOp reduce) {
+    Operation op;
+    op.kind = kind;
+    op.dtype = type;
+    op.reduce = reduce;
+    return GetParam().transport.Supports(op);
+  }
   void RunAndCheck(const Call& call) {
     Trial trial(call, random_);
     ExpectAllOk(world_.RunAll([&](int rank) { return trial.At(rank); }));
@@ -42,30 +43,7 @@ void ForEachRoot(Call call, int size, Run&& run) {
   }
 }
 
-std::vector<int> Sizes() {
-  // Rounds over TCP take long where many instrumented ranks share two cores.
-  if (kThreadSanitized) return {2, 3};
-  if (kAddressSanitized) return {1, 2, 3, 5};
-  return {1, 2, 3, 4, 5, 6, 7, 8};
-}
-
-std::vector<Case> AllCases() {
-  std::vector<Case> cases;
-  for (const Transport& transport : AllTransports()) {
-    for (const int size : Sizes()) cases.push_back({.transport = transport, .size = size});
-    // Two pairs.
-    if (kSanitized && transport.host_of) cases.push_back({.transport = transport, .size = 4});
-  }
-  for (const Transport& transport : ChecksummedTransports()) {
-    for (const int size : {2, 5}) {
-      if (size == 2 || !kSanitized) cases.push_back({.transport = transport, .size = size});
-    }
-  }
-  for (const int size : {2, 3}) cases.push_back({.transport = StripedTransport(3), .size = size});
-  return cases;
-}
-
-INSTANTIATE_TEST_SUITE_P(Transports, Conformance, ::testing::ValuesIn(AllCases()),
+INSTANTIATE_TEST_SUITE_P(Transports, Conformance, ::testing::ValuesIn(ConformanceCases()),
                          [](const auto& info) {
                            return info.param.transport.name + std::to_string(info.param.size);
                          });
@@ -85,7 +63,7 @@ TEST_P(Conformance, Reductions_EveryTypeAndOp_EqualTheSerialReferenceBitForBit) 
   for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduce, OpKind::kReduceScatter}) {
     for (const DataType type : kTypes) {
       for (const ReduceOp reduce : kReduceOps) {
-        if (!CanReduce(type, reduce)) continue;
+        if (!CanReduce(type, reduce) || !Supports(kind, type, reduce)) continue;
         for (const std::size_t count : {std::size_t{1}, n - 1, std::size_t{1000}}) {
           Call call{.kind = kind, .dtype = type, .reduce = reduce};
           if (reduce == ReduceOp::kPremulSum) call.factor = 2.0;
@@ -129,6 +107,7 @@ TEST_P(Conformance, ReduceScatter_EveryRankAnotherCount) {
 }
 
 TEST_P(Conformance, AllReduce_Nan_WinsMinAndMax) {
+  if (!GetParam().transport.nan_wins) GTEST_SKIP() << "here it is the library's choice";
   for (const ReduceOp reduce : {ReduceOp::kMin, ReduceOp::kMax}) {
     for (int nan_at = 0; nan_at < size(); ++nan_at) {
       std::vector<std::vector<float>> data;
@@ -156,6 +135,41 @@ TEST_P(Conformance, Moves_EveryKindRootAndSize_AlsoInPlace) {
       }
     }
   }
+}
+
+TEST_P(Conformance, OneBlock_OfEqualParts_AlsoInPlace) {
+  for (const OpKind kind : {OpKind::kAllGather, OpKind::kReduceScatter}) {
+    for (const std::size_t count : {0, 1, 1000, 70'000}) {
+      for (const bool in_place : {false, true}) {
+        Call call{.kind = kind, .dtype = DataType::kInt32, .in_place = in_place, .one_block = true};
+        if (kind == OpKind::kReduceScatter) call.reduce = ReduceOp::kSum;
+        SetCounts(call, size(), count);
+        RunAndCheck(call);
+      }
+    }
+  }
+}
+
+TEST_P(Conformance, OneBlock_OfOtherParts_IsRefused) {
+  if (size() < 2) GTEST_SKIP() << "one part is always a block";
+  std::vector<float> data(2);
+  std::vector<float> block(static_cast<std::size_t>(2 * size() + 1));
+  Operation op = MakeOp(OpKind::kAllGather, DataType::kFloat32, data);
+  op.one_block = true;
+  for (int rank = 0; rank < size(); ++rank)
+    op.outputs.push_back({.data = block.data() + 2 * rank, .count = 2});
+  const auto refused = [&](Part last) {
+    Operation wrong = op;
+    wrong.outputs.back() = last;
+    const Status status = Pending::Try(world_.at(0), wrong).Wait();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    return status.message();
+  };
+  EXPECT_NE(refused({.data = op.outputs.back().data, .count = 1}).find("has 1 elements"),
+            std::string::npos);
+  EXPECT_NE(refused({.data = block.data() + 2 * size() - 1, .count = 2}).find("is not behind"),
+            std::string::npos);
+  ExpectAllOk(world_.RunAll([&](int) { return BarrierOp(); }));
 }
 
 TEST_P(Conformance, Moves_CountsThatDiffer_AlsoZero) {
@@ -234,9 +248,10 @@ TEST_P(Conformance, GroupsInOppositeOrder_AsyncOperationsDoNotBlockEachOther) {
     for (int i = 0; i < kGroups; ++i) {
       const int g = rank % 2 == 0 ? i : kGroups - 1 - i;
       data.emplace_back(200'000, static_cast<float>(g));
-      pending.push_back(
-          Pending::Of(*groups[static_cast<std::size_t>(g)][static_cast<std::size_t>(rank)],
-                      AllReduceOp(data.back())));
+      Operation op = AllReduceOp(data.back());
+      op.stream = world_.NewStream();
+      pending.push_back(Pending::Of(
+          *groups[static_cast<std::size_t>(g)][static_cast<std::size_t>(rank)], std::move(op)));
     }
   }
   for (const Pending& one : pending) EXPECT_TRUE(one.Wait().ok());
@@ -248,6 +263,7 @@ TEST_P(Conformance, GroupsInOppositeOrder_AsyncOperationsDoNotBlockEachOther) {
 }
 
 TEST_P(Conformance, SendRecv_TagsOutOfOrder_MatchByTagThenByOrder) {
+  if (!GetParam().transport.has_tags) GTEST_SKIP() << "messages have no tags here";
   if (size() < 2) GTEST_SKIP() << "needs a peer";
   constexpr std::uint32_t kTags = 5;
   constexpr int kEach = 4;
@@ -274,6 +290,7 @@ TEST_P(Conformance, SendRecv_TagsOutOfOrder_MatchByTagThenByOrder) {
 }
 
 TEST_P(Conformance, SendRecv_EveryPairBothWays_DoesNotWaitForACollective) {
+  if (!GetParam().transport.has_tags) GTEST_SKIP() << "messages have no tags here";
   // Rank 0 has entered a collective that the others enter last.
   std::vector<std::vector<float>> sums(static_cast<std::size_t>(size()),
                                        std::vector<float>(1'000'000, 1));
@@ -296,6 +313,56 @@ TEST_P(Conformance, SendRecv_EveryPairBothWays_DoesNotWaitForACollective) {
   for (int r = 1; r < size(); ++r)
     pending.push_back(Pending::Of(world_.at(r), AllReduceOp(sums[static_cast<std::size_t>(r)])));
   for (const Pending& one : pending) EXPECT_TRUE(one.Wait().ok());
+}
+
+// Each rank has the ranks in another order, sends first or last.
+TEST_P(Conformance, Batch_EveryPairBothWays_InAnyOrder) {
+  const auto n = static_cast<std::size_t>(size());
+  for (const std::size_t count : {0u, 1u, 50'000u}) {
+    std::vector<std::vector<float>> sent(n * n);
+    std::vector<std::vector<float>> got(n * n);
+    std::vector<Pending> pending;
+    for (std::size_t rank = 0; rank < n; ++rank) {
+      std::vector<Operation> sends;
+      std::vector<Operation> recvs;
+      for (std::size_t step = 1; step < n; ++step) {
+        const std::size_t peer = (rank + (rank % 2 == 0 ? step : n - step)) % n;
+        sent[rank * n + peer].assign(count, static_cast<float>(rank * n + peer));
+        got[rank * n + peer].assign(count, -1);
+        sends.push_back(SendOp(sent[rank * n + peer], static_cast<int>(peer), 3));
+        recvs.push_back(RecvOp(got[rank * n + peer], static_cast<int>(peer), 3));
+      }
+      std::vector<Operation>& batch = rank % 3 == 0 ? sends : recvs;
+      const std::vector<Operation>& rest = rank % 3 == 0 ? recvs : sends;
+      batch.insert(batch.end(), rest.begin(), rest.end());
+      const std::vector<Pending> submitted =
+          Pending::OfBatch(world_.at(static_cast<int>(rank)), std::move(batch));
+      pending.insert(pending.end(), submitted.begin(), submitted.end());
+    }
+    for (const Pending& one : pending) EXPECT_TRUE(one.Wait().ok());
+    for (std::size_t from = 0; from < n; ++from) {
+      for (std::size_t to = 0; to < n; ++to) EXPECT_EQ(got[to * n + from], sent[from * n + to]);
+    }
+  }
+}
+
+TEST_P(Conformance, Batch_WithOneThatCannotBe_IsRefusedAsAWhole) {
+  if (size() < 2) GTEST_SKIP() << "needs a peer";
+  std::vector<float> data(4);
+  Operation elsewhere = SendOp(data, 1, 0);
+  elsewhere.stream = &data;
+  for (const Operation& wrong : {SendOp(data, 0, 0), BarrierOp(), elsewhere}) {
+    std::vector<Communicator::Submission> batch(2);
+    batch[0] = {.op = SendOp(data, 1, 0), .done = [](const Status&) { ADD_FAILURE() << "ran"; }};
+    batch[1] = {.op = wrong, .done = [](const Status&) { ADD_FAILURE() << "ran"; }};
+    const auto seqs = world_.at(0).SubmitBatch(std::move(batch));
+    ASSERT_FALSE(seqs.ok()) << Describe(wrong);
+    EXPECT_EQ(seqs.status().code(), StatusCode::kInvalidArgument);
+  }
+  EXPECT_TRUE(Pending::OfBatch(world_.at(0), {}).empty());
+  EXPECT_EQ(Pending::OfBatch(world_.at(0), {SendOp(data, 1, 0), SendOp(data, 1, 0)})[1].seq, 2u);
+  std::vector<float> got(4);
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(Pending::Of(world_.at(1), RecvOp(got, 0, 0)).Wait().ok());
 }
 
 TEST_P(Conformance, SendRecv_MoreThanTheUnexpectedLimit_WaitsForItsRecvs) {
@@ -324,6 +391,7 @@ TEST_P(Conformance, SendRecv_ZeroElements) {
 }
 
 TEST_P(Conformance, RecvFromAny_TakesWhatCameFirst_AndIsToldFromWhom) {
+  if (!GetParam().transport.has_tags) GTEST_SKIP() << "messages have no tags here";
   if (size() < 2) GTEST_SKIP() << "needs a peer";
   // One message after the other is on rank 0: the later recv with another tag proves it.
   std::vector<float> sent(3), mark(1), got(3);
@@ -348,6 +416,7 @@ TEST_P(Conformance, RecvFromAny_TakesWhatCameFirst_AndIsToldFromWhom) {
 }
 
 TEST_P(Conformance, RecvFromAny_SharesATagWithNamedRecvs_InOrderOfSubmission) {
+  if (!GetParam().transport.has_tags) GTEST_SKIP() << "messages have no tags here";
   if (size() < 3) GTEST_SKIP() << "needs two peers";
   std::vector<std::vector<float>> got(5, std::vector<float>(50'000));
   std::vector<int> senders(5, -1);
@@ -379,6 +448,7 @@ TEST_P(Conformance, RecvFromAny_SharesATagWithNamedRecvs_InOrderOfSubmission) {
 }
 
 TEST_P(Conformance, RecvFromAny_OfMessagesBeyondTheUnexpectedLimit_GetsThemAll) {
+  if (!GetParam().transport.has_tags) GTEST_SKIP() << "messages have no tags here";
   if (size() != 3) GTEST_SKIP() << "two senders are enough";
   constexpr std::size_t kFloats = 17u << 20;  // 68 MiB: waits in its sender's process.
   constexpr int kEach = 2;

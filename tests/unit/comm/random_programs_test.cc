@@ -9,7 +9,7 @@
 
 #include "runtime/base/random.h"
 #include "tests/support/sanitizers.h"
-#include "tests/unit/comm/comm_world.h"
+#include "tests/unit/comm/conformance.h"
 #include "tests/unit/comm/trial.h"
 
 namespace resilient::testing {
@@ -40,11 +40,18 @@ struct FanIn {
   std::vector<int> senders;
 };
 
+// All ranks have a batch of sends to some of the others and of what these send to them.
+struct Exchange {
+  std::vector<Message> messages;
+  std::vector<std::vector<Operation>> batches;  // By rank.
+};
+
 // One step of a program: one of these.
 struct Step {
   std::unique_ptr<Trial> trial;
   std::unique_ptr<Message> message;
   std::unique_ptr<FanIn> fan_in;
+  std::unique_ptr<Exchange> exchange;
 };
 
 std::vector<float> RandomFloats(std::size_t count, Random& random) {
@@ -57,8 +64,9 @@ std::vector<float> RandomFloats(std::size_t count, Random& random) {
 class Program {
  public:
   // `hosts`: see Call.
-  Program(int size, int steps, std::vector<std::vector<std::size_t>> hosts, Random& random)
-      : size_(size), hosts_(std::move(hosts)) {
+  Program(const Transport& transport, int size, int steps,
+          std::vector<std::vector<std::size_t>> hosts, Random& random)
+      : transport_(transport), size_(size), hosts_(std::move(hosts)) {
     for (int i = 0; i < steps; ++i) steps_.push_back(MakeStep(random));
   }
 
@@ -67,9 +75,11 @@ class Program {
     Step& one = steps_[step];
     if (one.trial != nullptr) return {one.trial->At(rank)};
     if (one.message != nullptr) return OperationsOf(*one.message, rank);
+    if (one.exchange != nullptr) return one.exchange->batches[static_cast<std::size_t>(rank)];
     return OperationsOf(*one.fan_in, rank);
   }
   std::size_t steps() const { return steps_.size(); }
+  bool IsBatch(std::size_t step) const { return steps_[step].exchange != nullptr; }
 
   void Check() const {
     for (std::size_t i = 0; i < steps_.size(); ++i) {
@@ -80,6 +90,9 @@ class Program {
       } else if (step.message != nullptr) {
         ASSERT_TRUE(step.message->got == step.message->sent);
         ASSERT_EQ(step.message->sender, step.message->from);
+      } else if (step.exchange != nullptr) {
+        for (const Message& message : step.exchange->messages)
+          ASSERT_TRUE(message.got == message.sent && message.sender == message.from);
       } else {
         Check(*step.fan_in);
       }
@@ -96,8 +109,11 @@ class Program {
 
   Step MakeStep(Random& random) {
     Step step;
-    const std::uint64_t kind = size_ == 1 ? 9 : random.Below(10);
-    if (kind == 0) {
+    std::uint64_t kind = size_ == 1 ? 9 : random.Below(11);
+    if (!transport_.has_tags && (kind == 0 || kind == 3)) kind = 1;
+    if (kind == 10) {
+      step.exchange = MakeExchange(random);
+    } else if (kind == 0) {
       step.fan_in = std::make_unique<FanIn>();
       step.fan_in->to = RandomRank(random);
       step.fan_in->tag = next_tag_++;
@@ -117,7 +133,8 @@ class Program {
       message.got.resize(message.sent.size());
     } else {
       const auto n = static_cast<std::size_t>(size_);
-      const Call probe = RandomCall(size_, 0, random);
+      Call probe = RandomCall(size_, 0, random);
+      while (!Supports(probe)) probe = RandomCall(size_, 0, random);
       const std::size_t parts = probe.kind == OpKind::kAllToAll ? n * n : n;
       Call call = probe;
       call.hosts = hosts_;
@@ -125,6 +142,37 @@ class Program {
       step.trial = std::make_unique<Trial>(call, random);
     }
     return step;
+  }
+
+  bool Supports(const Call& call) const {
+    Operation op;
+    op.kind = call.kind;
+    op.dtype = call.dtype;
+    op.reduce = call.reduce;
+    op.factor = call.factor;
+    return transport_.Supports(op);
+  }
+
+  std::unique_ptr<Exchange> MakeExchange(Random& random) {
+    auto exchange = std::make_unique<Exchange>();
+    exchange->messages.reserve(static_cast<std::size_t>(size_ * size_));
+    exchange->batches.resize(static_cast<std::size_t>(size_));
+    for (int from = 0; from < size_; ++from) {
+      for (int to = 0; to < size_; ++to) {
+        if (from == to || random.Below(2) == 0) continue;
+        Message& message = exchange->messages.emplace_back();
+        message.from = from;
+        message.to = to;
+        message.sent = RandomFloats(RandomCount(random), random);
+        message.got.resize(message.sent.size());
+        for (const int rank : {from, to}) {
+          std::vector<Operation>& batch = exchange->batches[static_cast<std::size_t>(rank)];
+          const auto at = static_cast<std::ptrdiff_t>(random.Below(batch.size() + 1));
+          batch.insert(batch.begin() + at, OperationsOf(message, rank).front());
+        }
+      }
+    }
+    return exchange;
   }
 
   static std::vector<Operation> OperationsOf(Message& message, int rank) {
@@ -156,6 +204,7 @@ class Program {
       ASSERT_TRUE(fan_in.got[i] == fan_in.sent[static_cast<std::size_t>(fan_in.senders[i])]);
   }
 
+  const Transport& transport_;
   const int size_;
   const std::vector<std::vector<std::size_t>> hosts_;
   std::vector<Step> steps_;
@@ -172,13 +221,19 @@ std::vector<std::vector<std::size_t>> HostsOf(const Transport& transport, int si
   return ranks;
 }
 
-// Submits all of `rank`; at most kMaxInFlight wait at a time.
-void RunRank(Program& program, Communicator& communicator, int rank) {
+// Submits all of `rank`; at most kMaxInFlight wait at a time, and a batch.
+void RunRank(Program& program, Communicator& communicator, int rank, ExecutionStream stream) {
   std::deque<Pending> in_flight;
   for (std::size_t step = 0; step < program.steps(); ++step) {
-    for (Operation& op : program.OperationsOf(step, rank)) {
-      in_flight.push_back(Pending::Of(communicator, std::move(op)));
-      if (in_flight.size() <= kMaxInFlight) continue;
+    std::vector<Operation> ops = program.OperationsOf(step, rank);
+    for (Operation& op : ops) op.stream = stream;
+    if (program.IsBatch(step)) {
+      for (Pending& one : Pending::OfBatch(communicator, std::move(ops)))
+        in_flight.push_back(std::move(one));
+    } else {
+      for (Operation& op : ops) in_flight.push_back(Pending::Of(communicator, std::move(op)));
+    }
+    while (in_flight.size() > kMaxInFlight) {
       EXPECT_TRUE(in_flight.front().Wait().ok()) << "step " << step;
       in_flight.pop_front();
     }
@@ -198,15 +253,16 @@ void RunPrograms(const Transport& transport, std::uint64_t seed) {
   std::deque<Program> programs;
   std::vector<std::vector<std::shared_ptr<Communicator>>> communicators;
   for (int group = 0; group < groups; ++group) {
-    programs.emplace_back(size, 20 + static_cast<int>(random.Below(30)), HostsOf(transport, size),
-                          random);
+    programs.emplace_back(transport, size, 20 + static_cast<int>(random.Below(30)),
+                          HostsOf(transport, size), random);
     communicators.push_back(world.CreateAll("group" + std::to_string(group)));
   }
   std::vector<std::thread> threads;
   for (std::size_t group = 0; group < programs.size(); ++group) {
     for (int rank = 0; rank < size; ++rank) {
-      threads.emplace_back([&programs, &communicators, group, rank] {
-        RunRank(programs[group], *communicators[group][static_cast<std::size_t>(rank)], rank);
+      threads.emplace_back([&, group, rank, stream = world.NewStream()] {
+        RunRank(programs[group], *communicators[group][static_cast<std::size_t>(rank)], rank,
+                stream);
       });
     }
   }
@@ -216,7 +272,7 @@ void RunPrograms(const Transport& transport, std::uint64_t seed) {
 
 class RandomPrograms : public ::testing::TestWithParam<Transport> {};
 
-INSTANTIATE_TEST_SUITE_P(Transports, RandomPrograms, ::testing::ValuesIn(AllTransportsAndOrders()),
+INSTANTIATE_TEST_SUITE_P(Transports, RandomPrograms, ::testing::ValuesIn(ProgramTransports()),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(RandomPrograms, EqualTheSerialReference) {

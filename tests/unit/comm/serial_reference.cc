@@ -272,7 +272,8 @@ std::string Describe(const Call& call) {
   }
   return StrCat(OpKindName(call.kind), " ", DataTypeName(call.dtype), " ",
                 ReduceOpName(call.reduce), " factor ", call.factor, " root ", call.root,
-                call.in_place ? " in place" : "", " counts ", counts);
+                call.in_place ? " in place" : "", call.one_block ? " one block" : "", " counts ",
+                counts);
 }
 
 Bytes RandomElements(DataType type, ReduceOp reduce, std::size_t count, Random& random) {

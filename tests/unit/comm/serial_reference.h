@@ -33,7 +33,8 @@ struct Call {
   ReduceOp reduce = ReduceOp::kNone;
   double factor = 1.0;
   int root = -1;
-  bool in_place = false;  // Own parts of outputs are the memory of the input.
+  bool in_place = false;   // Own parts of outputs are the memory of the input.
+  bool one_block = false;  // Operation::one_block. REQUIRES: equal counts.
   // Elements that go from one rank to another: counts[from][to]. What has one count has it
   // everywhere; what a rank sends to all has one count in its row.
   std::vector<std::vector<std::size_t>> counts;

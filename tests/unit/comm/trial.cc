@@ -21,6 +21,10 @@ std::size_t RandomCount(std::size_t limit, Random& random) {
   }
 }
 
+bool Same(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end());
+}
+
 }  // namespace
 
 void SetCounts(Call& call, int size, std::size_t count) {
@@ -31,7 +35,7 @@ void SetCounts(Call& call, int size, std::size_t count) {
 void SetRandomCounts(Call& call, int size, std::size_t limit, Random& random) {
   SetCounts(call, size, HasOneCount(call.kind) ? RandomCount(limit, random) : 0);
   if (HasOneCount(call.kind)) return;
-  const bool even = random.Below(3) == 0;
+  const bool even = call.one_block || random.Below(3) == 0;
   const std::size_t everywhere = RandomCount(limit, random);
   const auto n = static_cast<std::size_t>(size);
   const bool by_sender = call.kind == OpKind::kAllGather || call.kind == OpKind::kGather;
@@ -61,8 +65,27 @@ Call RandomCall(int size, std::size_t limit, Random& random) {
   if (HasRoot(call.kind))
     call.root = static_cast<int>(random.Below(static_cast<std::uint64_t>(size)));
   call.in_place = random.Below(2) == 0;
+  call.one_block = (call.kind == OpKind::kAllGather || call.kind == OpKind::kReduceScatter) &&
+                   random.Below(2) == 0;
   SetRandomCounts(call, size, limit, random);
   return call;
+}
+
+void Trial::Pieces::Add(const Bytes& piece, bool to_block) {
+  if (memory_.empty() || !to_block) memory_.emplace_back();
+  Bytes& memory = memory_.back();
+  places_.push_back({.in = memory_.size() - 1, .offset = memory.size(), .size = piece.size()});
+  memory.insert(memory.end(), piece.begin(), piece.end());
+}
+
+std::span<std::byte> Trial::Pieces::At(std::size_t piece) {
+  const Place& place = places_[piece];
+  return std::span(memory_[place.in]).subspan(place.offset, place.size);
+}
+
+std::span<const std::byte> Trial::Pieces::At(std::size_t piece) const {
+  const Place& place = places_[piece];
+  return std::span(memory_[place.in]).subspan(place.offset, place.size);
 }
 
 Trial::Trial(const Call& call, Random& random) : call_(call) {
@@ -91,23 +114,23 @@ bool Trial::DataIsOutput(int rank) const {
 std::vector<Bytes> Trial::MakeMemory(int rank, Random& random) {
   const auto me = static_cast<std::size_t>(rank);
   Memory& memory = before_.emplace_back();
-  for (int peer = 0; peer < call_.size(); ++peer) {
-    if (HasInputs(rank)) {
-      memory.inputs.push_back(
-          RandomElements(call_.dtype, call_.reduce, call_.Count(rank, peer), random));
-    }
-    if (HasOutputs(rank))
-      memory.outputs.emplace_back(call_.Count(peer, rank) * SizeOf(call_.dtype), kUntouched);
-  }
   if (call_.kind != OpKind::kBarrier && call_.kind != OpKind::kAllToAll)
     memory.data = RandomElements(call_.dtype, call_.reduce, call_.Count(rank, rank), random);
   if (call_.kind == OpKind::kScatter)
     memory.data.assign(call_.Count(call_.root, rank) * SizeOf(call_.dtype), kUntouched);
-  std::vector<Bytes> sent =
-      HasInputs(rank) ? memory.inputs : std::vector<Bytes>(call_.counts.size(), memory.data);
-  // The input lies where the own part of the output belongs; see At for the rest.
-  if (call_.in_place && HasOutputs(rank))
-    memory.outputs[me] = HasInputs(rank) ? memory.inputs[me] : memory.data;
+  std::vector<Bytes> sent(call_.counts.size(), memory.data);
+  for (std::size_t peer = 0; peer < sent.size(); ++peer) {
+    if (HasInputs(rank)) {
+      const std::size_t count = call_.Count(rank, static_cast<int>(peer));
+      sent[peer] = RandomElements(call_.dtype, call_.reduce, count, random);
+      memory.inputs.Add(sent[peer], call_.one_block);
+    }
+    if (!HasOutputs(rank)) continue;
+    Bytes output(call_.Count(static_cast<int>(peer), rank) * SizeOf(call_.dtype), kUntouched);
+    // The input lies where the own part of the output belongs; see At for the rest.
+    if (call_.in_place && peer == me) output = sent[me];
+    memory.outputs.Add(output, call_.one_block);
+  }
   return sent;
 }
 
@@ -120,12 +143,13 @@ Operation Trial::At(int rank) {
   op.reduce = call_.reduce;
   op.factor = call_.factor;
   op.root = call_.root;
+  op.one_block = call_.one_block;
   op.data = memory.data.data();
   op.count = memory.data.size() / SizeOf(call_.dtype);
-  const auto parts = [&](std::vector<Bytes>& all) {
+  const auto parts = [&](Pieces& all) {
     std::vector<Part> result;
-    for (Bytes& one : all)
-      result.push_back({.data = one.data(), .count = one.size() / SizeOf(call_.dtype)});
+    for (std::size_t i = 0; i < all.size(); ++i)
+      result.push_back({.data = all.At(i).data(), .count = all.At(i).size() / SizeOf(call_.dtype)});
     return result;
   };
   op.inputs = parts(memory.inputs);
@@ -141,14 +165,15 @@ Operation Trial::At(int rank) {
   return op;
 }
 
-std::vector<const Bytes*> Trial::Outputs(int rank) const {
+std::vector<std::span<const std::byte>> Trial::Outputs(int rank) const {
   const auto me = static_cast<std::size_t>(rank);
   const Memory& memory = now_[me];
-  std::vector<const Bytes*> result;
+  std::vector<std::span<const std::byte>> result;
   if (HasOutputs(rank)) {
-    for (const Bytes& one : memory.outputs) result.push_back(&one);
+    for (std::size_t i = 0; i < memory.outputs.size(); ++i) result.push_back(memory.outputs.At(i));
   } else if (DataIsOutput(rank)) {
-    result.push_back(call_.in_place && HasInputs(rank) ? &memory.inputs[me] : &memory.data);
+    const bool in_input = call_.in_place && HasInputs(rank);
+    result.emplace_back(in_input ? memory.inputs.At(me) : std::span(memory.data));
   }
   return result;
 }
@@ -156,16 +181,16 @@ std::vector<const Bytes*> Trial::Outputs(int rank) const {
 std::string Trial::WhatIsWrong(int rank) const {
   const std::string written = WhatWasWritten(rank);
   if (!written.empty()) return written;
-  const std::vector<const Bytes*> got = Outputs(rank);
+  const std::vector<std::span<const std::byte>> got = Outputs(rank);
   const std::vector<Bytes>& expected = expected_[static_cast<std::size_t>(rank)];
   if (got.size() != expected.size())
     return StrCat(Describe(call_), ": ", got.size(), " outputs where ", expected.size(),
                   " are expected");
   for (std::size_t part = 0; part < got.size(); ++part) {
-    if (*got[part] == expected[part]) continue;
+    if (Same(got[part], expected[part])) continue;
     std::size_t at = 0;
-    while (at < std::min(got[part]->size(), expected[part].size()) &&
-           (*got[part])[at] == expected[part][at])
+    while (at < std::min(got[part].size(), expected[part].size()) &&
+           got[part][at] == expected[part][at])
       ++at;
     return StrCat(Describe(call_), ": on rank ", rank, " output ", part, " of ", got.size(),
                   " differs at element ", at / SizeOf(call_.dtype), " of ",
@@ -176,15 +201,16 @@ std::string Trial::WhatIsWrong(int rank) const {
 
 std::string Trial::WhatWasWritten(int rank) const {
   const auto me = static_cast<std::size_t>(rank);
-  const std::vector<const Bytes*> outputs = Outputs(rank);
-  const auto wrong = [&](const Bytes& now, const Bytes& before) {
-    const bool output = std::find(outputs.begin(), outputs.end(), &now) != outputs.end();
-    return !output && now != before;
+  const std::vector<std::span<const std::byte>> outputs = Outputs(rank);
+  const auto wrong = [&](std::span<const std::byte> now, std::span<const std::byte> before) {
+    const bool output = std::any_of(outputs.begin(), outputs.end(),
+                                    [&](const auto& one) { return one.data() == now.data(); });
+    return !output && !Same(now, before);
   };
   const std::string where = StrCat(Describe(call_), ": on rank ", rank, " ");
   if (wrong(now_[me].data, before_[me].data)) return where + "memory that is only read was written";
   for (std::size_t part = 0; part < now_[me].inputs.size(); ++part) {
-    if (wrong(now_[me].inputs[part], before_[me].inputs[part]))
+    if (wrong(now_[me].inputs.At(part), before_[me].inputs.At(part)))
       return StrCat(where, "input ", part, " was written");
   }
   return "";

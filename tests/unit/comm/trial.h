@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,11 +37,29 @@ class Trial {
   std::string WhatWasWritten(int rank) const;
 
  private:
+  // What a rank has for each of the ranks: pieces of their own, where what is written beyond the
+  // end of one is found, or one block.
+  class Pieces {
+   public:
+    void Add(const Bytes& piece, bool to_block);
+    std::size_t size() const { return places_.size(); }
+    std::span<std::byte> At(std::size_t piece);
+    std::span<const std::byte> At(std::size_t piece) const;
+
+   private:
+    struct Place {
+      std::size_t in;  // memory_
+      std::size_t offset;
+      std::size_t size;
+    };
+    std::vector<Bytes> memory_;
+    std::vector<Place> places_;
+  };
   // The memory of one rank. What is one piece for all ranks is in `data`.
   struct Memory {
     Bytes data;
-    std::vector<Bytes> inputs;
-    std::vector<Bytes> outputs;
+    Pieces inputs;
+    Pieces outputs;
   };
 
   // Returns what `rank` gives for each of the ranks.
@@ -48,7 +67,7 @@ class Trial {
   bool HasInputs(int rank) const;
   bool HasOutputs(int rank) const;
   bool DataIsOutput(int rank) const;
-  std::vector<const Bytes*> Outputs(int rank) const;
+  std::vector<std::span<const std::byte>> Outputs(int rank) const;
 
   const Call call_;
   std::vector<Memory> before_;

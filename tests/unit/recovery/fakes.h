@@ -305,6 +305,15 @@ class FakeCommunicator final : public Communicator,
     if (!hold_) CompleteLocked(Status::Ok());
     return seq;
   }
+  Result<std::vector<std::uint64_t>> SubmitBatch(std::vector<Submission> batch) override {
+    std::vector<std::uint64_t> seqs;
+    for (Submission& one : batch) {
+      const Result<std::uint64_t> seq = Submit(std::move(one.op), std::move(one.done));
+      if (!seq.ok()) return seq.status();
+      seqs.push_back(*seq);
+    }
+    return seqs;
+  }
   // With `set_run_inline`: ends within the call. Else as Submit.
   Result<Ran> Run(Operation op, Completion done, const KeepWaiting& /*keep_waiting*/) override {
     {
