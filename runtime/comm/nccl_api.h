@@ -29,18 +29,10 @@ namespace resilient {
   DO(Send)                           \
   DO(Recv)
 
-#define RESILIENT_CUDA_FUNCTIONS(DO) \
-  DO(GetErrorName)                   \
-  DO(GetErrorString)                 \
-  DO(SetDevice)                      \
-  DO(StreamCreateWithFlags)          \
-  DO(StreamDestroy)                  \
-  DO(StreamWaitEvent)                \
-  DO(EventCreateWithFlags)           \
-  DO(EventRecord)                    \
-  DO(EventQuery)                     \
-  DO(EventSynchronize)               \
-  DO(EventDestroy)
+// Null where the library does not have them.
+#define RESILIENT_NCCL_OPTIONAL_FUNCTIONS(DO) \
+  DO(RedOpCreatePreMulSum)                    \
+  DO(RedOpDestroy)
 
 // NOLINTBEGIN(readability-identifier-naming): they are called as functions, by the names of C.
 
@@ -74,13 +66,37 @@ struct NcclApi {
                      NcclCommHandle comm, CudaStreamHandle stream) = nullptr;
   NcclResult (*Recv)(void* to, std::size_t count, NcclDataType type, int peer, NcclCommHandle comm,
                      CudaStreamHandle stream) = nullptr;
+  NcclResult (*RedOpCreatePreMulSum)(NcclReduceOp* op, void* scalar, NcclDataType type,
+                                     NcclScalarResidence residence, NcclCommHandle comm) = nullptr;
+  NcclResult (*RedOpDestroy)(NcclReduceOp op, NcclCommHandle comm) = nullptr;
 };
+
+#define RESILIENT_CUDA_FUNCTIONS(DO) \
+  DO(GetErrorName)                   \
+  DO(GetErrorString)                 \
+  DO(SetDevice)                      \
+  DO(DeviceGetAttribute)             \
+  DO(Free)                           \
+  DO(StreamCreateWithFlags)          \
+  DO(StreamDestroy)                  \
+  DO(StreamWaitEvent)                \
+  DO(EventCreateWithFlags)           \
+  DO(EventRecord)                    \
+  DO(EventQuery)                     \
+  DO(EventSynchronize)               \
+  DO(EventDestroy)
+
+// Overloaded in the headers for C++.
+#define RESILIENT_CUDA_OVERLOADED_FUNCTIONS(DO) DO(Malloc)
 
 // Thread: value type. What it points to is thread-safe; the device is that of the calling thread.
 struct CudaApi {
   const char* (*GetErrorName)(CudaResult error) = nullptr;
   const char* (*GetErrorString)(CudaResult error) = nullptr;
   CudaResult (*SetDevice)(int device) = nullptr;
+  CudaResult (*DeviceGetAttribute)(int* value, CudaDeviceAttribute attribute, int device) = nullptr;
+  CudaResult (*Malloc)(void** memory, std::size_t bytes) = nullptr;
+  CudaResult (*Free)(void* memory) = nullptr;
   CudaResult (*StreamCreateWithFlags)(CudaStreamHandle* stream, unsigned int flags) = nullptr;
   CudaResult (*StreamDestroy)(CudaStreamHandle stream) = nullptr;
   CudaResult (*StreamWaitEvent)(CudaStreamHandle stream, CudaEventHandle event,

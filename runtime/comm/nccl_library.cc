@@ -62,6 +62,9 @@ Status FindAll(const Opened& library, NcclApi* api) {
     return MissingFunction(library, "nccl" #function);
   RESILIENT_NCCL_FUNCTIONS(RESILIENT_FIND)
 #undef RESILIENT_FIND
+#define RESILIENT_FIND(function) (void)Find(library.handle, "nccl" #function, &api->function);
+  RESILIENT_NCCL_OPTIONAL_FUNCTIONS(RESILIENT_FIND)
+#undef RESILIENT_FIND
   return Status::Ok();
 }
 
@@ -70,6 +73,7 @@ Status FindAll(const Opened& library, CudaApi* api) {
   if (!Find(library.handle, "cuda" #function, &api->function)) \
     return MissingFunction(library, "cuda" #function);
   RESILIENT_CUDA_FUNCTIONS(RESILIENT_FIND)
+  RESILIENT_CUDA_OVERLOADED_FUNCTIONS(RESILIENT_FIND)
 #undef RESILIENT_FIND
   return Status::Ok();
 }

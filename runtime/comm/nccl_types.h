@@ -28,6 +28,7 @@ enum class NcclResult : int {
   kInProgress = 7
 };
 
+// The numbers behind these are operators that a communicator has made (ncclRedOpCreatePreMulSum).
 enum class NcclReduceOp : int { kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kAvg = 4 };
 
 enum class NcclDataType : int {
@@ -40,8 +41,13 @@ enum class NcclDataType : int {
   kFloat16 = 6,
   kFloat32 = 7,
   kFloat64 = 8,
-  kBFloat16 = 9
+  kBFloat16 = 9,
+  kFloat8E4M3 = 10,  // From NCCL 2.24 on, as the next.
+  kFloat8E5M2 = 11
 };
+
+// Where the factor of ncclRedOpCreatePreMulSum is, and when it is read: within the call.
+enum class NcclScalarResidence : int { kHostImmediate = 1 };
 
 // The layout of NCCL 2.18. The library reads as many bytes as `size` says and takes its own
 // defaults for every field that came after `version`.
@@ -81,6 +87,8 @@ enum class CudaResult : int {
   kInvalidPc = 718,
   kLaunchFailure = 719
 };
+
+enum class CudaDeviceAttribute : int { kComputeCapabilityMajor = 75 };
 
 constexpr unsigned int kCudaStreamNonBlocking = 1;
 constexpr unsigned int kCudaEventDisableTiming = 2;

@@ -3,129 +3,20 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <deque>
-#include <thread>
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
+#include "tests/support/fake_nccl_reduce.h"
+#include "tests/support/fake_nccl_state.h"
 
-namespace resilient {
-
-struct NcclComm {
-  int rank = 0;
-  int device = 0;
-  void* world = nullptr;
-  std::thread::id thread;
-  bool aborted = false;
-  bool finalizing = false;
-  int polls_left = 0;  // Of the launch in progress.
-  std::vector<std::function<void()>> being_launched;
-  int kernels_queued = 0;
-  std::uint64_t collectives = 0;
-};
-
-struct CudaStream {
-  std::deque<std::function<void(std::unique_lock<std::mutex>&)>> items;
-  bool ended = false;
-  NcclCommHandle last_launcher = nullptr;  // May be gone.
-  std::thread worker;
-};
-
-struct CudaEvent {
-  struct State {
-    bool done = true;
-    std::uint64_t version = 0;
-    int device = 0;
-  };
-  std::shared_ptr<State> state = std::make_shared<State>();
-  bool recorded = false;
-};
-
-namespace testing {
+namespace resilient::testing {
 namespace {
 
 constexpr std::chrono::seconds kBound(30);
 
-FakeNccl* current = nullptr;
-thread_local int device_of_thread = 0;
-thread_local int group_depth = 0;
-
-template <typename T>
-T Combine(NcclReduceOp op, T a, T b) {
-  switch (op) {
-    case NcclReduceOp::kSum:
-    case NcclReduceOp::kAvg:
-      return static_cast<T>(a + b);
-    case NcclReduceOp::kProduct:
-      return static_cast<T>(a * b);
-    case NcclReduceOp::kMax:
-      return std::max(a, b);
-    case NcclReduceOp::kMin:
-      return std::min(a, b);
-  }
-  return a;
-}
-
-template <typename T>
-std::vector<std::byte> ReduceAs(const std::vector<const void*>& inputs, std::size_t count,
-                                NcclReduceOp op) {
-  std::vector<std::byte> bytes(count * sizeof(T));
-  for (std::size_t i = 0; i < count; ++i) {
-    T result = static_cast<const T*>(inputs.front())[i];
-    for (std::size_t rank = 1; rank < inputs.size(); ++rank)
-      result = Combine(op, result, static_cast<const T*>(inputs[rank])[i]);
-    if (op == NcclReduceOp::kAvg) result = static_cast<T>(result / static_cast<T>(inputs.size()));
-    std::memcpy(bytes.data() + i * sizeof(T), &result, sizeof(T));
-  }
-  return bytes;
-}
-
-std::vector<std::byte> ReduceBytes(NcclDataType type, const std::vector<const void*>& inputs,
-                                   std::size_t count, NcclReduceOp op) {
-  switch (type) {
-    case NcclDataType::kFloat32:
-      return ReduceAs<float>(inputs, count, op);
-    case NcclDataType::kFloat64:
-      return ReduceAs<double>(inputs, count, op);
-    case NcclDataType::kInt32:
-      return ReduceAs<std::int32_t>(inputs, count, op);
-    case NcclDataType::kInt64:
-      return ReduceAs<std::int64_t>(inputs, count, op);
-    case NcclDataType::kUInt8:
-      return ReduceAs<std::uint8_t>(inputs, count, op);
-    case NcclDataType::kInt8:
-    case NcclDataType::kUInt32:
-    case NcclDataType::kUInt64:
-    case NcclDataType::kFloat16:
-    case NcclDataType::kBFloat16:
-      break;
-  }
-  RESILIENT_CHECK(false);  // No test reduces these.
-}
-
-const char* ErrorText(NcclResult result) {
-  switch (result) {
-    case NcclResult::kSuccess:
-      return "no error";
-    case NcclResult::kUnhandledCudaError:
-      return "unhandled cuda error";
-    case NcclResult::kSystemError:
-      return "unhandled system error";
-    case NcclResult::kInternalError:
-      return "internal error";
-    case NcclResult::kInvalidArgument:
-      return "invalid argument";
-    case NcclResult::kInvalidUsage:
-      return "invalid usage";
-    case NcclResult::kRemoteError:
-      return "remote process exited or there was a network error";
-    case NcclResult::kInProgress:
-      return "NCCL operation in progress";
-  }
-  return "unknown result";
-}
-
 }  // namespace
+
+FakeNccl* FakeNccl::current = nullptr;
 
 FakeNccl::FakeNccl() {
   RESILIENT_CHECK(current == nullptr);
@@ -151,6 +42,11 @@ NcclCounts FakeNccl::Counts() {
   return counts_;
 }
 
+std::vector<std::string> FakeNccl::TakeMisuse() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(counts_.misuse, {});
+}
+
 bool FakeNccl::WaitFor(const std::function<bool(const NcclCounts&)>& condition) {
   Lock lock(mutex_);
   return changed_.wait_for(lock, kBound, [&] { return condition(counts_); });
@@ -158,11 +54,14 @@ bool FakeNccl::WaitFor(const std::function<bool(const NcclCounts&)>& condition) 
 
 void FakeNccl::Misuse(const std::string& what) { counts_.misuse.push_back(what); }
 
+bool FakeNccl::IsThere(NcclCommHandle comm, const char* what) {
+  if (comms_.find(comm) != comms_.end()) return true;
+  Misuse(StrCat(what, " on a communicator that is not there"));
+  return false;
+}
+
 bool FakeNccl::IsUsable(NcclCommHandle comm, const char* what) {
-  if (comms_.find(comm) == comms_.end()) {
-    Misuse(StrCat(what, " on a communicator that is not there"));
-    return false;
-  }
+  if (!IsThere(comm, what)) return false;
   if (comm->aborted) Misuse(StrCat(what, " while the communicator is aborted"));
   if (comm->thread != std::this_thread::get_id()) Misuse(StrCat(what, " on another thread"));
   return true;
@@ -178,7 +77,7 @@ NcclResult FakeNccl::InitRank(NcclCommHandle* comm, int ranks, const NcclUniqueI
     Misuse("two different groups by one unique id");
   auto made = std::make_unique<NcclComm>();
   made->rank = rank;
-  made->device = device_of_thread;
+  made->device = DeviceOfThread();
   made->world = &world;
   made->thread = std::this_thread::get_id();
   *comm = made.get();
@@ -196,315 +95,233 @@ NcclResult FakeNccl::Poll(NcclCommHandle comm, NcclResult* error) {
   if (*error != NcclResult::kSuccess) return NcclResult::kSuccess;
   const bool connecting =
       script.hang_init || world.joined.size() < static_cast<std::size_t>(world.ranks);
-  const bool flushing = comm->finalizing && (script.hang_destroy || comm->kernels_queued > 0);
+  const bool flushing =
+      comm->finalizing && (script.hang_destroy || comm->kernels_over < comm->kernels_launched);
   const bool launching =
-      !comm->being_launched.empty() && (script.hang_launch || comm->polls_left-- > 0);
+      comm->being_launched != nullptr && (script.hang_launch || comm->polls_left-- > 0);
   if (connecting || flushing || launching) {
     *error = NcclResult::kInProgress;
     return NcclResult::kSuccess;
   }
-  for (const auto& enqueue : std::exchange(comm->being_launched, {})) enqueue();
+  if (const auto enqueue = std::exchange(comm->being_launched, nullptr)) enqueue();
   return NcclResult::kSuccess;
 }
 
-NcclResult FakeNccl::Launch(const std::vector<Call>& calls) {
-  for (const Call& call : calls) {
-    NcclCommHandle comm = call.comm;
-    if (!IsUsable(comm, "a collective")) return NcclResult::kInvalidArgument;
-    if (&call == &calls.front() && !comm->being_launched.empty())
-      Misuse("a collective while the last one is being launched");
-    const NcclResult result = ScriptOf(comm->rank).launch_result;
-    if (result != NcclResult::kInProgress) return result;
-    CudaStreamHandle stream = StreamOf(call.stream);
-    stream->last_launcher = comm;
-    comm->polls_left = 1;
-    comm->being_launched.push_back([this, call, stream] {
-      ++call.comm->kernels_queued;
-      Enqueue(stream, [this, call](Lock& lock) { RunKernel(lock, call); });
-    });
+// NCCL looks an operator up when it is used: it may be gone when the kernel runs.
+NcclResult FakeNccl::ResolveOperator(Call& call) {
+  if (call.op <= NcclReduceOp::kAvg) return NcclResult::kSuccess;
+  const auto found = call.comm->operators.find(call.op);
+  if (found == call.comm->operators.end()) {
+    Misuse("a reduction by an operator that is not there");
+    return NcclResult::kInvalidArgument;
   }
+  if (found->second.type != call.type) {
+    Misuse("a reduction of a type by an operator of another");
+    return NcclResult::kInvalidArgument;
+  }
+  call.op = NcclReduceOp::kSum;
+  call.factor = found->second.factor;
+  return NcclResult::kSuccess;
+}
+
+// As NCCL's own checks of a group.
+bool FakeNccl::FitTogether(const std::vector<Call>& calls) {
+  const auto to_self = [&](Kind kind) {
+    return std::count_if(calls.begin(), calls.end(), [&](const Call& call) {
+      return call.kind == kind && call.peer == call.comm->rank;
+    });
+  };
+  if (to_self(Kind::kSend) != to_self(Kind::kRecv)) {
+    Misuse("a send to itself without its recv in the same group, or the other way round");
+    return false;
+  }
+  const bool elsewhere = std::any_of(calls.begin(), calls.end(), [&](const Call& call) {
+    return call.comm != calls.front().comm || call.stream != calls.front().stream;
+  });
+  if (elsewhere) Misuse("a group on several communicators or streams, which the fake has not");
+  return !elsewhere;
+}
+
+NcclResult FakeNccl::Launch(std::vector<Call> calls) {
+  if (!FitTogether(calls)) return NcclResult::kInvalidUsage;
+  // Empty collectives are discarded, empty messages are not.
+  std::erase_if(calls, [](const Call& call) { return call.kind < Kind::kSend && call.count == 0; });
+  if (calls.empty()) return NcclResult::kSuccess;
+  NcclCommHandle comm = calls.front().comm;
+  if (comm->being_launched) Misuse("a launch while the last one is under way");
+  const NcclResult result = ScriptOf(comm->rank).launch_result;
+  if (result != NcclResult::kInProgress) return result;
+  CudaStreamHandle stream = StreamOf(calls.front().stream);
+  stream->last_launcher = comm;
+  comm->polls_left = 1;
+  comm->being_launched = [this, comm, stream, calls = std::move(calls)] {
+    Enqueue(stream, [this, comm, number = comm->kernels_launched++, calls](Lock& lock) {
+      RunKernel(lock, comm, number, calls);
+    });
+  };
   return NcclResult::kInProgress;
 }
 
-void FakeNccl::RunKernel(Lock& lock, const Call& call) {
-  NcclComm& comm = *call.comm;
-  World& world = *static_cast<World*>(comm.world);
-  const std::uint64_t index = comm.collectives++;
-  ++counts_.kernels_begun[comm.rank];
+void FakeNccl::RunKernel(Lock& lock, NcclCommHandle comm, std::uint64_t number,
+                         const std::vector<Call>& calls) {
+  World& world = *static_cast<World*>(comm->world);
+  const auto stopped = [&] { return comm->aborted || over_; };
+  changed_.wait(lock, [&] { return stopped() || comm->kernels_over == number; });
+  comm->kernel_runs = true;
+  ++counts_.kernels_begun[comm->rank];
   changed_.notify_all();
-  const auto stopped = [&] { return comm.aborted || over_; };
-  changed_.wait(lock, [&] { return stopped() || !ScriptOf(comm.rank).hold_kernels; });
-  Meeting& meeting = world.meetings[index];
+  changed_.wait(lock, [&] { return stopped() || !ScriptOf(comm->rank).hold_kernels; });
+  std::vector<PostedPtr> posted;
   if (!stopped()) {
-    meeting.calls[comm.rank] = call;
-    if (meeting.calls.size() == static_cast<std::size_t>(world.ranks)) Compute(world, meeting);
+    for (const Call& call : calls) posted.push_back(Post(world, call));
     changed_.notify_all();
-    changed_.wait(lock, [&] { return stopped() || meeting.done; });
+    const auto is_done = [](const PostedPtr& one) { return one->done; };
+    changed_.wait(lock,
+                  [&] { return stopped() || std::all_of(posted.begin(), posted.end(), is_done); });
   }
-  // Its memory may be gone when the others come.
-  if (!meeting.done) meeting.broken = true;
-  --comm.kernels_queued;
+  for (const PostedPtr& one : posted) {
+    CheckMemory(one->call);
+    if (!one->done) one->broken = true;  // Its memory may be gone when the others come.
+  }
+  comm->kernel_runs = false;
+  ++comm->kernels_over;
   changed_.notify_all();
 }
 
-void FakeNccl::Compute(World& world, Meeting& meeting) {
-  const Call& first = meeting.calls.begin()->second;
-  for (const auto& [rank, call] : meeting.calls) {
-    const bool same = call.kind == first.kind && call.count == first.count &&
-                      call.type == first.type && call.op == first.op && call.root == first.root;
-    if (!same) meeting.broken = true;
-  }
-  if (meeting.broken) return;
-  std::vector<const void*> inputs;
-  for (int rank = 0; rank < world.ranks; ++rank) inputs.push_back(meeting.calls[rank].from);
-  std::vector<std::byte> result;
-  if (first.kind == Kind::kBroadcast) {
-    RESILIENT_CHECK(first.type == NcclDataType::kUInt8);
-    const auto* from = static_cast<const std::byte*>(inputs[static_cast<std::size_t>(first.root)]);
-    result.assign(from, from + first.count);
+FakeNccl::PostedPtr FakeNccl::Post(World& world, const Call& call) {
+  CheckMemory(call);
+  auto posted = std::make_shared<Posted>(Posted{.call = call});
+  const int rank = call.comm->rank;
+  if (call.kind == Kind::kSend) {
+    Channel& channel = world.channels[{rank, call.peer}];
+    channel.sends.push_back(posted);
+    Match(channel);
+  } else if (call.kind == Kind::kRecv) {
+    Channel& channel = world.channels[{call.peer, rank}];
+    channel.recvs.push_back(posted);
+    Match(channel);
   } else {
-    result = ReduceBytes(first.type, inputs, first.count, first.op);
+    std::map<int, PostedPtr>& meeting = world.meetings[call.comm->collectives++];
+    meeting[rank] = posted;
+    if (meeting.size() == static_cast<std::size_t>(world.ranks)) Meet(meeting);
   }
-  for (const auto& [rank, call] : meeting.calls) {
-    if (call.kind == Kind::kReduce && rank != call.root) continue;
-    if (!result.empty()) std::memcpy(call.to, result.data(), result.size());
+  return posted;
+}
+
+void FakeNccl::Match(Channel& channel) {
+  while (!channel.sends.empty() && !channel.recvs.empty()) {
+    Posted& send = *channel.sends.front();
+    Posted& recv = *channel.recvs.front();
+    if (send.broken || recv.broken) return;
+    const std::size_t bytes = send.call.count * SizeOf(send.call.type);
+    const std::size_t room = recv.call.count * SizeOf(recv.call.type);
+    if (bytes != room) {
+      Misuse(StrCat("rank ", send.call.comm->rank, " sends ", bytes, " bytes to rank ",
+                    send.call.peer, ", which receives ", room));
+      send.broken = recv.broken = true;
+      return;
+    }
+    if (bytes > 0) std::memmove(recv.call.to, send.call.from, bytes);
+    send.done = recv.done = true;
+    channel.sends.pop_front();
+    channel.recvs.pop_front();
   }
-  meeting.done = true;
+}
+
+bool FakeNccl::AreAlike(const std::map<int, PostedPtr>& meeting) {
+  const Call& first = meeting.begin()->second->call;
+  for (const auto& [rank, posted] : meeting) {
+    const Call& call = posted->call;
+    if (posted->broken) return false;  // Its rank has been told already.
+    if (call.kind == first.kind && call.count == first.count && call.type == first.type &&
+        call.op == first.op && call.factor == first.factor && call.peer == first.peer)
+      continue;
+    Misuse(StrCat("rank ", rank, " is in another collective than rank ", meeting.begin()->first,
+                  ": of ", call.count, " elements and of ", first.count));
+    return false;
+  }
+  return true;
+}
+
+void FakeNccl::Meet(const std::map<int, PostedPtr>& meeting) {
+  if (!AreAlike(meeting)) {
+    for (const auto& [rank, posted] : meeting) posted->broken = true;
+    return;
+  }
+  const Call& first = meeting.begin()->second->call;
+  const std::size_t bytes = first.count * SizeOf(first.type);
+  std::vector<const std::byte*> inputs;
+  inputs.reserve(meeting.size());
+  for (const auto& [rank, posted] : meeting)
+    inputs.push_back(static_cast<const std::byte*>(posted->call.from));
+  const auto reduced = [&] {
+    return ReduceAsNccl(first.type, first.op, first.factor, inputs, first.count);
+  };
+  std::vector<std::byte> everything;  // One for all ranks, or one behind the other.
+  if (first.kind == Kind::kBroadcast) {
+    const std::byte* from = inputs[static_cast<std::size_t>(first.peer)];
+    everything.assign(from, from + bytes);
+  } else if (first.kind == Kind::kAllGather) {
+    for (const std::byte* from : inputs) everything.insert(everything.end(), from, from + bytes);
+  } else if (first.kind == Kind::kReduceScatter) {
+    for (std::size_t rank = 0; rank < meeting.size(); ++rank) {
+      const std::vector<std::byte> part = reduced();
+      everything.insert(everything.end(), part.begin(), part.end());
+      for (const std::byte*& from : inputs) from += bytes;
+    }
+  } else {
+    everything = reduced();
+  }
+  for (const auto& [rank, posted] : meeting) {
+    posted->done = true;
+    if (first.kind == Kind::kReduce && rank != first.peer) continue;
+    const bool parts = first.kind == Kind::kReduceScatter;
+    const std::size_t at = parts ? static_cast<std::size_t>(rank) * bytes : 0;
+    std::memcpy(posted->call.to, everything.data() + at, parts ? bytes : everything.size());
+  }
+}
+
+NcclResult FakeNccl::MakePremulSum(NcclCommHandle comm, NcclReduceOp* op, const void* scalar,
+                                   NcclDataType type) {
+  if (!IsUsable(comm, "ncclRedOpCreatePreMulSum")) return NcclResult::kInvalidArgument;
+  if (comm->being_launched) {
+    Misuse("ncclRedOpCreatePreMulSum while a launch is under way");
+    return NcclResult::kInvalidArgument;
+  }
+  *op = static_cast<NcclReduceOp>(static_cast<int>(NcclReduceOp::kAvg) + ++comm->operators_made);
+  comm->operators[*op] = {.type = type, .factor = NumberAt(type, scalar)};
+  ++counts_.reductions;
+  return NcclResult::kSuccess;
+}
+
+NcclResult FakeNccl::DestroyOperator(NcclCommHandle comm, NcclReduceOp op) {
+  if (!IsUsable(comm, "ncclRedOpDestroy")) return NcclResult::kInvalidArgument;
+  if (comm->operators.erase(op) == 0) {
+    Misuse("destroy of an operator that is not there");
+    return NcclResult::kInvalidArgument;
+  }
+  --counts_.reductions;
+  return NcclResult::kSuccess;
 }
 
 void FakeNccl::Abort(Lock& lock, NcclCommHandle comm) {
-  if (comms_.find(comm) == comms_.end()) return Misuse("abort of a communicator that is not there");
+  if (!IsThere(comm, "ncclCommAbort")) return;
   comm->aborted = true;
   ++counts_.aborts_begun;
   changed_.notify_all();
   changed_.wait(lock, [&] {
-    return over_ || (comm->kernels_queued == 0 && !ScriptOf(comm->rank).hang_abort);
+    return over_ ||
+           (comm->kernels_over == comm->kernels_launched && !ScriptOf(comm->rank).hang_abort);
   });
   ++counts_.aborts_ended;
   Free(comm);
 }
 
 void FakeNccl::Free(NcclCommHandle comm) {
+  counts_.reductions -= static_cast<int>(comm->operators.size());
   comms_.erase(comm);
   --counts_.communicators;
   changed_.notify_all();
 }
 
-CudaStreamHandle FakeNccl::NewStream() {
-  auto* stream = new CudaStream;
-  streams_.insert(stream);
-  stream->worker = std::thread([this, stream] {
-    Lock lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [&] { return !stream->items.empty() || stream->ended; });
-      if (stream->items.empty()) return;
-      const auto item = std::move(stream->items.front());
-      stream->items.pop_front();
-      item(lock);
-    }
-  });
-  return stream;
-}
-
-void FakeNccl::EndStream(Lock& lock, CudaStreamHandle stream) {
-  streams_.erase(stream);
-  stream->ended = true;
-  changed_.notify_all();
-  lock.unlock();
-  stream->worker.join();
-  delete stream;
-  lock.lock();
-}
-
-CudaStreamHandle FakeNccl::StreamOf(CudaStreamHandle stream) {
-  if (stream != nullptr) return stream;
-  CudaStreamHandle& own = default_streams_[device_of_thread];
-  if (own == nullptr) own = NewStream();
-  return own;
-}
-
-void FakeNccl::Enqueue(CudaStreamHandle stream, std::function<void(Lock&)> item) {
-  stream->items.push_back(std::move(item));
-  changed_.notify_all();
-}
-
-// The functions of the tables: each takes the lock of the fake that is alive.
-struct FakeNcclFunctions {
-  using Lock = FakeNccl::Lock;
-  using Call = FakeNccl::Call;
-  using Kind = FakeNccl::Kind;
-
-  static NcclResult Collective(const Call& call) {
-    if (group_depth > 0) {
-      Group().push_back(call);
-      return NcclResult::kSuccess;
-    }
-    Lock lock(current->mutex_);
-    return current->Launch({call});
-  }
-  static std::vector<Call>& Group() {
-    thread_local std::vector<Call> group;
-    return group;
-  }
-  static NcclResult GetUniqueId(NcclUniqueId* id) {
-    Lock lock(current->mutex_);
-    const int number = ++current->counts_.unique_ids;
-    std::memcpy(id->bytes.data(), &number, sizeof(number));
-    return NcclResult::kSuccess;
-  }
-  static NcclResult InitRank(NcclCommHandle* comm, int ranks, NcclUniqueId id, int rank,
-                             NcclConfig* config) {
-    Lock lock(current->mutex_);
-    return current->InitRank(comm, ranks, id, rank, *config);
-  }
-  static NcclResult Finalize(NcclCommHandle comm) {
-    Lock lock(current->mutex_);
-    if (!current->IsUsable(comm, "ncclCommFinalize")) return NcclResult::kInvalidArgument;
-    comm->finalizing = true;
-    return NcclResult::kInProgress;
-  }
-  static NcclResult Destroy(NcclCommHandle comm) {
-    Lock lock(current->mutex_);
-    if (!comm->finalizing) current->Misuse("destroy of a communicator that was not finalized");
-    ++current->counts_.destroyed;
-    current->Free(comm);
-    return NcclResult::kSuccess;
-  }
-  static NcclResult GroupEnd() {
-    if (--group_depth > 0) return NcclResult::kSuccess;
-    Lock lock(current->mutex_);
-    return current->Launch(std::exchange(Group(), {}));
-  }
-  static CudaResult EventCreate(CudaEventHandle* event, unsigned int flags) {
-    Lock lock(current->mutex_);
-    if (flags != kCudaEventDisableTiming) current->Misuse("an event that measures time");
-    // Device and rank are one number in the tests.
-    if (current->ScriptOf(device_of_thread).refuse_events) return CudaResult::kInvalidValue;
-    *event = new CudaEvent;
-    (*event)->state->device = device_of_thread;
-    ++current->counts_.events;
-    current->changed_.notify_all();
-    return CudaResult::kSuccess;
-  }
-  static CudaResult EventRecord(CudaEventHandle event, CudaStreamHandle stream) {
-    Lock lock(current->mutex_);
-    stream = current->StreamOf(stream);
-    // Where it lands is open for the launch that is under way: it is not behind its kernel.
-    const auto launcher = current->comms_.find(stream->last_launcher);
-    if (launcher != current->comms_.end() && !launcher->first->being_launched.empty() &&
-        launcher->first->thread == std::this_thread::get_id())
-      current->Misuse("an event on a stream where a collective is being launched");
-    event->recorded = true;
-    event->state->done = false;
-    const std::uint64_t version = ++event->state->version;
-    current->Enqueue(stream, [state = event->state, version, fake = current](Lock&) {
-      if (state->version == version) state->done = true;
-      fake->changed_.notify_all();
-    });
-    return CudaResult::kSuccess;
-  }
-  static CudaResult EventQuery(CudaEventHandle event) {
-    Lock lock(current->mutex_);
-    if (!event->recorded) current->Misuse("query of an event that nobody recorded");
-    if (current->ScriptOf(event->state->device).lose_device) return CudaResult::kLaunchFailure;
-    return event->state->done ? CudaResult::kSuccess : CudaResult::kNotReady;
-  }
-  static CudaResult EventSynchronize(CudaEventHandle event) {
-    Lock lock(current->mutex_);
-    const auto& state = *event->state;
-    current->changed_.wait(lock, [&] {
-      return current->over_ || state.done || current->ScriptOf(state.device).lose_device;
-    });
-    return state.done ? CudaResult::kSuccess : CudaResult::kLaunchFailure;
-  }
-  static CudaResult EventDestroy(CudaEventHandle event) {
-    Lock lock(current->mutex_);
-    delete event;
-    --current->counts_.events;
-    current->changed_.notify_all();
-    return CudaResult::kSuccess;
-  }
-  static CudaResult StreamWaitEvent(CudaStreamHandle stream, CudaEventHandle event, unsigned int) {
-    Lock lock(current->mutex_);
-    current->Enqueue(current->StreamOf(stream), [state = event->state, fake = current](Lock& held) {
-      fake->changed_.wait(held, [&] { return fake->over_ || state->done; });
-    });
-    return CudaResult::kSuccess;
-  }
-};
-
-NcclApi FakeNccl::nccl() {
-  using F = FakeNcclFunctions;
-  NcclApi api;
-  api.GetVersion = [](int* version) {
-    *version = 23007;
-    return NcclResult::kSuccess;
-  };
-  api.GetErrorString = [](NcclResult result) { return ErrorText(result); };
-  api.GetLastError = [](NcclCommHandle) { return "the fake was told to"; };
-  api.GetUniqueId = &F::GetUniqueId;
-  api.CommInitRankConfig = &F::InitRank;
-  api.CommGetAsyncError = [](NcclCommHandle comm, NcclResult* error) {
-    Lock lock(current->mutex_);
-    return current->Poll(comm, error);
-  };
-  api.CommFinalize = &F::Finalize;
-  api.CommDestroy = &F::Destroy;
-  api.CommAbort = [](NcclCommHandle comm) {
-    Lock lock(current->mutex_);
-    current->Abort(lock, comm);
-    return NcclResult::kSuccess;
-  };
-  api.GroupStart = [] {
-    ++group_depth;
-    return NcclResult::kSuccess;
-  };
-  api.GroupEnd = &F::GroupEnd;
-  api.AllReduce = [](const void* from, void* to, std::size_t count, NcclDataType type,
-                     NcclReduceOp op, NcclCommHandle comm, CudaStreamHandle stream) {
-    return F::Collective({Kind::kAllReduce, from, to, count, type, op, 0, comm, stream});
-  };
-  api.Reduce = [](const void* from, void* to, std::size_t count, NcclDataType type, NcclReduceOp op,
-                  int root, NcclCommHandle comm, CudaStreamHandle stream) {
-    return F::Collective({Kind::kReduce, from, to, count, type, op, root, comm, stream});
-  };
-  api.Broadcast = [](const void* from, void* to, std::size_t count, NcclDataType type, int root,
-                     NcclCommHandle comm, CudaStreamHandle stream) {
-    return F::Collective(
-        {Kind::kBroadcast, from, to, count, type, NcclReduceOp::kSum, root, comm, stream});
-  };
-  return api;
-}
-
-CudaApi FakeNccl::cuda() {
-  using F = FakeNcclFunctions;
-  CudaApi api;
-  api.GetErrorName = [](CudaResult error) {
-    return error == CudaResult::kLaunchFailure ? "cudaErrorLaunchFailure" : "cudaErrorInvalidValue";
-  };
-  api.GetErrorString = [](CudaResult) { return "the fake was told to"; };
-  api.SetDevice = [](int device) {
-    device_of_thread = device;
-    return CudaResult::kSuccess;
-  };
-  api.StreamCreateWithFlags = [](CudaStreamHandle* stream, unsigned int) {
-    Lock lock(current->mutex_);
-    *stream = current->NewStream();
-    return CudaResult::kSuccess;
-  };
-  api.StreamDestroy = [](CudaStreamHandle stream) {
-    Lock lock(current->mutex_);
-    current->EndStream(lock, stream);
-    return CudaResult::kSuccess;
-  };
-  api.StreamWaitEvent = &F::StreamWaitEvent;
-  api.EventCreateWithFlags = &F::EventCreate;
-  api.EventRecord = &F::EventRecord;
-  api.EventQuery = &F::EventQuery;
-  api.EventSynchronize = &F::EventSynchronize;
-  api.EventDestroy = &F::EventDestroy;
-  return api;
-}
-
-}  // namespace testing
-}  // namespace resilient
+}  // namespace resilient::testing

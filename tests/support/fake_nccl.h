@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -30,12 +31,18 @@ struct NcclScript {
   bool hang_destroy = false;   // ncclCommFinalize stays in progress.
   bool lose_device = false;    // Events of its device answer with an error that stays.
   bool refuse_events = false;  // cudaEventCreate fails.
+  bool hang_memory = false;    // cudaMalloc and cudaFree of its device do not return.
+  bool refuse_memory = false;  // cudaMalloc fails.
 };
 
-// What is and what was. `misuse`: calls that NCCL or CUDA would punish at random.
+// What is and what was. `misuse`: what NCCL or CUDA would punish at random, or by a hang: calls on
+// what is gone or is another thread's, freed memory, ranks whose calls do not fit together.
 struct NcclCounts {
   int communicators = 0;
   int events = 0;
+  int allocations = 0;
+  int frees = 0;
+  int reductions = 0;  // Made by ncclRedOpCreatePreMulSum.
   int aborts_begun = 0;
   int aborts_ended = 0;
   int destroyed = 0;
@@ -45,13 +52,16 @@ struct NcclCounts {
 };
 
 // NCCL and the CUDA runtime over host memory, in one process: a stream is a queue with a thread,
-// an event is a flag behind it, a kernel of a collective waits on its stream for those of the other
-// ranks and then does the sum. As in NCCL, an aborted kernel leaves its stream without a word, so
-// that the event behind it fires; ranks that are in different collectives wait for ever.
+// an event is a flag behind it, a group of calls is one kernel on its stream. Kernels of one
+// communicator run one after the other, whatever their streams. A kernel waits for what its calls
+// need of the other ranks, for all at once, and moves and sums up the data: collectives meet by
+// their number, a send from one rank to another meets the recv of the same number. As in NCCL, an
+// aborted kernel leaves its stream without a word, so that the event behind it fires; calls that do
+// not fit together wait for ever. Stricter than NCCL: a send always waits for its recv, also a
+// small one. Other than in NCCL sums are in rank order and rounded once.
 //
-// The tables hold plain functions, so one fake at a time. AllGather, ReduceScatter, Send and Recv
-// are null: nobody calls them. Owner: the test. Thread: thread-safe. Lifetime: outlives what uses
-// its tables; the destructor ends everything that hangs.
+// The tables hold plain functions, so one fake at a time. Owner: the test. Thread: thread-safe.
+// Lifetime: outlives what uses its tables; the destructor ends everything that hangs.
 class FakeNccl {
  public:
   FakeNccl();
@@ -64,13 +74,17 @@ class FakeNccl {
 
   void Change(int rank, const std::function<void(NcclScript&)>& change);
   NcclCounts Counts();
+  // What was misused since the last call.
+  std::vector<std::string> TakeMisuse();
   // False when it does not become true within half a minute.
   bool WaitFor(const std::function<bool(const NcclCounts&)>& condition);
 
  private:
   friend struct FakeNcclFunctions;
+  friend struct FakeNcclTable;
+  friend struct FakeCudaFunctions;
   using Lock = std::unique_lock<std::mutex>;
-  enum class Kind { kAllReduce, kReduce, kBroadcast };
+  enum class Kind { kAllReduce, kReduce, kBroadcast, kAllGather, kReduceScatter, kSend, kRecv };
   struct Call {
     Kind kind = Kind::kAllReduce;
     const void* from = nullptr;
@@ -78,37 +92,64 @@ class FakeNccl {
     std::size_t count = 0;
     NcclDataType type = NcclDataType::kUInt8;
     NcclReduceOp op = NcclReduceOp::kSum;
-    int root = 0;
+    int peer = 0;  // Or root.
     NcclCommHandle comm = nullptr;
     CudaStreamHandle stream = nullptr;
+    std::optional<double> factor = std::nullopt;  // Of an operator that was made; `op` is kSum.
   };
-  struct Meeting {  // One collective of one communicator.
-    std::map<int, Call> calls;
+  struct Posted {  // A call whose kernel runs.
+    Call call;
     bool done = false;
     bool broken = false;  // It never will be.
+  };
+  using PostedPtr = std::shared_ptr<Posted>;
+  struct Channel {  // From one rank to another; what is in it waits for its counterpart.
+    std::deque<PostedPtr> sends;
+    std::deque<PostedPtr> recvs;
   };
   struct World {  // One unique id.
     int ranks = 0;
     std::set<int> joined;
-    std::map<std::uint64_t, Meeting> meetings;
+    std::map<std::uint64_t, std::map<int, PostedPtr>> meetings;  // Collectives, by number and rank.
+    std::map<std::pair<int, int>, Channel> channels;
+  };
+  struct Block {  // Of device memory. Freed ones are kept, so that their addresses stay theirs.
+    std::vector<std::byte> bytes;
+    bool freed = false;
   };
 
   // All with the lock held; those that take it give it back while they wait.
   NcclResult InitRank(NcclCommHandle* comm, int ranks, const NcclUniqueId& id, int rank,
                       const NcclConfig& config);
   NcclResult Poll(NcclCommHandle comm, NcclResult* error);
-  NcclResult Launch(const std::vector<Call>& calls);
+  NcclResult ResolveOperator(Call& call);
+  NcclResult Launch(std::vector<Call> calls);
+  bool FitTogether(const std::vector<Call>& calls);
   void Abort(Lock& lock, NcclCommHandle comm);
   void Free(NcclCommHandle comm);
-  void RunKernel(Lock& lock, const Call& call);
-  void Compute(World& world, Meeting& meeting);
+  NcclResult MakePremulSum(NcclCommHandle comm, NcclReduceOp* op, const void* scalar,
+                           NcclDataType type);
+  NcclResult DestroyOperator(NcclCommHandle comm, NcclReduceOp op);
+  void RunKernel(Lock& lock, NcclCommHandle comm, std::uint64_t number,
+                 const std::vector<Call>& calls);
+  PostedPtr Post(World& world, const Call& call);
+  void Match(Channel& channel);
+  void Meet(const std::map<int, PostedPtr>& meeting);
+  bool AreAlike(const std::map<int, PostedPtr>& meeting);
+  CudaResult Allocate(Lock& lock, void** memory, std::size_t bytes);
+  CudaResult Deallocate(Lock& lock, void* memory);
+  void CheckMemory(const Call& call);
   CudaStreamHandle StreamOf(CudaStreamHandle stream);
   void Enqueue(CudaStreamHandle stream, std::function<void(Lock&)> item);
   CudaStreamHandle NewStream();
   void EndStream(Lock& lock, CudaStreamHandle stream);
+  bool IsThere(NcclCommHandle comm, const char* what);
   bool IsUsable(NcclCommHandle comm, const char* what);
+  bool IsUsable(CudaEventHandle event, const char* what);
   void Misuse(const std::string& what);
   NcclScript& ScriptOf(int rank) { return scripts_[rank]; }
+
+  static FakeNccl* current;  // The one that is alive.
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -119,6 +160,8 @@ class FakeNccl {
   std::map<std::array<char, 128>, World> worlds_;
   std::map<NcclCommHandle, std::unique_ptr<NcclComm>> comms_;
   std::set<CudaStreamHandle> streams_;
+  std::set<CudaEventHandle> events_;
+  std::map<const std::byte*, Block> blocks_;         // By their beginning.
   std::map<int, CudaStreamHandle> default_streams_;  // By device.
 };
 

@@ -30,9 +30,6 @@ class NcclFailure : public NcclTest {
     EXPECT_TRUE(WaitForKernels(0, 1));
     return waiting;
   }
-  bool WaitForAborts(int count) {
-    return fake_.WaitFor([&](const NcclCounts& counts) { return counts.aborts_ended == count; });
-  }
 
   std::vector<float> data_ = {1, 2};
 };
@@ -285,6 +282,7 @@ TEST_F(NcclFailure, RanksInOperationsOfDifferentSizes_WaitForTheAbort) {
   world.at(1).Abort(Lost());
   EXPECT_EQ(one.Wait().code(), StatusCode::kRankLost);
   EXPECT_EQ(other.Wait().code(), StatusCode::kRankLost);
+  EXPECT_THAT(fake_.TakeMisuse(), ElementsAre(HasSubstr("rank 1 is in another collective")));
 }
 
 TEST_F(NcclFailure, DeviceLost_SaysSoAndEndsTheGroup) {

@@ -33,6 +33,7 @@ requires(sizeof...(Ours) ==
 #define RESILIENT_COMPARE(name) \
   static_assert(SameCall<decltype(NcclApi::name), decltype(&::nccl##name)>::value, #name);
 RESILIENT_NCCL_FUNCTIONS(RESILIENT_COMPARE)
+RESILIENT_NCCL_OPTIONAL_FUNCTIONS(RESILIENT_COMPARE)
 #undef RESILIENT_COMPARE
 
 #define RESILIENT_COMPARE(name)                                                             \
@@ -41,6 +42,8 @@ RESILIENT_NCCL_FUNCTIONS(RESILIENT_COMPARE)
       #name);
 RESILIENT_CUDA_FUNCTIONS(RESILIENT_COMPARE)
 #undef RESILIENT_COMPARE
+constexpr cudaError_t (*kMalloc)(void**, std::size_t) = &::cudaMalloc;
+static_assert(SameCall<decltype(CudaApi::Malloc), std::remove_const_t<decltype(kMalloc)>>::value);
 
 template <typename Ours, typename Theirs>
 void ExpectSame(Ours ours, Theirs theirs) {
@@ -74,6 +77,13 @@ TEST(NcclHeaders, TypesAndReductions_AreTheSame) {
   ExpectSame(NcclDataType::kFloat32, ncclFloat32);
   ExpectSame(NcclDataType::kFloat64, ncclFloat64);
   ExpectSame(NcclDataType::kBFloat16, ncclBfloat16);
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 24, 0)
+  ExpectSame(NcclDataType::kFloat8E4M3, ncclFloat8e4m3);
+  ExpectSame(NcclDataType::kFloat8E5M2, ncclFloat8e5m2);
+#endif
+  // A made operator is none of ours.
+  EXPECT_GT(static_cast<int>(ncclNumOps), static_cast<int>(NcclReduceOp::kAvg));
+  ExpectSame(NcclScalarResidence::kHostImmediate, ncclScalarHostImmediate);
 }
 
 TEST(NcclHeaders, Config_IsTheBeginningOfTheirs) {
@@ -110,6 +120,7 @@ TEST(NcclHeaders, CudaResults_AreTheSame) {
   ExpectSame(CudaResult::kInvalidAddressSpace, cudaErrorInvalidAddressSpace);
   ExpectSame(CudaResult::kInvalidPc, cudaErrorInvalidPc);
   ExpectSame(CudaResult::kLaunchFailure, cudaErrorLaunchFailure);
+  ExpectSame(CudaDeviceAttribute::kComputeCapabilityMajor, cudaDevAttrComputeCapabilityMajor);
   ExpectSame(kCudaStreamNonBlocking, cudaStreamNonBlocking);
   ExpectSame(kCudaEventDisableTiming, cudaEventDisableTiming);
 }

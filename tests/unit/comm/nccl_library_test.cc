@@ -34,6 +34,9 @@ TEST(NcclLibrary, RealLibraries_FillTheTablesAndAnswerWithoutAGpu) {
   EXPECT_STREQ(library->nccl.GetErrorString(NcclResult::kInProgress), "NCCL operation in progress");
   EXPECT_STREQ(library->cuda.GetErrorName(CudaResult::kNotReady), "cudaErrorNotReady");
   EXPECT_STREQ(library->cuda.GetErrorName(CudaResult::kLaunchFailure), "cudaErrorLaunchFailure");
+  // In every version that is taken so far; asked for as a library may lack them.
+  EXPECT_NE(library->nccl.RedOpCreatePreMulSum, nullptr);
+  EXPECT_NE(library->nccl.RedOpDestroy, nullptr);
   RecordProperty("nccl", NcclVersionText(library->nccl_version));
   // Once more: the copy that is loaded, not a second one.
   const Result<NcclLibrary> again = LoadNcclLibrary();

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "runtime/comm/nccl_communicator.h"
@@ -56,39 +57,31 @@ class LocalIdExchange final : public NcclIdExchange {
   Status refused_;
 };
 
-// Ranks on the fake, one device each: device number = rank. What is misused or left over in the
-// fake fails the test.
-class NcclTest : public ::testing::Test {
- protected:
-  void TearDown() override {
-    world_.reset();
+// Where ranks run on the fake, one device each: device number = rank. What is misused or left over
+// in the fake at its end fails the test.
+class NcclEnvironment final : public Environment {
+ public:
+  explicit NcclEnvironment(NcclFabricOptions options = {}) : options_(std::move(options)) {
+    options_.nccl = FakeNccl::nccl();
+    options_.cuda = FakeNccl::cuda();
+  }
+  ~NcclEnvironment() override {
     streams_.clear();
-    const NcclCounts counts = fake_.Counts();
+    const NcclCounts counts = fake.Counts();
     EXPECT_THAT(counts.misuse, ::testing::IsEmpty());
     EXPECT_EQ(counts.communicators, 0);
     EXPECT_EQ(counts.events, 0);
+    EXPECT_EQ(counts.allocations, 0);
+    EXPECT_EQ(counts.reductions, 0);
   }
 
-  World& Start(int ranks, Duration connect_timeout = kBound,
-               Duration flush_timeout = Millis(1000)) {
-    int device = 0;
-    const Transport transport{.name = "nccl",
-                              .make = [&](const Clock& clock, CommunicatorEvents& events) {
-                                NcclFabricOptions options{.nccl = FakeNccl::nccl(),
-                                                          .cuda = FakeNccl::cuda(),
-                                                          .device = device++,
-                                                          .connect_timeout = connect_timeout,
-                                                          .flush_timeout = flush_timeout};
-                                return Result<std::unique_ptr<CommunicatorFactory>>(
-                                    MakeNcclFabric(options, ids_, clock, events));
-                              }};
-    world_ = std::make_unique<World>(transport, ranks);
-    return *world_;
+  Result<std::unique_ptr<CommunicatorFactory>> Make(const Clock& clock,
+                                                    CommunicatorEvents& events) override {
+    NcclFabricOptions options = options_;
+    options.device = next_device_++;
+    return MakeNcclFabric(options, ids, clock, events);
   }
-  World& world() { return *world_; }
-
-  // A stream of the fake, until the end of the test.
-  CudaStreamHandle NewStream() {
+  ExecutionStream NewStream() override {
     CudaStreamHandle stream = nullptr;
     EXPECT_EQ(FakeNccl::cuda().StreamCreateWithFlags(&stream, kCudaStreamNonBlocking),
               CudaResult::kSuccess);
@@ -96,6 +89,32 @@ class NcclTest : public ::testing::Test {
                           [](CudaStreamHandle one) { FakeNccl::cuda().StreamDestroy(one); });
     return stream;
   }
+  NcclFabricOptions& options() { return options_; }  // Of the fabrics to come.
+
+  FakeNccl fake;
+  LocalIdExchange ids;
+
+ private:
+  NcclFabricOptions options_;
+  int next_device_ = 0;
+  std::vector<std::shared_ptr<CudaStream>> streams_;
+};
+
+class NcclTest : public ::testing::Test {
+ protected:
+  World& Start(int ranks, Duration connect_timeout = kBound,
+               Duration flush_timeout = Millis(1000)) {
+    environment_->options().connect_timeout = connect_timeout;
+    environment_->options().flush_timeout = flush_timeout;
+    world_ = std::make_unique<World>(
+        Transport{.name = "nccl", .make = nullptr, .environment = [this] { return environment_; }},
+        ranks);
+    return *world_;
+  }
+  World& world() { return *world_; }
+
+  // A stream of the fake, until the end of the test.
+  CudaStreamHandle NewStream() { return static_cast<CudaStreamHandle>(environment_->NewStream()); }
 
   void Change(int rank, const std::function<void(NcclScript&)>& change) {
     fake_.Change(rank, change);
@@ -106,11 +125,14 @@ class NcclTest : public ::testing::Test {
       return begun != counts.kernels_begun.end() && begun->second >= count;
     });
   }
+  bool WaitForAborts(int count) {
+    return fake_.WaitFor([&](const NcclCounts& counts) { return counts.aborts_ended == count; });
+  }
 
-  FakeNccl fake_;
-  LocalIdExchange ids_;
+  const std::shared_ptr<NcclEnvironment> environment_ = std::make_shared<NcclEnvironment>();
+  FakeNccl& fake_ = environment_->fake;
+  LocalIdExchange& ids_ = environment_->ids;
   std::unique_ptr<World> world_;
-  std::vector<std::shared_ptr<CudaStream>> streams_;
 };
 
 }  // namespace resilient::testing

@@ -1,0 +1,217 @@
+#include <algorithm>
+
+#include "runtime/base/log.h"
+#include "tests/support/fake_nccl.h"
+#include "tests/support/fake_nccl_state.h"
+
+// The CUDA runtime of the fake: streams, events, memory.
+namespace resilient::testing {
+
+int& DeviceOfThread() {
+  thread_local int device = 0;
+  return device;
+}
+
+CudaStreamHandle FakeNccl::NewStream() {
+  auto* stream = new CudaStream;
+  streams_.insert(stream);
+  stream->worker = std::thread([this, stream] {
+    Lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return !stream->items.empty() || stream->ended; });
+      if (stream->items.empty()) return;
+      const auto item = std::move(stream->items.front());
+      stream->items.pop_front();
+      item(lock);
+    }
+  });
+  return stream;
+}
+
+void FakeNccl::EndStream(Lock& lock, CudaStreamHandle stream) {
+  streams_.erase(stream);
+  stream->ended = true;
+  changed_.notify_all();
+  lock.unlock();
+  stream->worker.join();
+  delete stream;
+  lock.lock();
+}
+
+CudaStreamHandle FakeNccl::StreamOf(CudaStreamHandle stream) {
+  if (stream != nullptr && streams_.count(stream) != 0) return stream;
+  if (stream != nullptr) Misuse("a stream that is not there");
+  CudaStreamHandle& own = default_streams_[DeviceOfThread()];
+  if (own == nullptr) own = NewStream();
+  return own;
+}
+
+void FakeNccl::Enqueue(CudaStreamHandle stream, std::function<void(Lock&)> item) {
+  stream->items.push_back(std::move(item));
+  changed_.notify_all();
+}
+
+bool FakeNccl::IsUsable(CudaEventHandle event, const char* what) {
+  if (events_.count(event) != 0) return true;
+  Misuse(StrCat(what, " of an event that is not there"));
+  return false;
+}
+
+CudaResult FakeNccl::Allocate(Lock& lock, void** memory, std::size_t bytes) {
+  const int device = DeviceOfThread();
+  changed_.wait(lock, [&] { return over_ || !ScriptOf(device).hang_memory; });
+  if (ScriptOf(device).refuse_memory) return CudaResult::kInvalidValue;
+  Block block{.bytes = std::vector<std::byte>(bytes)};
+  *memory = block.bytes.data();
+  blocks_[block.bytes.data()] = std::move(block);
+  ++counts_.allocations;
+  changed_.notify_all();
+  return CudaResult::kSuccess;
+}
+
+// Waits for the device, as cudaFree does.
+CudaResult FakeNccl::Deallocate(Lock& lock, void* memory) {
+  const int device = DeviceOfThread();
+  changed_.wait(lock, [&] {
+    const bool busy = std::any_of(comms_.begin(), comms_.end(), [&](const auto& comm) {
+      return comm.second->device == device && comm.second->kernel_runs;
+    });
+    return over_ || (!busy && !ScriptOf(device).hang_memory);
+  });
+  const auto found = blocks_.find(static_cast<const std::byte*>(memory));
+  if (found == blocks_.end() || found->second.freed) {
+    Misuse("cudaFree of memory that is not there");
+    return CudaResult::kInvalidValue;
+  }
+  found->second.freed = true;
+  --counts_.allocations;
+  ++counts_.frees;
+  changed_.notify_all();
+  return CudaResult::kSuccess;
+}
+
+void FakeNccl::CheckMemory(const Call& call) {
+  for (const void* memory : {call.from, static_cast<const void*>(call.to)}) {
+    const auto* at = static_cast<const std::byte*>(memory);
+    auto block = blocks_.upper_bound(at);
+    if (block == blocks_.begin()) continue;
+    --block;
+    const bool inside = at < block->first + block->second.bytes.size();
+    if (inside && block->second.freed) Misuse("a kernel on memory that was freed");
+  }
+}
+
+// The functions of the table: each takes the lock of the fake that is alive.
+struct FakeCudaFunctions {
+  using Lock = FakeNccl::Lock;
+
+  static FakeNccl& fake() { return *FakeNccl::current; }
+  static CudaResult EventCreate(CudaEventHandle* event, unsigned int flags) {
+    Lock lock(fake().mutex_);
+    if (flags != kCudaEventDisableTiming) fake().Misuse("an event that measures time");
+    // Device and rank are one number in the tests.
+    if (fake().ScriptOf(DeviceOfThread()).refuse_events) return CudaResult::kInvalidValue;
+    *event = new CudaEvent;
+    fake().events_.insert(*event);
+    (*event)->state->device = DeviceOfThread();
+    ++fake().counts_.events;
+    fake().changed_.notify_all();
+    return CudaResult::kSuccess;
+  }
+  static CudaResult EventRecord(CudaEventHandle event, CudaStreamHandle stream) {
+    Lock lock(fake().mutex_);
+    if (!fake().IsUsable(event, "cudaEventRecord")) return CudaResult::kInvalidValue;
+    stream = fake().StreamOf(stream);
+    // Where it lands is open for the launch that is under way: it is not behind its kernel.
+    const auto launcher = fake().comms_.find(stream->last_launcher);
+    if (launcher != fake().comms_.end() && launcher->first->being_launched &&
+        launcher->first->thread == std::this_thread::get_id())
+      fake().Misuse("an event on a stream where a collective is being launched");
+    event->recorded = true;
+    event->state->done = false;
+    const std::uint64_t version = ++event->state->version;
+    fake().Enqueue(stream, [state = event->state, version, fake = FakeNccl::current](Lock&) {
+      if (state->version == version) state->done = true;
+      fake->changed_.notify_all();
+    });
+    return CudaResult::kSuccess;
+  }
+  static CudaResult EventQuery(CudaEventHandle event) {
+    Lock lock(fake().mutex_);
+    if (!fake().IsUsable(event, "cudaEventQuery")) return CudaResult::kInvalidValue;
+    if (!event->recorded) fake().Misuse("query of an event that nobody recorded");
+    if (fake().ScriptOf(event->state->device).lose_device) return CudaResult::kLaunchFailure;
+    return event->state->done ? CudaResult::kSuccess : CudaResult::kNotReady;
+  }
+  static CudaResult EventSynchronize(CudaEventHandle event) {
+    Lock lock(fake().mutex_);
+    if (!fake().IsUsable(event, "cudaEventSynchronize")) return CudaResult::kInvalidValue;
+    const auto& state = *event->state;
+    fake().changed_.wait(lock, [&] {
+      return fake().over_ || state.done || fake().ScriptOf(state.device).lose_device;
+    });
+    return state.done ? CudaResult::kSuccess : CudaResult::kLaunchFailure;
+  }
+  static CudaResult EventDestroy(CudaEventHandle event) {
+    Lock lock(fake().mutex_);
+    if (!fake().IsUsable(event, "cudaEventDestroy")) return CudaResult::kInvalidValue;
+    fake().events_.erase(event);
+    delete event;
+    --fake().counts_.events;
+    fake().changed_.notify_all();
+    return CudaResult::kSuccess;
+  }
+  static CudaResult StreamWaitEvent(CudaStreamHandle stream, CudaEventHandle event, unsigned int) {
+    Lock lock(fake().mutex_);
+    if (!fake().IsUsable(event, "cudaStreamWaitEvent")) return CudaResult::kInvalidValue;
+    fake().Enqueue(fake().StreamOf(stream),
+                   [state = event->state, fake = FakeNccl::current](Lock& held) {
+                     fake->changed_.wait(held, [&] { return fake->over_ || state->done; });
+                   });
+    return CudaResult::kSuccess;
+  }
+};
+
+CudaApi FakeNccl::cuda() {
+  using F = FakeCudaFunctions;
+  CudaApi api;
+  api.GetErrorName = [](CudaResult error) {
+    return error == CudaResult::kLaunchFailure ? "cudaErrorLaunchFailure" : "cudaErrorInvalidValue";
+  };
+  api.GetErrorString = [](CudaResult) { return "the fake was told to"; };
+  api.SetDevice = [](int device) {
+    DeviceOfThread() = device;
+    return CudaResult::kSuccess;
+  };
+  api.StreamCreateWithFlags = [](CudaStreamHandle* stream, unsigned int) {
+    Lock lock(current->mutex_);
+    *stream = current->NewStream();
+    return CudaResult::kSuccess;
+  };
+  api.StreamDestroy = [](CudaStreamHandle stream) {
+    Lock lock(current->mutex_);
+    current->EndStream(lock, stream);
+    return CudaResult::kSuccess;
+  };
+  api.StreamWaitEvent = &F::StreamWaitEvent;
+  api.Malloc = [](void** memory, std::size_t bytes) {
+    Lock lock(current->mutex_);
+    return current->Allocate(lock, memory, bytes);
+  };
+  api.Free = [](void* memory) {
+    Lock lock(current->mutex_);
+    return current->Deallocate(lock, memory);
+  };
+  api.DeviceGetAttribute = [](int* value, CudaDeviceAttribute, int) {
+    *value = 9;  // A Hopper.
+    return CudaResult::kSuccess;
+  };
+  api.EventCreateWithFlags = &F::EventCreate;
+  api.EventRecord = &F::EventRecord;
+  api.EventQuery = &F::EventQuery;
+  api.EventSynchronize = &F::EventSynchronize;
+  api.EventDestroy = &F::EventDestroy;
+  return api;
+}
+
+}  // namespace resilient::testing

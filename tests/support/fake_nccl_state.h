@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "runtime/comm/nccl_api.h"
+
+// What the handles of the fake (fake_nccl.h) point to. Thread: all under its lock.
+namespace resilient {
+
+struct NcclComm {
+  struct Operator {
+    NcclDataType type;
+    double factor;
+  };
+
+  int rank = 0;
+  int device = 0;
+  void* world = nullptr;
+  std::thread::id thread;
+  bool aborted = false;
+  bool finalizing = false;
+  int polls_left = 0;  // Of the launch in progress.
+  std::function<void()> being_launched;
+  std::uint64_t kernels_launched = 0;
+  std::uint64_t kernels_over = 0;
+  bool kernel_runs = false;
+  std::uint64_t collectives = 0;
+  std::map<NcclReduceOp, Operator> operators;
+  int operators_made = 0;
+};
+
+struct CudaStream {
+  std::deque<std::function<void(std::unique_lock<std::mutex>&)>> items;
+  bool ended = false;
+  NcclCommHandle last_launcher = nullptr;  // May be gone.
+  std::thread worker;
+};
+
+struct CudaEvent {
+  struct State {
+    bool done = true;
+    std::uint64_t version = 0;
+    int device = 0;
+  };
+  std::shared_ptr<State> state = std::make_shared<State>();
+  bool recorded = false;
+};
+
+namespace testing {
+
+// The device that cudaSetDevice has given this thread.
+int& DeviceOfThread();
+
+}  // namespace testing
+}  // namespace resilient
