@@ -102,7 +102,8 @@ std::unique_ptr<CommunicatorFactory> MakeNcclFabric(const NcclFabricOptions& opt
        .thread_name = options.name,
        .requests = std::move(requests),
        .loop = std::move(loop),
-       .check = CheckNcclSupports,
+       .check = [abilities = AbilitiesOf(options.nccl, options.cuda, options.device)](
+                    const Operation& op) { return CheckNcclSupports(op, abilities); },
        .observer = nullptr},
       clock);
 }

@@ -41,10 +41,23 @@ struct NcclFabricOptions {
 
 // The NCCL transport: one thread a session that makes all calls into NCCL, and one for the end of
 // each communicator. `ids` and `events` outlive the factory. Differences to the CPU transport, as
-// NCCL sends no headers of ours: no rank is named when a link breaks, a mismatch is not noticed,
-// a timeout ends the communicator on this rank only, Operation::stall has no effect, and what is
-// reduced is not reduced in rank order (docs/decisions/0012). No two groups may use one
-// stream: the order of their launches is not the same on all ranks.
+// NCCL sends no headers of ours (docs/decisions/0012):
+//   failures   no rank is named when a link breaks, a mismatch is not noticed, a timeout ends the
+//              communicator on this rank only, Operation::stall has no effect
+//   order      the operations of a communicator run one after the other in the order of their
+//              submission, on whatever streams: one that waits for a rank holds up all behind it,
+//              so the ranks submit theirs in orders that fit together, messages among collectives.
+//              Those of a batch run together. No two groups may use one stream: the order of their
+//              launches is not the same on all ranks
+//   messages   tags are not sent: the messages from one rank to another are received in the order
+//              in which they were sent. One received in another order is not noticed where it is
+//              as large, and waits for ever where it is not. kAnyPeer is refused
+//   numbers    what is reduced is not reduced in rank order, and it is rounded to its type at each
+//              step: averages of integers of 8 bits overflow where their sums do, and a factor of
+//              kPremulSum is rounded to the type. Whether a NaN wins MIN and MAX is NCCL's choice
+// Refused with kUnimplemented, before anything is submitted: reductions of 16-bit integers, of bits
+// but for bools, products of complex numbers; of float8 and kPremulSum where the library or the
+// device has none.
 std::unique_ptr<CommunicatorFactory> MakeNcclFabric(const NcclFabricOptions& options,
                                                     NcclIdExchange& ids, const Clock& clock,
                                                     CommunicatorEvents& events);

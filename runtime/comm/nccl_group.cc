@@ -168,28 +168,36 @@ void NcclGroup::TakeMail() {
   if (mail.leave) Leave(mail.left);
 }
 
-// The others wait for the first one.
+// The others wait for the first one, but for its batch, which goes with it.
 void NcclGroup::CheckDeadline() {
   next_deadline_check_ = kNever;
-  SubmittedOp* first = pending_.empty() ? nullptr : &pending_.front();
-  if (!launched_.empty()) first = &launched_.front().op;
-  if (state_ > State::kReady || first == nullptr) return;
-  const OpTimeouts::Verdict verdict = first->timeouts.Check(context_.now, port_->held_until());
-  next_deadline_check_ = first->timeouts.NextCheck(context_.now, port_->held_until());
-  if (verdict == OpTimeouts::Verdict::kInTime) return;
+  const bool any_launched = !launched_.empty();
+  if (state_ > State::kReady || (!any_launched && pending_.empty())) return;
+  const std::size_t rest = (any_launched ? launched_.front().op : pending_.front()).batch_rest;
+  for (std::size_t i = 0; i <= rest; ++i) {
+    if (EndIfLate(any_launched ? launched_[i].op : pending_[i])) return;
+  }
+}
+
+bool NcclGroup::EndIfLate(SubmittedOp& op) {
+  const OpTimeouts::Verdict verdict = op.timeouts.Check(context_.now, port_->held_until());
+  next_deadline_check_ =
+      std::min(next_deadline_check_, op.timeouts.NextCheck(context_.now, port_->held_until()));
+  if (verdict == OpTimeouts::Verdict::kInTime) return false;
   FailureDetail detail = Detail();
-  detail.seq = first->seq;
-  detail.since_unix_s = LateSince(*first, verdict, context_.now, context_.clock).since_unix_s;
+  detail.seq = op.seq;
+  detail.since_unix_s = LateSince(op, verdict, context_.now, context_.clock).since_unix_s;
   const Status status(
       StatusCode::kCommFailed,
-      StrCat(Describe(first->op), " #", first->seq, " has not ended within its timeout of ",
-             ToSeconds(first->op.timeout), " s on ", Where(),
+      StrCat(Describe(op.op), " #", op.seq, " has not ended within its timeout of ",
+             ToSeconds(op.op.timeout), " s on ", Where(),
              "; NCCL does not tell which rank it waits for: see what the others are in, or give "
              "the group a longer timeout="),
       std::move(detail));
   RESILIENT_LOG(kWarn, status.message());
   context_.events.OnStalled(spec_.name, spec_.generation, status);
   End(status);
+  return true;
 }
 
 Instant NcclGroup::NextTime() const {
@@ -270,14 +278,19 @@ void NcclGroup::FinishLaunch() {
   if (!launching_) return;
   const std::optional<NcclResult> result = AsyncResult("launching the last operation");
   if (!result || *result == NcclResult::kInProgress) return;
-  launching_ = false;
-  Mark(launched_.back());
+  OnLaunched();
 }
 
-void NcclGroup::Mark(Launched& launched) {
-  if (Failed(cuda_.EventRecord(launched.mark.event, launched.mark.stream), "cudaEventRecord"))
+void NcclGroup::OnLaunched() {
+  launching_ = false;
+  // What was launched with it has it by now.
+  if (premul_sum_ && Failed(nccl_.RedOpDestroy(*std::exchange(premul_sum_, std::nullopt), comm_),
+                            "ncclRedOpDestroy"))
     return;
-  launched.mark.recorded = true;
+  for (auto one = launched_.rbegin(); one != launched_.rend() && !one->mark.recorded; ++one) {
+    if (Failed(cuda_.EventRecord(one->mark.event, one->mark.stream), "cudaEventRecord")) return;
+    one->mark.recorded = true;
+  }
 }
 
 void NcclGroup::CompleteLaunched() {
@@ -304,6 +317,7 @@ void NcclGroup::CompleteLaunched() {
   if (!health || *health == NcclResult::kInProgress) return;
   for (Launched& one : launched_) {
     if (!one.left_device) continue;
+    if (one.op.op.sender != nullptr) *one.op.op.sender = one.op.op.peer;
     free_events_.push_back(one.mark.event);
     finished_.push_back({.done = std::move(one.op.done), .status = Status::Ok()});
   }
@@ -312,23 +326,65 @@ void NcclGroup::CompleteLaunched() {
 
 void NcclGroup::StartPending() {
   while (state_ == State::kReady && !launching_ && !pending_.empty() &&
-         launched_.size() < kMaxLaunched)
-    LaunchFirst();
+         launched_.size() < kMaxLaunched) {
+    if (!LaunchNext()) return;
+  }
 }
 
-void NcclGroup::LaunchFirst() {
-  CudaEventHandle event = TakeEvent();
-  if (event == nullptr) return;
-  launched_.push_back({.op = std::move(pending_.front())});
-  pending_.pop_front();
-  Launched& launched = launched_.back();
-  const Operation& op = launched.op.op;
-  launched.mark = {.event = event, .stream = static_cast<CudaStreamHandle>(op.stream)};
-  const NcclResult result = LaunchNccl(nccl_, comm_, spec_.rank, op);
-  if (Failed(result, StrCat("launching ", Describe(op), " #", launched.op.seq))) return;
+bool NcclGroup::LaunchNext() {
+  if (pending_.front().op.kind == OpKind::kBarrier && !IsScratchReady()) return false;
+  if (!MakePremulSum(pending_.front().op)) return false;
+  const std::size_t operations = pending_.front().batch_rest + 1;
+  for (std::size_t i = 0; i < operations; ++i) {
+    CudaEventHandle event = TakeEvent();
+    if (event == nullptr) return false;
+    launched_.push_back({.op = std::move(pending_.front())});
+    pending_.pop_front();
+    Launched& launched = launched_.back();
+    launched.mark = {.event = event,
+                     .stream = static_cast<CudaStreamHandle>(launched.op.op.stream)};
+  }
+  const NcclResult result = Launch(operations);
+  const SubmittedOp& first = launched_[launched_.size() - operations].op;
+  if (Failed(result, StrCat("launching ", Describe(first.op), " #", first.seq))) return false;
   spin_until_ = context_.now + kSpin;
   launching_ = result == NcclResult::kInProgress;
-  if (!launching_) Mark(launched);
+  if (!launching_) OnLaunched();
+  return true;
+}
+
+// The last of launched_.
+NcclResult NcclGroup::Launch(std::size_t operations) {
+  const NcclLaunch launch{.nccl = nccl_,
+                          .comm = comm_,
+                          .rank = spec_.rank,
+                          .premul_sum = premul_sum_.value_or(NcclReduceOp::kSum),
+                          .scratch = scratch_ == nullptr ? nullptr : scratch_->memory()};
+  if (operations == 1) return LaunchNccl(launch, launched_.back().op.op);
+  std::vector<const Operation*> batch;
+  for (std::size_t i = launched_.size() - operations; i < launched_.size(); ++i)
+    batch.push_back(&launched_[i].op.op);
+  return LaunchNcclBatch(launch, batch);
+}
+
+bool NcclGroup::IsScratchReady() {
+  if (scratch_ == nullptr) {
+    scratch_ = std::make_shared<NcclScratch>(cuda_, context_.options.device, context_.doorbell);
+  }
+  return scratch_->IsReady() && !Failed(scratch_->result(), "cudaMalloc");
+}
+
+// It must be made while nothing is under way, and is for one operation: they come with any factor.
+bool NcclGroup::MakePremulSum(const Operation& op) {
+  if (op.reduce != ReduceOp::kPremulSum) return true;
+  std::array<std::byte, 8> scalar = PremulScalar(op);
+  NcclReduceOp made = NcclReduceOp::kSum;
+  if (Failed(nccl_.RedOpCreatePreMulSum(&made, scalar.data(), ReductionOf(op).type,
+                                        NcclScalarResidence::kHostImmediate, comm_),
+             "ncclRedOpCreatePreMulSum"))
+    return false;
+  premul_sum_ = made;
+  return true;
 }
 
 CudaEventHandle NcclGroup::TakeEvent() {
@@ -379,6 +435,7 @@ void NcclGroup::Release(NcclRelease::Kind kind) {
                          .comm = std::exchange(comm_, nullptr),
                          .marks = {},
                          .events = std::exchange(free_events_, {}),
+                         .scratch = std::exchange(scratch_, nullptr),
                          .name = spec_.name};
   for (const Launched& one : launched_) work.marks.push_back(one.mark);
   release_ = std::make_unique<NcclRelease>(nccl_, cuda_, std::move(work), context_.doorbell);

@@ -60,7 +60,8 @@ class NcclIdMailbox {
 // Owner: the loop. Thread: loop-confined.
 class NcclGroup final {
  public:
-  // Launched and not complete, in one communicator.
+  // Launched and not complete, in one communicator; a batch is launched as a whole, and may go
+  // beyond.
   static constexpr std::size_t kMaxLaunched = 128;
 
   NcclGroup(std::shared_ptr<GroupPort> port, NcclContext& context);
@@ -99,6 +100,7 @@ class NcclGroup final {
   void TakeMail();
   void Advance();
   void CheckDeadline();
+  bool EndIfLate(SubmittedOp& op);
   void AwaitId();
   void Connect(const NcclUniqueId& id);
   void AwaitConnected();
@@ -107,9 +109,13 @@ class NcclGroup final {
   void FinishLaunch();
   void CompleteLaunched();
   void StartPending();
-  void LaunchFirst();
+  // False: the first of pending_ cannot be launched yet.
+  bool LaunchNext();
+  bool IsScratchReady();
+  bool MakePremulSum(const Operation& op);
+  NcclResult Launch(std::size_t operations);
+  void OnLaunched();
   CudaEventHandle TakeEvent();
-  void Mark(Launched& launched);
   void Release(NcclRelease::Kind kind);
   void AwaitReleased();
 
@@ -132,7 +138,9 @@ class NcclGroup final {
   const Deadline connect_by_;
   State state_ = State::kAwaitingId;
   NcclCommHandle comm_ = nullptr;
-  bool launching_ = false;  // The last of launched_ is not on its stream yet.
+  bool launching_ = false;  // Of launched_ those without a mark are not on their stream yet.
+  std::optional<NcclReduceOp> premul_sum_;  // Made for what is being launched.
+  std::shared_ptr<NcclScratch> scratch_;    // From the first barrier on.
   Instant spin_until_ = Instant::min();
   Instant next_health_check_ = Instant::min();
   Instant next_deadline_check_ = kNever;

@@ -1,168 +1,202 @@
 #include "runtime/comm/nccl_launch.h"
 
+#include <algorithm>
 #include <cstddef>
-#include <optional>
-#include <string_view>
-#include <vector>
 
 #include "runtime/base/check.h"
-#include "runtime/base/log.h"
+#include "runtime/comm/nccl_scratch.h"
 
 namespace resilient {
 namespace {
 
-Status Unsupported(const Operation& op, std::string_view why) {
-  return Status(StatusCode::kUnimplemented, StrCat(Describe(op), " does not run over NCCL: ", why,
-                                                   "; use the CPU communicator for it"));
-}
+constexpr NcclDataType kBytes = NcclDataType::kUInt8;
 
-// What NCCL can calculate with.
-std::optional<NcclDataType> NumberType(DataType type) {
-  switch (type) {
-    case DataType::kFloat32:
-      return NcclDataType::kFloat32;
-    case DataType::kFloat64:
-      return NcclDataType::kFloat64;
-    case DataType::kFloat16:
-      return NcclDataType::kFloat16;
-    case DataType::kBFloat16:
-      return NcclDataType::kBFloat16;
-    case DataType::kInt64:
-      return NcclDataType::kInt64;
-    case DataType::kInt32:
-      return NcclDataType::kInt32;
-    case DataType::kInt8:
-      return NcclDataType::kInt8;
-    case DataType::kUInt64:
-      return NcclDataType::kUInt64;
-    case DataType::kUInt32:
-      return NcclDataType::kUInt32;
-    case DataType::kUInt8:
-      return NcclDataType::kUInt8;
-    case DataType::kBool:
-    case DataType::kInt16:
-    case DataType::kUInt16:
-    case DataType::kComplex64:
-    case DataType::kComplex128:
-    case DataType::kFloat8E4M3:
-    case DataType::kFloat8E5M2:
-      return std::nullopt;
+CudaStreamHandle StreamOf(const Operation& op) { return static_cast<CudaStreamHandle>(op.stream); }
+
+// Makes the calls of one group, which share a launch and wait for nothing of each other. After one
+// has failed the others are not made; the group is closed in any case.
+class GroupOfCalls {
+ public:
+  GroupOfCalls(const NcclLaunch& launch, const Operation& op)
+      : launch_(launch), element_(SizeOf(op.dtype)), stream_(StreamOf(op)) {
+    result_ = launch_.nccl.GroupStart();
+    open_ = result_ == NcclResult::kSuccess;
   }
-  return std::nullopt;
-}
 
-std::optional<NcclReduceOp> Reduction(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return NcclReduceOp::kSum;
-    case ReduceOp::kAvg:
-      return NcclReduceOp::kAvg;
-    case ReduceOp::kMin:
-      return NcclReduceOp::kMin;
-    case ReduceOp::kMax:
-      return NcclReduceOp::kMax;
-    case ReduceOp::kProduct:
-      return NcclReduceOp::kProduct;
-    case ReduceOp::kNone:
-    case ReduceOp::kBitAnd:
-    case ReduceOp::kBitOr:
-    case ReduceOp::kBitXor:
-    case ReduceOp::kPremulSum:
-      return std::nullopt;
+  bool IsOwn(std::size_t rank) const { return static_cast<int>(rank) == launch_.rank; }
+  template <typename Call>
+  void Add(Call&& call) {
+    if (result_ == NcclResult::kSuccess || result_ == NcclResult::kInProgress) result_ = call();
   }
-  return std::nullopt;
-}
+  // Bytes, as nothing is calculated.
+  void Send(const Part& part, int to) {
+    Add([&] {
+      return launch_.nccl.Send(part.data, part.count * element_, kBytes, to, launch_.comm, stream_);
+    });
+  }
+  void Recv(const Part& part, int from) {
+    Add([&] {
+      return launch_.nccl.Recv(part.data, part.count * element_, kBytes, from, launch_.comm,
+                               stream_);
+    });
+  }
+  NcclResult End() {
+    if (!open_) return result_;
+    const NcclResult ended = launch_.nccl.GroupEnd();
+    const bool failed = result_ != NcclResult::kSuccess && result_ != NcclResult::kInProgress;
+    return failed ? result_ : ended;
+  }
 
-Status CheckReduction(const Operation& op) {
-  if (!NumberType(op.dtype)) return Unsupported(op, "NCCL does not reduce this type");
-  if (!Reduction(op.reduce)) return Unsupported(op, "NCCL does not have this reduction");
-  return Status::Ok();
-}
+ private:
+  const NcclLaunch& launch_;
+  const std::size_t element_;
+  const CudaStreamHandle stream_;
+  NcclResult result_;
+  bool open_;
+};
 
-// Runs all calls as one group, so that they share a launch; the group is closed in any case.
-template <typename Call>
-NcclResult ForEachRank(const NcclApi& nccl, std::size_t ranks, Call&& call) {
-  NcclResult result = nccl.GroupStart();
-  if (result != NcclResult::kSuccess) return result;
-  for (std::size_t rank = 0; rank < ranks && result == NcclResult::kSuccess; ++rank)
-    result = call(rank);
-  const NcclResult ended = nccl.GroupEnd();
-  const bool failed = result != NcclResult::kSuccess && result != NcclResult::kInProgress;
-  return failed ? result : ended;
-}
-
-// One broadcast a rank: ncclAllGather takes one block of equal parts, and whether the outputs are
-// one block is known to this rank alone. Bytes, as nothing is calculated.
-NcclResult AllGather(const NcclApi& nccl, NcclCommHandle comm, int rank, const Operation& op,
-                     CudaStreamHandle stream) {
-  return ForEachRank(nccl, op.outputs.size(), [&](std::size_t root) {
+// ncclAllGather takes one block of equal parts. Whether the outputs are one is known to this rank
+// alone, unless the caller says it for all: else one broadcast a rank.
+NcclResult AllGather(const NcclLaunch& launch, const Operation& op) {
+  const std::size_t element = SizeOf(op.dtype);
+  if (op.one_block) {
+    return launch.nccl.AllGather(op.data, op.outputs.front().data, op.count * element, kBytes,
+                                 launch.comm, StreamOf(op));
+  }
+  GroupOfCalls calls(launch, op);
+  for (std::size_t root = 0; root < op.outputs.size(); ++root) {
     const Part& out = op.outputs[root];
-    const void* from = root == static_cast<std::size_t>(rank) ? op.data : out.data;
-    return nccl.Broadcast(from, out.data, out.count * SizeOf(op.dtype), NcclDataType::kUInt8,
-                          static_cast<int>(root), comm, stream);
-  });
+    const void* from = calls.IsOwn(root) ? op.data : out.data;
+    calls.Add([&] {
+      return launch.nccl.Broadcast(from, out.data, out.count * element, kBytes,
+                                   static_cast<int>(root), launch.comm, StreamOf(op));
+    });
+  }
+  return calls.End();
 }
 
-// One reduction a rank, for the same reason.
-NcclResult ReduceScatter(const NcclApi& nccl, NcclCommHandle comm, int rank, const Operation& op,
-                         CudaStreamHandle stream) {
-  return ForEachRank(nccl, op.inputs.size(), [&](std::size_t root) {
+NcclReduction ReductionOf(const NcclLaunch& launch, const Operation& op) {
+  NcclReduction reduction = ReductionOf(op);
+  if (op.reduce == ReduceOp::kPremulSum) reduction.op = launch.premul_sum;
+  return reduction;
+}
+
+// One reduction a rank, unless the inputs are one block; see AllGather.
+NcclResult ReduceScatter(const NcclLaunch& launch, const Operation& op) {
+  const NcclReduction reduction = ReductionOf(launch, op);
+  if (op.one_block) {
+    return launch.nccl.ReduceScatter(op.inputs.front().data, op.data, op.count * reduction.numbers,
+                                     reduction.type, reduction.op, launch.comm, StreamOf(op));
+  }
+  GroupOfCalls calls(launch, op);
+  for (std::size_t root = 0; root < op.inputs.size(); ++root) {
     const Part& in = op.inputs[root];
-    void* to = root == static_cast<std::size_t>(rank) ? op.data : in.data;  // Read by root alone.
-    return nccl.Reduce(in.data, to, in.count, *NumberType(op.dtype), *Reduction(op.reduce),
-                       static_cast<int>(root), comm, stream);
-  });
+    void* to = calls.IsOwn(root) ? op.data : in.data;  // Written on the root alone.
+    calls.Add([&] {
+      return launch.nccl.Reduce(in.data, to, in.count * reduction.numbers, reduction.type,
+                                reduction.op, static_cast<int>(root), launch.comm, StreamOf(op));
+    });
+  }
+  return calls.End();
+}
+
+// The part for or from `peer`; what a rank has none for is empty.
+Part PartOf(const std::vector<Part>& parts, std::size_t peer) {
+  return peer < parts.size() ? parts[peer] : Part{};
+}
+
+// `only` for or from `peer`, nothing for the others.
+std::vector<Part> OnlyFor(int peer, const Part& only) {
+  std::vector<Part> parts(static_cast<std::size_t>(peer) + 1);
+  parts.back() = only;
+  return parts;
+}
+
+// gather, scatter, all_to_all: from[r] goes to rank r, to[r] comes from it. Both ends of a message
+// know its size alike, so what is empty is left out on both. So is what a rank sends itself where
+// that is in its place already.
+NcclResult Exchange(const NcclLaunch& launch, const Operation& op, const std::vector<Part>& from,
+                    const std::vector<Part>& to) {
+  GroupOfCalls calls(launch, op);
+  for (std::size_t peer = 0; peer < std::max(from.size(), to.size()); ++peer) {
+    const Part out = PartOf(from, peer);
+    const Part in = PartOf(to, peer);
+    if (calls.IsOwn(peer) && out.data == in.data) continue;
+    if (out.count > 0) calls.Send(out, static_cast<int>(peer));
+    if (in.count > 0) calls.Recv(in, static_cast<int>(peer));
+  }
+  return calls.End();
+}
+
+NcclResult Gather(const NcclLaunch& launch, const Operation& op) {
+  // Only the root has outputs.
+  return Exchange(launch, op, OnlyFor(op.root, {.data = op.data, .count = op.count}), op.outputs);
+}
+
+NcclResult Scatter(const NcclLaunch& launch, const Operation& op) {
+  return Exchange(launch, op, op.inputs, OnlyFor(op.root, {.data = op.data, .count = op.count}));
+}
+
+NcclResult Reduce(const NcclLaunch& launch, const Operation& op) {
+  const NcclReduction reduction = ReductionOf(launch, op);
+  const std::size_t count = op.count * reduction.numbers;
+  if (op.kind == OpKind::kAllReduce) {
+    return launch.nccl.AllReduce(op.data, op.data, count, reduction.type, reduction.op, launch.comm,
+                                 StreamOf(op));
+  }
+  return launch.nccl.Reduce(op.data, op.data, count, reduction.type, reduction.op, op.root,
+                            launch.comm, StreamOf(op));
+}
+
+// An empty message is one too: its recv waits for its send.
+NcclResult Message(const NcclLaunch& launch, const Operation& op) {
+  const std::size_t bytes = op.count * SizeOf(op.dtype);
+  if (op.kind == OpKind::kSend)
+    return launch.nccl.Send(op.data, bytes, kBytes, op.peer, launch.comm, StreamOf(op));
+  return launch.nccl.Recv(op.data, bytes, kBytes, op.peer, launch.comm, StreamOf(op));
 }
 
 }  // namespace
 
-Status CheckNcclSupports(const Operation& op) {
-  switch (op.kind) {
-    case OpKind::kAllReduce:
-    case OpKind::kReduce:
-    case OpKind::kReduceScatter:
-      return CheckReduction(op);
-    case OpKind::kBroadcast:
-    case OpKind::kAllGather:
-      return Status::Ok();
-    case OpKind::kBarrier:
-      return Unsupported(op, "NCCL has no barrier, and one by a reduction needs device memory");
-    case OpKind::kSend:
-    case OpKind::kRecv:
-      return Unsupported(op, "NCCL has no tags and runs messages in the order of the stream");
-    case OpKind::kGather:
-    case OpKind::kScatter:
-    case OpKind::kAllToAll:
-      return Unsupported(op, "it is not built from NCCL's send and receive yet");
-  }
-  return Unsupported(op, "it is of an unknown kind");
+Status CheckNcclSupports(const Operation& op, const NcclAbilities& abilities) {
+  if (op.kind == OpKind::kRecv && op.peer == kAnyPeer)
+    return NcclCannot(op, "NCCL receives only from a rank that is named");
+  return Reduces(op.kind) ? CheckNcclReduction(op, abilities) : Status::Ok();
 }
 
-NcclResult LaunchNccl(const NcclApi& nccl, NcclCommHandle comm, int rank, const Operation& op) {
-  auto* stream = static_cast<CudaStreamHandle>(op.stream);
+NcclResult LaunchNccl(const NcclLaunch& launch, const Operation& op) {
   switch (op.kind) {
     case OpKind::kAllReduce:
-      return nccl.AllReduce(op.data, op.data, op.count, *NumberType(op.dtype),
-                            *Reduction(op.reduce), comm, stream);
     case OpKind::kReduce:
-      return nccl.Reduce(op.data, op.data, op.count, *NumberType(op.dtype), *Reduction(op.reduce),
-                         op.root, comm, stream);
+      return Reduce(launch, op);
     case OpKind::kBroadcast:
-      return nccl.Broadcast(op.data, op.data, op.count * SizeOf(op.dtype), NcclDataType::kUInt8,
-                            op.root, comm, stream);
+      return launch.nccl.Broadcast(op.data, op.data, op.count * SizeOf(op.dtype), kBytes, op.root,
+                                   launch.comm, StreamOf(op));
     case OpKind::kAllGather:
-      return AllGather(nccl, comm, rank, op, stream);
+      return AllGather(launch, op);
     case OpKind::kReduceScatter:
-      return ReduceScatter(nccl, comm, rank, op, stream);
+      return ReduceScatter(launch, op);
+    case OpKind::kGather:
+      return Gather(launch, op);
+    case OpKind::kScatter:
+      return Scatter(launch, op);
+    case OpKind::kAllToAll:
+      return Exchange(launch, op, op.inputs, op.outputs);
     case OpKind::kBarrier:
+      // Nobody has the sum before all have come. What is summed up is nothing to anybody.
+      return launch.nccl.AllReduce(launch.scratch, launch.scratch, NcclScratch::kBytes, kBytes,
+                                   NcclReduceOp::kSum, launch.comm, StreamOf(op));
     case OpKind::kSend:
     case OpKind::kRecv:
-    case OpKind::kGather:
-    case OpKind::kScatter:
-    case OpKind::kAllToAll:
-      break;
+      return Message(launch, op);
   }
   RESILIENT_CHECK(false);
+}
+
+NcclResult LaunchNcclBatch(const NcclLaunch& launch, const std::vector<const Operation*>& ops) {
+  GroupOfCalls calls(launch, *ops.front());
+  for (const Operation* op : ops) calls.Add([&] { return Message(launch, *op); });
+  return calls.End();
 }
 
 }  // namespace resilient

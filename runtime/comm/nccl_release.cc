@@ -32,6 +32,7 @@ void Run(const NcclApi& nccl, const CudaApi& cuda, const NcclRelease::Work& work
   EndCommunicator(nccl, work);
   for (const NcclMark& mark : work.marks) AwaitMark(cuda, mark);
   for (const CudaEventHandle event : work.events) (void)cuda.EventDestroy(event);
+  if (work.scratch != nullptr) work.scratch->Free();
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "runtime/base/thread.h"
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/nccl_api.h"
+#include "runtime/comm/nccl_scratch.h"
 
 namespace resilient {
 
@@ -34,9 +35,10 @@ class NcclRelease {
     Kind kind = Kind::kAbort;
     int device = 0;
     NcclCommHandle comm = nullptr;
-    std::vector<NcclMark> marks;          // What may still run; waited for and destroyed.
-    std::vector<CudaEventHandle> events;  // What is over; destroyed.
-    std::string name;                     // Of the group, for the log.
+    std::vector<NcclMark> marks;           // What may still run; waited for and destroyed.
+    std::vector<CudaEventHandle> events;   // What is over; destroyed.
+    std::shared_ptr<NcclScratch> scratch;  // May be null. Freed; nobody else uses it.
+    std::string name;                      // Of the group, for the log.
   };
 
   NcclRelease(const NcclApi& nccl, const CudaApi& cuda, Work work,

@@ -536,7 +536,9 @@ TEST_P(Conformance, GroupMadeLateOnOneRank_TheOthersWait) {
   for (int r = size() - 1; r >= 0; --r) {
     const auto i = static_cast<std::size_t>(r);
     late[i] = world_.Create(r, world_.Spec("late", r));
-    pending.push_back(Pending::Of(*late[i], AllReduceOp(data[i])));
+    Operation op = AllReduceOp(data[i]);
+    op.stream = world_.NewStream();
+    pending.push_back(Pending::Of(*late[i], std::move(op)));
     // The others are at work meanwhile.
     ExpectAllOk(world_.RunAll([&](int) { return BarrierOp(); }));
     EXPECT_TRUE(r == 0 || !pending.back().IsDone());

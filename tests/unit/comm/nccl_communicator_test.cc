@@ -13,7 +13,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "runtime/comm/nccl_launch.h"
 #include "tests/support/sanitizers.h"
 #include "tests/unit/comm/nccl_world.h"
 
@@ -109,54 +108,6 @@ TEST_F(NcclTest, OneRank_IsAGroupToo) {
   EXPECT_THAT(data, ElementsAre(4));
 }
 
-TEST_F(NcclTest, Unsupported_IsRefusedInWordsAndTakesNoNumber) {
-  World& world = Start(2);
-  std::vector<float> data = {1};
-  std::vector<std::uint8_t> flags = {1};
-  Operation bools = MakeOp(OpKind::kAllReduce, DataType::kBool, flags);
-  bools.reduce = ReduceOp::kMax;
-  const std::vector<std::pair<Operation, std::string>> refused = {
-      {BarrierOp(), "no barrier"},
-      {SendOp(data, 1, 0), "no tags"},
-      {AllReduceOp(data, ReduceOp::kPremulSum), "NCCL does not have this reduction"},
-      {bools, "all_reduce(bool[1], max) does not run over NCCL: NCCL does not reduce this type"},
-  };
-  for (const auto& [op, text] : refused) {
-    const Status status = Pending::Try(world.at(0), op).Wait();
-    EXPECT_EQ(status.code(), StatusCode::kUnimplemented) << text;
-    EXPECT_THAT(status.message(), HasSubstr(text));
-  }
-  EXPECT_EQ(Pending::Try(world.at(0), BroadcastOp(data, 9)).Wait().code(),
-            StatusCode::kInvalidArgument);
-  std::vector<float> other = {2};
-  const Pending first = Pending::Of(world.at(0), AllReduceOp(data));
-  const Pending same = Pending::Of(world.at(1), AllReduceOp(other));
-  EXPECT_EQ(first.seq, 1u);
-  ExpectAllOk({first.Wait(), same.Wait()});
-}
-
-TEST(NcclLaunch, Supports_WhatNcclCanCalculate) {
-  Operation op;
-  op.kind = OpKind::kAllReduce;
-  for (const DataType type : {DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16,
-                              DataType::kInt64, DataType::kUInt8}) {
-    op.dtype = type;
-    for (const ReduceOp reduce :
-         {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
-      op.reduce = reduce;
-      EXPECT_TRUE(CheckNcclSupports(op).ok()) << Describe(op);
-    }
-    for (const ReduceOp reduce : {ReduceOp::kBitAnd, ReduceOp::kPremulSum}) {
-      op.reduce = reduce;
-      EXPECT_THAT(CheckNcclSupports(op).message(), HasSubstr("does not have this reduction"));
-    }
-  }
-  op.dtype = DataType::kComplex64;
-  EXPECT_EQ(CheckNcclSupports(op).code(), StatusCode::kUnimplemented);
-  op.kind = OpKind::kAllToAll;
-  EXPECT_EQ(CheckNcclSupports(op).code(), StatusCode::kUnimplemented);
-}
-
 TEST_F(NcclTest, Submitted_BeforeItIsConnected_RunsWhenItIs) {
   Change(1, [](NcclScript& script) { script.hang_init = true; });
   World& world = Start(2);
@@ -188,7 +139,8 @@ TEST_F(NcclTest, Operation_WaitsForWhatIsBeforeItOnItsStream) {
   std::vector<float> behind = {5};
   Operation op = AllReduceOp(before);
   op.stream = other;
-  const Pending producer = Pending::Of(world.at(0), op);
+  const auto side = world.CreateAll("side");
+  const Pending producer = Pending::Of(*side[0], op);
   ASSERT_TRUE(WaitForKernels(0, 1));
   ASSERT_EQ(cuda.EventRecord(produced, other), CudaResult::kSuccess);
   ASSERT_EQ(cuda.StreamWaitEvent(stream, produced, 0), CudaResult::kSuccess);
