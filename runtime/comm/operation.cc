@@ -152,7 +152,12 @@ Operation OutlineOf(const Operation& op) {
   outline.peer = op.peer;
   outline.tag = op.tag;
   outline.count = op.count;
+  outline.device = op.device;
   return outline;
+}
+
+std::string CommunicatorName(const std::string& group, int device) {
+  return device == kHost ? group : StrCat(group, "/cuda");
 }
 
 std::string Describe(const Operation& op) {

@@ -26,7 +26,10 @@ void Dismiss(Communicator& communicator, const Flight* flight) {
 
 OperationRecord::OperationRecord(std::shared_ptr<Flight> flight, std::string group,
                                  const Operation& operation)
-    : flight_(std::move(flight)), group_(std::move(group)), summary_(OutlineOf(operation)) {}
+    : flight_(std::move(flight)),
+      group_(std::move(group)),
+      communicator_(CommunicatorName(group_, operation.device)),
+      summary_(OutlineOf(operation)) {}
 
 Status OperationRecord::Outcome(const Status& status) {
   const bool ended = flight_->Ended();

@@ -22,7 +22,7 @@ class Flight {
   std::uint64_t generation() const { return generation_; }
   const std::shared_ptr<AbortCell>& cell() const { return cell_; }
 
-  // REQUIRES: the session's mutex is held, Ended() is false.
+  // REQUIRES: the session's mutex is held and Ended() is false, or the caller has entered already.
   void Enter() { in_flight_.fetch_add(1); }
   // True when this was the last operation of an ended generation.
   bool Leave() { return in_flight_.fetch_sub(1) == 1 && Ended(); }
@@ -84,12 +84,14 @@ class OperationRecord {
   // "all_reduce(float32[4], sum)".
   std::string Name() const { return Describe(summary_); }
   Flight& flight() const { return *flight_; }
-  const std::string& group() const { return group_; }
+  // CommunicatorName of the one that runs it.
+  const std::string& communicator() const { return communicator_; }
   bool point_to_point() const { return IsPointToPoint(summary_.kind); }
 
  private:
   const std::shared_ptr<Flight> flight_;
   const std::string group_;
+  const std::string communicator_;
   const Operation summary_;  // Without its memory.
   std::mutex submit_mutex_;
   std::uint64_t seq_ = 0;  // Guarded by submit_mutex_.

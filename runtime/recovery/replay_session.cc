@@ -16,6 +16,15 @@ thread_local const ReplaySession* inside_layer = nullptr;
 // How often a waiting caller looks for an interrupt.
 constexpr Duration kPoll = std::chrono::milliseconds(100);
 
+// Only memory of the host is copied, and so can be used again.
+Status CheckKept(const Operation& op) {
+  if (op.device == kHost) return Status::Ok();
+  return Status(StatusCode::kUnimplemented,
+                StrCat(Describe(op),
+                       " is on memory of a device, which RESILIENT_REPLAY cannot run again: unset "
+                       "it, or move the tensors with .cpu()"));
+}
+
 Status Cancelled(std::string why) { return Status(StatusCode::kCancelled, std::move(why)); }
 
 // As SessionDeleter: where the thread cannot be joined the memory is given up instead.
@@ -301,6 +310,7 @@ void ReplaySession::AbortGroup(const LanePtr& lane, const std::string& why) {
 Result<std::uint64_t> ReplaySession::Submit(const LanePtr& lane, Operation operation,
                                             Completion done) {
   if (InForkedChild()) return lane->inner->Submit(std::move(operation), std::move(done));
+  RESILIENT_RETURN_IF_ERROR(CheckKept(operation));
   const auto kept =
       std::make_shared<KeptOperation>(std::move(operation), std::move(done), lane->inner->rank());
   const Result<Communicator::Ran> ran = Enter(lane, kept, nullptr);
@@ -312,6 +322,7 @@ Result<Communicator::Ran> ReplaySession::Run(const LanePtr& lane, Operation oper
                                              Completion done,
                                              const Communicator::KeepWaiting& keep_waiting) {
   if (InForkedChild()) return lane->inner->Run(std::move(operation), std::move(done), keep_waiting);
+  RESILIENT_RETURN_IF_ERROR(CheckKept(operation));
   const auto kept =
       std::make_shared<KeptOperation>(std::move(operation), std::move(done), lane->inner->rank());
   return Enter(lane, kept, &keep_waiting);

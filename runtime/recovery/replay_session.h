@@ -197,6 +197,11 @@ class ReplayGroup final : public Group {
   Result<std::uint64_t> Submit(Operation op, Completion done) override {
     return session_->Submit(lane_, std::move(op), std::move(done));
   }
+  Result<std::vector<std::uint64_t>> SubmitBatch(
+      std::vector<Communicator::Submission> /*batch*/) override {
+    return Status(StatusCode::kUnimplemented,
+                  "batches cannot be run again: unset RESILIENT_REPLAY");
+  }
   Result<Communicator::Ran> Run(Operation op, Completion done,
                                 const Communicator::KeepWaiting& keep_waiting) override {
     return session_->Run(lane_, std::move(op), std::move(done), keep_waiting);

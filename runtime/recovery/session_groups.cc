@@ -117,6 +117,31 @@ Result<std::uint64_t> SessionImpl::Submit(GroupSlot& slot, Operation operation, 
   return Refused(*record, slot.name, seq.status());
 }
 
+Result<std::vector<std::uint64_t>> SessionImpl::SubmitBatch(
+    GroupSlot& slot, std::vector<Communicator::Submission> batch) {
+  if (mark_.InChild()) return ForkedStatus();
+  if (batch.empty()) return std::vector<std::uint64_t>{};
+  Result<Entry> entry = Enter(slot, batch.front().op);
+  if (!entry.ok()) return entry.status();
+  for (std::size_t i = 1; i < batch.size(); ++i) entry->flight->Enter();
+  std::vector<std::shared_ptr<OperationRecord>> records;
+  std::vector<std::unique_lock<std::mutex>> locks;
+  for (Communicator::Submission& one : batch) {
+    records.push_back(std::make_shared<OperationRecord>(entry->flight, slot.name, one.op));
+    locks.emplace_back(records.back()->submit_mutex());
+    one.done = Wrap(records.back(), std::move(one.done));
+  }
+  const auto seqs = entry->communicator->SubmitBatch(std::move(batch));
+  if (seqs.ok()) {
+    for (std::size_t i = 0; i < records.size(); ++i) records[i]->set_seq((*seqs)[i]);
+    return seqs;
+  }
+  locks.clear();
+  Status refused = seqs.status();
+  for (const auto& record : records) refused = Refused(*record, slot.name, refused);
+  return refused;
+}
+
 Result<Communicator::Ran> SessionImpl::Run(GroupSlot& slot, Operation operation, Completion done,
                                            const Communicator::KeepWaiting& keep_waiting) {
   if (mark_.InChild()) return ForkedStatus();
@@ -134,7 +159,7 @@ Result<Communicator::Ran> SessionImpl::Run(GroupSlot& slot, Operation operation,
   }
   if (!ran.ok()) return Refused(*record, slot.name, ran.status());
   if (ran->outcome) {
-    waits_.NoteEnd(record->group(), record->point_to_point());
+    waits_.NoteEnd(record->communicator(), record->point_to_point());
     ran->outcome = record->Outcome(*ran->outcome);
     if (entry->flight->Leave()) PostQuietCheck();
   }
@@ -269,7 +294,7 @@ Completion SessionImpl::Wrap(std::shared_ptr<OperationRecord> record, Completion
   // The session outlives its communicators, and they run every completion before they end.
   return [this, record = std::move(record), done = std::move(done)](const Status& status) {
     OwnThreadScope scope(this);
-    waits_.NoteEnd(record->group(), record->point_to_point());
+    waits_.NoteEnd(record->communicator(), record->point_to_point());
     if (done) done(record->Outcome(status));
     // After the user's part: quiet means that this has run, too.
     if (record->flight().Leave()) PostQuietCheck();

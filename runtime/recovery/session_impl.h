@@ -118,6 +118,8 @@ class SessionImpl final : public Session,
 
   // For GroupImpl.
   Result<std::uint64_t> Submit(GroupSlot& slot, Operation operation, Completion done);
+  Result<std::vector<std::uint64_t>> SubmitBatch(GroupSlot& slot,
+                                                 std::vector<Communicator::Submission> batch);
   Result<Communicator::Ran> Run(GroupSlot& slot, Operation operation, Completion done,
                                 const Communicator::KeepWaiting& keep_waiting);
   Status Refused(const OperationRecord& record, const std::string& group, Status why);
@@ -291,6 +293,10 @@ class GroupImpl final : public Group {
   Status Usable() const override { return session_->UsableOf(slot_); }
   Result<std::uint64_t> Submit(Operation op, Completion done) override {
     return session_->Submit(slot_, std::move(op), std::move(done));
+  }
+  Result<std::vector<std::uint64_t>> SubmitBatch(
+      std::vector<Communicator::Submission> batch) override {
+    return session_->SubmitBatch(slot_, std::move(batch));
   }
   Result<Communicator::Ran> Run(Operation op, Completion done,
                                 const Communicator::KeepWaiting& keep_waiting) override {

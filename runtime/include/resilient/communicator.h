@@ -28,7 +28,7 @@ using Completion = std::function<void(const Status&)>;
 // compared by the receiver: a difference fails the operation with kMismatch and is told to
 // CommunicatorEvents; it never yields a wrong result. Every element is reduced in group-rank order
 // 0..n-1 (or by hosts: CpuFabricOptions::hierarchical), so results are bit-equal on all ranks and
-// from run to run.
+// from run to run. What of this does not hold for memory of a device MakeCudaFabric says.
 //
 // Owner: Session, through Group. Thread: thread-safe. Lifetime: the destructor completes what is
 // left with kCancelled; call Abort first to give the cause.
@@ -47,7 +47,8 @@ class Communicator {
   // As Submit for each in turn, with nothing of another caller between them; the numbers are in
   // that order. None of a batch waits for another of it, on a transport where one that waits for
   // its peer holds up what is behind it: two ranks that each send and receive may do so in any
-  // order. Sends and receives on one stream only. When one is refused, all are. Messages match as
+  // order. Sends and receives on one device and stream only. When one is refused, all are. Messages
+  // match as
   // if they were submitted one by one: the batches of two ranks need not be alike.
   struct Submission {
     Operation op;
@@ -174,6 +175,20 @@ struct CpuFabricOptions {
   int streams = 1;
 };
 
+// Options of what serves memory of CUDA devices.
+struct CudaFabricOptions {
+  // Libraries to load; empty: the copy that the process has already, else what the linker finds.
+  std::string nccl_library;
+  std::string cuda_runtime;
+  // Between the ranks' arrival and the end of NCCL's own way of connecting; it is tried twice.
+  Duration connect_timeout = std::chrono::seconds(60);
+  // What Leave gives the peers to take what was sent.
+  Duration flush_timeout = std::chrono::seconds(1);
+  // How long an error of NCCL's, which names no rank, waits for the membership service to name one.
+  Duration verdict_wait = std::chrono::seconds(3);
+  std::string name = "res-nccl";  // Thread name.
+};
+
 // The CPU transport: one listener and one comm thread per session, links per group and pair, over
 // TCP or inside a host through shared memory; shared memory for the collectives of groups inside
 // one host.
@@ -182,5 +197,30 @@ struct CpuFabricOptions {
 Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions options,
                                                            const Clock& clock,
                                                            CommunicatorEvents& events);
+
+// The same, and with it memory of CUDA devices through NCCL: a communicator routes each operation
+// by its device. NCCL is loaded and connected at the first operation on a device, over a group of
+// the CPU transport by which the ranks compare what they are before NCCL meets itself: a group of
+// which two ranks share a GPU (kDuplicateDevice), or have other versions or settings of NCCL
+// (kSetting), fails with that on all ranks. By the same way they notice what NCCL does not: a rank
+// that is late, or in another operation. Operation::stall and OnWaiting are as on the CPU; a
+// mismatch that does not block is noticed behind the fact.
+//
+// What differs from the CPU, as NCCL sends no headers of ours (docs/decisions/0012):
+//   order      operations on a device run one after the other in the order of their submission, on
+//              a stream of the communicator's: one that waits for a rank holds up all behind it.
+//              Those of a batch run together
+//   messages   tags are not sent: messages from one rank to another are received in the order in
+//              which they were sent. kAnyPeer is refused
+//   numbers    what is reduced is not reduced in rank order, and is rounded to its type at each
+//              step: averages of integers of 8 bits overflow where their sums do. Whether a NaN
+//              wins MIN and MAX is NCCL's choice
+// Refused with kUnimplemented, before anything is submitted: reductions of 16-bit integers, of bits
+// but for bools, products of complex numbers; of float8 and kPremulSum where the library or the
+// device has none. kSetting where there is no NCCL or no CUDA.
+Result<std::unique_ptr<CommunicatorFactory>> MakeCudaFabric(CpuFabricOptions cpu,
+                                                            CudaFabricOptions cuda,
+                                                            const Clock& clock,
+                                                            CommunicatorEvents& events);
 
 }  // namespace resilient

@@ -2,11 +2,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <resilient/clock.h>
+#include <resilient/launch_mark.h>
 
 namespace resilient {
 
@@ -65,8 +67,8 @@ bool Reduces(OpKind kind);                     // all_reduce, reduce, reduce_sca
 // Whether every rank gives the same `count`; else each pair of ranks agrees on a count of its own.
 bool HasOneCount(OpKind kind);
 
-// Where an operation runs on a device: the CUDA stream for NCCL, null for the CPU. Opaque here.
-using ExecutionStream = void*;
+// Operation::device of an operation on memory of the host.
+inline constexpr int kHost = -1;
 
 // Elements of one rank. Thread: value type.
 struct Part {
@@ -77,8 +79,10 @@ struct Part {
 inline constexpr int kAnyPeer = -1;
 
 // One operation as one rank submits it. Memory is borrowed: it stays valid and untouched by the
-// caller until the completion runs. Buffers are dense and contiguous; counts are in elements of
-// `dtype`; n = size(). Counts a rank may differ from rank to rank where both ends agree on each.
+// caller until the completion has run with OK, or after a failure until the communicator is quiet:
+// what `done` of Submit captures is destroyed only then, and may own it. Buffers are dense and
+// contiguous; counts are in elements of `dtype`; n = size(). Counts a rank may differ from rank to
+// rank where both ends agree on each.
 //   all_reduce      data[count] is input and output. AVG divides the sum by n (integers: truncates)
 //   reduce          as all_reduce, but only `root` gets the result; elsewhere data is only read
 //   broadcast       data[count] is input on `root`, output elsewhere
@@ -109,7 +113,12 @@ struct Operation {
   std::vector<Part> outputs;
   bool one_block = false;
   int* sender = nullptr;  // recv: where the sender's group rank is written. May be null.
+  int device =
+      kHost;  // CUDA's number of the device that has the memory. A barrier's: where it runs.
+  // Of `device`, the caller's: the operation begins when what is in it by Submit has ended.
   ExecutionStream stream = nullptr;
+  // Of an operation on a device; may be null. Its end is told before the completion runs.
+  std::shared_ptr<LaunchMark> mark;
   // How long it may take; zero: as long as its peers live. What takes longer fails with the whole
   // communicator, here and on all other ranks. They may differ from rank to rank.
   Duration timeout = Duration::zero();  // From Submit to its end: kCommFailed.
@@ -121,6 +130,10 @@ struct Operation {
 // What a message about `op` needs: none of its memory, lists and call site, which a copy would copy
 // for nothing.
 Operation OutlineOf(const Operation& op);
+
+// What a communicator of `group` for memory of `device` is called in CommunicatorEvents, Session
+// and texts: "world/cuda"; `group` itself for kHost. The two count their operations apart.
+std::string CommunicatorName(const std::string& group, int device);
 
 // "all_reduce(float32[1024], sum)"; the form used in every message.
 std::string Describe(const Operation& op);

@@ -52,6 +52,7 @@ struct SessionOptions {
   // What the caller gives its operations as Operation::stall; for the line at the start.
   Duration op_deadline = std::chrono::seconds(120);
   // What a broken link has ended is run again where nobody can see it (docs/decisions/0018).
+  // Operations on memory of a device are refused with it.
   bool replay = false;
   std::shared_ptr<Observer> observer;  // Says where this process is; null: not known.
   // Prefix of the names by which processes of this host are known before their init
@@ -133,6 +134,11 @@ class Group {
   // first cause. kForked in a child of the process that opened the session. kFailedPrecondition
   // after Close.
   virtual Result<std::uint64_t> Submit(Operation op, Completion done) = 0;
+
+  // As Communicator::SubmitBatch, with the refusals of Submit. kUnimplemented with
+  // SessionOptions::replay.
+  virtual Result<std::vector<std::uint64_t>> SubmitBatch(
+      std::vector<Communicator::Submission> batch) = 0;
 
   // As Communicator::Run, with the refusals of Submit.
   virtual Result<Communicator::Ran> Run(Operation op, Completion done,
