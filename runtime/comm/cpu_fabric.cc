@@ -64,7 +64,7 @@ Result<std::unique_ptr<CommunicatorFactory>> MakeObservedCpuFabric(CpuFabricOpti
        .thread_name = std::move(options.name),
        .requests = std::move(requests),
        .loop = std::move(loop),
-       .check = nullptr,
+       .admission = nullptr,
        .observer = std::move(observer)},
       clock);
 }

@@ -1,14 +1,308 @@
-#include <utility>
+#include "runtime/comm/cuda_fabric.h"
 
-#include <resilient/communicator.h>
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <resilient/settings.h>
+
+#include "runtime/base/fork_guard.h"
+#include "runtime/base/log.h"
+#include "runtime/base/process.h"
+#include "runtime/comm/fabric.h"
+#include "runtime/comm/nccl_communicator.h"
 
 namespace resilient {
+namespace {
+
+// What the destructor gives the devices when Close was not called.
+constexpr Duration kCloseByDefault = Millis(1000);
+
+bool IsControl(const std::string& group) { return group.ends_with(kControlSuffix); }
+
+// Between the CPU transport and the session, which does not know of the control groups: what these
+// wait for is told by the communicators that stand on them. Owner: the fabric. Thread: thread-safe.
+class HostEvents final : public CommunicatorEvents {
+ public:
+  HostEvents(CommunicatorEvents& session, std::shared_ptr<ControlWaits> waits, const Clock& clock)
+      : session_(session), waits_(std::move(waits)), clock_(clock) {}
+
+  void OnConnected(const std::string& group, std::uint64_t generation) override {
+    if (!IsControl(group)) session_.OnConnected(group, generation);
+  }
+  void OnLinkLost(const std::string& group, std::uint64_t generation, int global_rank,
+                  const Status& why) override {
+    session_.OnLinkLost(group, generation, global_rank, why);
+  }
+  void OnMismatch(const std::string& group, std::uint64_t generation,
+                  const Status& mismatch) override {
+    session_.OnMismatch(group, generation, mismatch);
+  }
+  void OnStalled(const std::string& group, std::uint64_t generation, const Status& why) override {
+    session_.OnStalled(group, generation, why);
+  }
+  void OnWaiting(const std::string& group, std::uint64_t generation,
+                 std::vector<WaitingOperation> waiting) override {
+    if (!IsControl(group)) return session_.OnWaiting(group, generation, std::move(waiting));
+    for (WaitingOperation& one : waiting) {
+      // A meeting. Messages are waited for all the time.
+      if (!one.point_to_point)
+        waits_->Note(group, generation, std::move(one.missing), clock_.Now());
+    }
+  }
+
+ private:
+  CommunicatorEvents& session_;
+  const std::shared_ptr<ControlWaits> waits_;
+  const Clock& clock_;
+};
+
+// The transports of the devices, each made when an operation needs it. Owner: shared by the fabric
+// and its communicators. Thread: thread-safe.
+class DeviceTransports {
+ public:
+  DeviceTransports(CudaFabricOptions options, CudaSources sources, const Clock& clock)
+      : options_(std::move(options)), sources_(std::move(sources)), clock_(clock) {}
+
+  // `control` and `events` outlive it, once it is closed.
+  void Open(CommunicatorFactory& control, CommunicatorEvents& events,
+            std::shared_ptr<ControlWaits> waits) {
+    control_ = &control;
+    events_ = &events;
+    waits_ = std::move(waits);
+  }
+
+  // kSetting where there is no NCCL or no CUDA.
+  Result<std::shared_ptr<Communicator>> Create(int device, GroupSpec spec,
+                                               std::shared_ptr<AbortCell> abort) {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return SessionClosed();
+    auto& transport = transports_[device];
+    if (transport == nullptr) {
+      Result<std::unique_ptr<CommunicatorFactory>> made = MakeLocked(device);
+      if (!made.ok()) return made.status();
+      transport = std::move(made).value();
+    }
+    return transport->Create(std::move(spec), std::move(abort));
+  }
+  void Hold(Instant until) {
+    const std::lock_guard lock(mutex_);
+    held_ = until;
+    for (auto& [device, transport] : transports_) {
+      if (transport != nullptr) transport->Hold(until);
+    }
+  }
+  void Close(Deadline deadline) {
+    std::map<int, std::unique_ptr<CommunicatorFactory>> transports;
+    {
+      const std::lock_guard lock(mutex_);
+      closed_ = true;
+      transports.swap(transports_);
+    }
+    for (auto& [device, transport] : transports) {
+      if (transport != nullptr) transport->Close(deadline);
+    }
+  }
+
+ private:
+  // REQUIRES: mutex_.
+  Result<std::unique_ptr<CommunicatorFactory>> MakeLocked(int device) {
+    if (!library_) library_ = sources_.load();
+    if (!library_->ok()) return library_->status();
+    NcclFabricOptions options;
+    options.nccl = (*library_)->nccl;
+    options.cuda = (*library_)->cuda;
+    options.device = device;
+    options.identity.nccl_version = (*library_)->nccl_version;
+    options.identity.boot_id = ThisProcess().boot_id;
+    options.identity.settings = NcclSettings(ProcessEnvironment());
+    options.identity.device = sources_.claim(device);
+    options.connect_timeout = options_.connect_timeout;
+    options.flush_timeout = options_.flush_timeout;
+    options.verdict_wait = options_.verdict_wait;
+    options.name = options_.name;
+    auto made = MakeNcclFabric(options, *control_, waits_, clock_, *events_);
+    made->Hold(held_);
+    return made;
+  }
+
+  const CudaFabricOptions options_;
+  const CudaSources sources_;
+  const Clock& clock_;
+  CommunicatorFactory* control_ = nullptr;
+  CommunicatorEvents* events_ = nullptr;
+  std::shared_ptr<ControlWaits> waits_;
+  std::mutex mutex_;
+  // Guarded by mutex_.
+  bool closed_ = false;
+  Instant held_ = Instant::min();
+  std::optional<Result<NcclLibrary>> library_;  // Of the one attempt to load it.
+  std::map<int, std::unique_ptr<CommunicatorFactory>> transports_;
+};
+
+// One group over all memory: what is on a device goes to a communicator of that device, made when
+// it is needed first. Ranks that use several devices begin to use them in the same order. Owner:
+// Session, through Group. Thread: thread-safe.
+class CudaCommunicator final : public Communicator {
+ public:
+  CudaCommunicator(std::shared_ptr<Communicator> host, GroupSpec spec,
+                   std::shared_ptr<AbortCell> abort, std::shared_ptr<DeviceTransports> transports)
+      : host_(std::move(host)),
+        spec_(std::move(spec)),
+        abort_(std::move(abort)),
+        transports_(std::move(transports)) {}
+
+  int rank() const override { return host_->rank(); }
+  int size() const override { return host_->size(); }
+
+  Result<std::uint64_t> Submit(Operation op, Completion done) override {
+    if (op.device == kHost) return host_->Submit(std::move(op), std::move(done));
+    const auto device = On(op.device);
+    if (!device.ok()) return device.status();
+    return (*device)->Submit(std::move(op), std::move(done));
+  }
+  Result<std::vector<std::uint64_t>> SubmitBatch(std::vector<Submission> batch) override {
+    if (batch.empty() || batch.front().op.device == kHost)
+      return host_->SubmitBatch(std::move(batch));
+    const auto device = On(batch.front().op.device);
+    if (!device.ok()) return device.status();
+    return (*device)->SubmitBatch(std::move(batch));
+  }
+  Result<Ran> Run(Operation op, Completion done, const KeepWaiting& keep_waiting) override {
+    if (op.device == kHost) return host_->Run(std::move(op), std::move(done), keep_waiting);
+    const auto device = On(op.device);
+    if (!device.ok()) return device.status();
+    return (*device)->Run(std::move(op), std::move(done), keep_waiting);
+  }
+
+  void Abort(const Status& cause) override {
+    host_->Abort(cause);
+    const std::lock_guard lock(mutex_);
+    if (over_.ok()) over_ = cause;
+    for (const auto& [number, device] : devices_) device->Abort(cause);
+  }
+  bool IsQuiet() const override {
+    const std::lock_guard lock(mutex_);
+    if (!host_->IsQuiet()) return false;
+    return std::all_of(devices_.begin(), devices_.end(),
+                       [](const auto& device) { return device.second->IsQuiet(); });
+  }
+  void Leave() override {
+    host_->Leave();
+    const std::lock_guard lock(mutex_);
+    if (over_.ok())
+      over_ = Status(StatusCode::kCancelled, StrCat("this rank has left the group ", spec_.name));
+    for (const auto& [number, device] : devices_) device->Leave();
+  }
+
+ private:
+  Result<std::shared_ptr<Communicator>> On(int device) {
+    if (mark_.InChild()) {
+      return Status(StatusCode::kForked,
+                    "this process was forked from a rank and has no part in its groups; start "
+                    "workers with spawn, or call init_process_group in the child");
+    }
+    const std::lock_guard lock(mutex_);
+    if (const auto found = devices_.find(device); found != devices_.end()) return found->second;
+    if (!over_.ok()) return over_;
+    GroupSpec spec = spec_;
+    spec.name = CommunicatorName(spec_.name, device);
+    if (!devices_.empty()) spec.name += StrCat("-", devices_.size() + 1);
+    auto made = transports_->Create(device, std::move(spec), abort_);
+    if (made.ok()) devices_[device] = *made;
+    return made;
+  }
+
+  const std::shared_ptr<Communicator> host_;
+  const GroupSpec spec_;
+  const std::shared_ptr<AbortCell> abort_;
+  const std::shared_ptr<DeviceTransports> transports_;
+  const ProcessMark mark_;
+  mutable std::mutex mutex_;
+  Status over_;                                           // Guarded by mutex_. Aborted or left.
+  std::map<int, std::shared_ptr<Communicator>> devices_;  // Guarded by mutex_.
+};
+
+// Owner: Session. Thread: as Fabric.
+class CudaFabric final : public CommunicatorFactory {
+ public:
+  CudaFabric(CommunicatorEvents& session, std::shared_ptr<DeviceTransports> transports,
+             const Clock& clock)
+      : waits_(std::make_shared<ControlWaits>()),
+        host_events_(session, waits_, clock),
+        session_(session),
+        clock_(clock),
+        transports_(std::move(transports)) {}
+
+  Status Open(CpuFabricOptions options) {
+    auto host = MakeCpuFabric(std::move(options), clock_, host_events_);
+    if (!host.ok()) return host.status();
+    host_ = std::move(host).value();
+    transports_->Open(*host_, session_, waits_);
+    return Status::Ok();
+  }
+
+  std::string endpoint() const override { return host_->endpoint(); }
+  std::shared_ptr<Communicator> Create(GroupSpec spec, std::shared_ptr<AbortCell> abort) override {
+    auto host = host_->Create(spec, abort);
+    return std::make_shared<CudaCommunicator>(std::move(host), std::move(spec), std::move(abort),
+                                              transports_);
+  }
+  void Hold(Instant until) override {
+    host_->Hold(until);
+    transports_->Hold(until);
+  }
+  // First what stands on the control groups.
+  void Close(Deadline deadline) override {
+    if (mark_.InChild()) return;
+    transports_->Close(deadline);
+    host_->Close(deadline);
+  }
+  ~CudaFabric() override {
+    if (mark_.InChild()) {
+      LeakInChild(std::move(transports_));
+    } else {
+      transports_->Close(Deadline::After(clock_.Now(), kCloseByDefault));
+    }
+  }
+
+ private:
+  const ProcessMark mark_;
+  const std::shared_ptr<ControlWaits> waits_;
+  HostEvents host_events_;
+  CommunicatorEvents& session_;
+  const Clock& clock_;
+  std::shared_ptr<DeviceTransports> transports_;
+  std::unique_ptr<CommunicatorFactory> host_;
+};
+
+}  // namespace
 
 Result<std::unique_ptr<CommunicatorFactory>> MakeCudaFabric(CpuFabricOptions cpu,
-                                                            CudaFabricOptions /*cuda*/,
+                                                            CudaFabricOptions cuda,
+                                                            CudaSources sources, const Clock& clock,
+                                                            CommunicatorEvents& events) {
+  auto transports = std::make_shared<DeviceTransports>(std::move(cuda), std::move(sources), clock);
+  auto fabric = std::make_unique<CudaFabric>(events, std::move(transports), clock);
+  RESILIENT_RETURN_IF_ERROR(fabric->Open(std::move(cpu)));
+  return std::unique_ptr<CommunicatorFactory>(std::move(fabric));
+}
+
+Result<std::unique_ptr<CommunicatorFactory>> MakeCudaFabric(CpuFabricOptions cpu,
+                                                            CudaFabricOptions cuda,
                                                             const Clock& clock,
                                                             CommunicatorEvents& events) {
-  return MakeCpuFabric(std::move(cpu), clock, events);
+  const NcclLibraryPaths paths{.nccl = cuda.nccl_library, .cuda_runtime = cuda.cuda_runtime};
+  auto claim = cuda.claim;
+  if (claim == nullptr)
+    claim = [](int device) { return ClaimOf(device, ListGpus(), ProcessEnvironment()); };
+  return MakeCudaFabric(std::move(cpu), std::move(cuda),
+                        {.load = [paths] { return LoadNcclLibrary(paths); }, .claim = claim}, clock,
+                        events);
 }
 
 }  // namespace resilient

@@ -55,7 +55,7 @@ class Fabric final : public CommunicatorFactory {
  public:
   Fabric(FabricParts parts, const Clock& clock)
       : endpoint_(std::move(parts.endpoint)),
-        check_(parts.check),
+        admission_(std::move(parts.admission)),
         observer_(std::move(parts.observer)),
         clock_(clock),
         requests_(std::move(parts.requests)),
@@ -78,7 +78,7 @@ class Fabric final : public CommunicatorFactory {
     RESILIENT_CHECK(spec.rank >= 0 && spec.rank < static_cast<int>(spec.members.size()));
     const bool fits = spec.name.size() <= kMaxGroupName && spec.secret.size() <= kMaxSecret;
     auto port = std::make_shared<GroupPort>(std::move(spec), abort, requests_->doorbell(),
-                                            requests_->held(), clock_, check_, observer_);
+                                            requests_->held(), clock_, admission_, observer_);
     auto communicator = std::make_shared<PortCommunicator>(port);
     if (InChild()) return communicator;  // Its operations are refused.
     if (!fits) {
@@ -108,7 +108,7 @@ class Fabric final : public CommunicatorFactory {
   bool InChild() const { return requests_->doorbell()->InChild(); }
 
   const std::string endpoint_;
-  const OperationCheck check_;
+  const Admission admission_;
   const StepObserver observer_;
   const Clock& clock_;
   std::unique_ptr<FabricRequests> requests_;

@@ -52,7 +52,7 @@ struct FabricParts {
   std::string thread_name;
   std::unique_ptr<FabricRequests> requests;
   std::unique_ptr<GroupLoop> loop;  // Reads `requests`.
-  OperationCheck check;
+  Admission admission;
   StepObserver observer;
 };
 

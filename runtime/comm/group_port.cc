@@ -105,7 +105,8 @@ Status ValidateBlock(const Operation& op) {
 // What cannot be for any of a batch, beside what it cannot be by itself.
 Status ValidateBatched(const Operation& op, const Operation& first) {
   if (!IsPointToPoint(op.kind)) return Invalid(op, "a batch has sends and receives only");
-  if (op.stream != first.stream) return Invalid(op, "a batch has one stream");
+  if (op.stream != first.stream || op.device != first.device)
+    return Invalid(op, "a batch has one device and one stream");
   return Status::Ok();
 }
 
@@ -157,26 +158,24 @@ std::vector<int> GlobalRanks(const GroupSpec& spec, const std::vector<int>& grou
 
 GroupPort::GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort,
                      std::shared_ptr<Doorbell> doorbell, std::shared_ptr<const HoldCell> held,
-                     const Clock& clock, OperationCheck check, StepObserver observer)
+                     const Clock& clock, Admission admission, StepObserver observer)
     : spec_(std::move(spec)),
       abort_(std::move(abort)),
       doorbell_(std::move(doorbell)),
       held_(std::move(held)),
       clock_(clock),
-      check_(std::move(check)),
+      admission_(std::move(admission)),
       observer_(std::move(observer)) {}
 
-Status GroupPort::Check(Operation& op) const {
+Result<SubmittedOp> GroupPort::Admit(Operation op, Completion done) const {
   if (doorbell_->InChild()) return Forked();
   RESILIENT_RETURN_IF_ERROR(ValidateOperation(op, spec_.rank, size()));
-  return check_ == nullptr ? Status::Ok() : check_(op);
-}
-
-SubmittedOp GroupPort::Stamp(Operation op, Completion done) const {
-  SubmittedOp submitted{.op = std::move(op), .done = std::move(done), .timeouts = {}};
+  SubmittedOp submitted{
+      .op = std::move(op), .done = std::move(done), .ready = nullptr, .timeouts = {}};
   // Only a bound that counts from here needs to know the time.
   const bool timed = submitted.op.timeout > Duration::zero();
   submitted.timeouts = OpTimeouts(submitted.op, timed ? clock_.Now() : Instant{});
+  if (admission_ != nullptr) RESILIENT_RETURN_IF_ERROR(admission_(submitted));
   return submitted;
 }
 
@@ -195,7 +194,7 @@ Status GroupPort::CheckOpen(std::size_t operations) const {
                        " operations in flight; wait for some of them"));
 }
 
-std::uint64_t GroupPort::Admit(const Operation& op) {
+std::uint64_t GroupPort::Number(const Operation& op) {
   outstanding_.fetch_add(1, std::memory_order_acq_rel);
   return ++(IsPointToPoint(op.kind) ? point_to_point_ : collectives_);
 }
@@ -210,12 +209,13 @@ bool GroupPort::Queue(SubmittedOp op) {
 }
 
 Result<std::uint64_t> GroupPort::Submit(Operation op, Completion done) {
-  RESILIENT_RETURN_IF_ERROR(Check(op));
-  SubmittedOp submitted = Stamp(std::move(op), std::move(done));
+  Result<SubmittedOp> admitted = Admit(std::move(op), std::move(done));
+  if (!admitted.ok()) return admitted.status();
+  SubmittedOp& submitted = *admitted;
   submitted.submitted = clock_.Now();
   std::unique_lock lock(mutex_);
   RESILIENT_RETURN_IF_ERROR(CheckOpen(1));
-  const std::uint64_t seq = Admit(submitted.op);
+  const std::uint64_t seq = Number(submitted.op);
   submitted.seq = seq;
   const bool wake = Queue(std::move(submitted));
   lock.unlock();
@@ -225,12 +225,13 @@ Result<std::uint64_t> GroupPort::Submit(Operation op, Completion done) {
 
 Result<std::vector<std::uint64_t>> GroupPort::SubmitBatch(
     std::vector<Communicator::Submission> batch) {
+  for (const Communicator::Submission& one : batch)
+    RESILIENT_RETURN_IF_ERROR(ValidateBatched(one.op, batch.front().op));
   std::vector<SubmittedOp> submitted;
   for (Communicator::Submission& one : batch) {
-    RESILIENT_RETURN_IF_ERROR(Check(one.op));
-    const Operation& first = submitted.empty() ? one.op : submitted.front().op;
-    RESILIENT_RETURN_IF_ERROR(ValidateBatched(one.op, first));
-    submitted.push_back(Stamp(std::move(one.op), std::move(one.done)));
+    Result<SubmittedOp> admitted = Admit(std::move(one.op), std::move(one.done));
+    if (!admitted.ok()) return admitted.status();
+    submitted.push_back(std::move(admitted).value());
     submitted.back().submitted = clock_.Now();
     submitted.back().batch_rest = batch.size() - submitted.size();
   }
@@ -238,7 +239,7 @@ Result<std::vector<std::uint64_t>> GroupPort::SubmitBatch(
   std::unique_lock lock(mutex_);
   RESILIENT_RETURN_IF_ERROR(CheckOpen(submitted.size()));
   for (SubmittedOp& one : submitted) {
-    one.seq = Admit(one.op);
+    one.seq = Number(one.op);
     seqs.push_back(one.seq);
     Queue(std::move(one));
   }
@@ -249,11 +250,12 @@ Result<std::vector<std::uint64_t>> GroupPort::SubmitBatch(
 
 Result<Communicator::Ran> GroupPort::Run(Operation op, Completion done,
                                          const Communicator::KeepWaiting& keep_waiting) {
-  RESILIENT_RETURN_IF_ERROR(Check(op));
-  SubmittedOp submitted = Stamp(std::move(op), std::move(done));
+  Result<SubmittedOp> admitted = Admit(std::move(op), std::move(done));
+  if (!admitted.ok()) return admitted.status();
+  SubmittedOp& submitted = *admitted;
   std::unique_lock lock(mutex_);
   RESILIENT_RETURN_IF_ERROR(CheckOpen(1));
-  const std::uint64_t seq = Admit(submitted.op);
+  const std::uint64_t seq = Number(submitted.op);
   submitted.seq = seq;
   if (lane_ == nullptr || IsPointToPoint(submitted.op.kind) || !lane_->TryEnter()) {
     submitted.submitted = clock_.Now();

@@ -46,12 +46,24 @@ class HoldCell {
   std::atomic<Instant> until_ = Instant::min();
 };
 
-// Not OK: this transport does not run `op`, which is valid. Null: it runs all.
-using OperationCheck = std::function<Status(const Operation& op)>;
+// Takes back the events of a device. Owner: shared by a fabric and its operations. Thread:
+// thread-safe.
+class EventPool {
+ public:
+  virtual ~EventPool() = default;
+  virtual void Give(void* event) = 0;
+};
+struct ReturnEvent {
+  std::shared_ptr<EventPool> pool = nullptr;
+  void operator()(void* event) const { pool->Give(event); }
+};
+using PooledEvent = std::unique_ptr<void, ReturnEvent>;
 
 struct SubmittedOp {
   Operation op;
   Completion done;
+  // Of an operation on a device: what its caller's stream had by Submit.
+  PooledEvent ready;
   std::uint64_t seq = 0;
   // Of what is queued. What its caller runs at once gets it when it comes to wait.
   Instant submitted = Instant::min();
@@ -59,6 +71,10 @@ struct SubmittedOp {
   // How many of those that follow belong to its batch.
   std::size_t batch_rest = 0;
 };
+
+// What a transport does with a valid operation on the thread that submits it. Not OK: it does not
+// run it. Null: it runs all.
+using Admission = std::function<Status(SubmittedOp& op)>;
 
 // What is told of `op`, without the ranks. REQUIRES: `submitted` is known.
 WaitingOperation ToldOf(const SubmittedOp& op, Instant now);
@@ -74,10 +90,11 @@ class GroupPort {
   static constexpr std::size_t kMaxOperations = 1u << 16;
 
   GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort, std::shared_ptr<Doorbell> doorbell,
-            std::shared_ptr<const HoldCell> held, const Clock& clock, OperationCheck check,
+            std::shared_ptr<const HoldCell> held, const Clock& clock, Admission admission,
             StepObserver observer);
 
   const GroupSpec& spec() const { return spec_; }
+  const std::shared_ptr<AbortCell>& abort_cell() const { return abort_; }
   const Doorbell& doorbell() const { return *doorbell_; }
   Instant held_until() const { return held_->Get(); }
   int size() const { return static_cast<int>(spec_.members.size()); }
@@ -116,12 +133,11 @@ class GroupPort {
   }
 
  private:
-  Status Check(Operation& op) const;
-  SubmittedOp Stamp(Operation op, Completion done) const;
+  Result<SubmittedOp> Admit(Operation op, Completion done) const;
   // All REQUIRE: mutex_.
   Status AbortCause() const;
   Status CheckOpen(std::size_t operations) const;
-  std::uint64_t Admit(const Operation& op);
+  std::uint64_t Number(const Operation& op);
   // True: the comm thread must be woken, best without the mutex.
   bool Queue(SubmittedOp op);
 
@@ -131,7 +147,7 @@ class GroupPort {
   const std::shared_ptr<Doorbell> doorbell_;
   const std::shared_ptr<const HoldCell> held_;
   const Clock& clock_;
-  const OperationCheck check_;
+  const Admission admission_;
   const StepObserver observer_;
   // Self-synchronised.
   std::atomic<std::size_t> outstanding_{0};

@@ -74,6 +74,7 @@ struct NcclApi {
 #define RESILIENT_CUDA_FUNCTIONS(DO) \
   DO(GetErrorName)                   \
   DO(GetErrorString)                 \
+  DO(GetDevice)                      \
   DO(SetDevice)                      \
   DO(DeviceGetAttribute)             \
   DO(Free)                           \
@@ -86,6 +87,9 @@ struct NcclApi {
   DO(EventSynchronize)               \
   DO(EventDestroy)
 
+// Null where the library does not have them.
+#define RESILIENT_CUDA_OPTIONAL_FUNCTIONS(DO) DO(StreamIsCapturing)
+
 // Overloaded in the headers for C++.
 #define RESILIENT_CUDA_OVERLOADED_FUNCTIONS(DO) DO(Malloc)
 
@@ -93,12 +97,15 @@ struct NcclApi {
 struct CudaApi {
   const char* (*GetErrorName)(CudaResult error) = nullptr;
   const char* (*GetErrorString)(CudaResult error) = nullptr;
+  CudaResult (*GetDevice)(int* device) = nullptr;
   CudaResult (*SetDevice)(int device) = nullptr;
   CudaResult (*DeviceGetAttribute)(int* value, CudaDeviceAttribute attribute, int device) = nullptr;
   CudaResult (*Malloc)(void** memory, std::size_t bytes) = nullptr;
   CudaResult (*Free)(void* memory) = nullptr;
   CudaResult (*StreamCreateWithFlags)(CudaStreamHandle* stream, unsigned int flags) = nullptr;
   CudaResult (*StreamDestroy)(CudaStreamHandle stream) = nullptr;
+  // `capturing`: not 0 while it is being captured.
+  CudaResult (*StreamIsCapturing)(CudaStreamHandle stream, int* capturing) = nullptr;
   CudaResult (*StreamWaitEvent)(CudaStreamHandle stream, CudaEventHandle event,
                                 unsigned int flags) = nullptr;
   CudaResult (*EventCreateWithFlags)(CudaEventHandle* event, unsigned int flags) = nullptr;

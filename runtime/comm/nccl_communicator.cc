@@ -8,11 +8,31 @@
 
 #include "runtime/base/log.h"
 #include "runtime/comm/fabric.h"
+#include "runtime/comm/nccl_events.h"
 #include "runtime/comm/nccl_group.h"
 #include "runtime/comm/nccl_launch.h"
 
 namespace resilient {
 namespace {
+
+// Makes streams wait for events of the device. Owner: the loop. Thread: thread-safe.
+class NcclJoiner final : public LaunchMark::Joiner {
+ public:
+  NcclJoiner(const CudaApi& cuda, int device) : cuda_(cuda), device_(device) {}
+  Status Join(void* event, ExecutionStream stream) const override {
+    const CudaDeviceScope scope(cuda_, device_);
+    const CudaResult result = scope.result() != CudaResult::kSuccess
+                                  ? scope.result()
+                                  : cuda_.StreamWaitEvent(static_cast<CudaStreamHandle>(stream),
+                                                          static_cast<CudaEventHandle>(event), 0);
+    return CudaStatus(cuda_, result, "cudaStreamWaitEvent", StrCat("a stream of device ", device_),
+                      {});
+  }
+
+ private:
+  const CudaApi cuda_;
+  const int device_;
+};
 
 // The body of the thread that makes all calls into NCCL. It polls: neither NCCL nor an event of
 // CUDA rings anybody. Owner: the fabric. Thread: the fabric's. It ends when NCCL has let go of all
@@ -20,14 +40,20 @@ namespace {
 class NcclLoop final : public GroupLoop {
  public:
   // `requests` outlives the loop.
-  NcclLoop(const NcclFabricOptions& options, NcclIdExchange& ids, FabricRequests& requests,
-           const Clock& clock, CommunicatorEvents& events)
-      : context_{.options = options,
-                 .ids = ids,
+  NcclLoop(const NcclFabricOptions& options, CommunicatorFactory& control,
+           std::shared_ptr<ControlWaits> waits, std::shared_ptr<NcclEvents> pool,
+           FabricRequests& requests, const Clock& clock, CommunicatorEvents& events)
+      : joiner_(options.cuda, options.device),
+        context_{.options = options,
+                 .control = control,
+                 .waits = std::move(waits),
+                 .pool = std::move(pool),
+                 .joiner = joiner_,
                  .events = events,
                  .clock = clock,
                  .doorbell = requests.doorbell(),
-                 .now = clock.Now()},
+                 .now = clock.Now(),
+                 .discarded = {}},
         requests_(requests) {}
 
   void Run() override {
@@ -35,12 +61,21 @@ class NcclLoop final : public GroupLoop {
       context_.now = context_.clock.Now();
       TakeRequests();
       for (const auto& group : groups_) group->Step();
+      ReleaseEnded();
       for (const auto& group : groups_) group->RunCompletions();
       std::erase_if(groups_, [](const auto& group) { return group->done(); });
-      if (stopping_ && (groups_.empty() || stop_by_.ExpiredAt(context_.now))) break;
+      std::erase_if(context_.discarded, [](const auto& one) { return one->IsFinished(); });
+      const bool over = groups_.empty() && context_.discarded.empty();
+      if (stopping_ && (over || stop_by_.ExpiredAt(context_.now))) break;
       Wait();
     }
+    for (const auto& release : context_.discarded) release->Abandon(nullptr);
+    const bool quiet = groups_.empty() && context_.discarded.empty();
     groups_.clear();
+    context_.discarded.clear();
+    // Where something hangs on the device, to destroy an event may hang as well: whoever comes back
+    // last does it.
+    if (quiet) context_.pool->Close();
   }
 
  private:
@@ -65,12 +100,29 @@ class NcclLoop final : public GroupLoop {
     });
     groups_.push_back(std::make_unique<NcclGroup>(std::move(port), context_));
     if (!twice) return groups_.back()->Start();
-    // The key of its unique id is used up.
     groups_.back()->End(
         Status(StatusCode::kInvalidArgument,
                StrCat("group ", groups_.back()->spec().name, " exists already in generation ",
                       groups_.back()->spec().generation,
                       "; a group that failed is made again under another attempt")));
+  }
+
+  // Those that end in one turn end together: the memory of one cannot be freed while a kernel of
+  // another one spins on the device.
+  void ReleaseEnded() {
+    std::vector<NcclRelease::Work> works;
+    std::vector<NcclGroup*> ended;
+    for (const auto& group : groups_) {
+      auto work = group->TakeRelease();
+      if (!work) continue;
+      works.push_back(*std::move(work));
+      ended.push_back(group.get());
+    }
+    if (works.empty()) return;
+    const auto release =
+        std::make_shared<NcclRelease>(context_.options.nccl, context_.options.cuda,
+                                      context_.options.device, std::move(works), context_.doorbell);
+    for (NcclGroup* group : ended) group->SetRelease(release);
   }
 
   void Wait() {
@@ -81,6 +133,7 @@ class NcclLoop final : public GroupLoop {
     if (entries_.front().revents != 0) context_.doorbell->wake().Drain();
   }
 
+  const NcclJoiner joiner_;
   NcclContext context_;
   FabricRequests& requests_;
   std::vector<std::unique_ptr<NcclGroup>> groups_;
@@ -92,20 +145,28 @@ class NcclLoop final : public GroupLoop {
 }  // namespace
 
 std::unique_ptr<CommunicatorFactory> MakeNcclFabric(const NcclFabricOptions& options,
-                                                    NcclIdExchange& ids, const Clock& clock,
+                                                    CommunicatorFactory& control,
+                                                    std::shared_ptr<ControlWaits> waits,
+                                                    const Clock& clock,
                                                     CommunicatorEvents& events) {
   auto requests = std::make_unique<FabricRequests>();
-  auto loop = std::make_unique<NcclLoop>(options, ids, *requests, clock, events);
-  return MakeFabric(
-      // Peers reach each other by the unique id; the endpoint is for the reader of a view.
-      {.endpoint = StrCat("nccl:", options.device),
-       .thread_name = options.name,
-       .requests = std::move(requests),
-       .loop = std::move(loop),
-       .check = [abilities = AbilitiesOf(options.nccl, options.cuda, options.device)](
-                    const Operation& op) { return CheckNcclSupports(op, abilities); },
-       .observer = nullptr},
-      clock);
+  auto pool = std::make_shared<NcclEvents>(options.cuda, options.device);
+  auto loop = std::make_unique<NcclLoop>(options, control, std::move(waits), pool, *requests, clock,
+                                         events);
+  const auto admit = [abilities = AbilitiesOf(options.nccl, options.cuda, options.device), pool,
+                      cuda = options.cuda](SubmittedOp& op) {
+    RESILIENT_RETURN_IF_ERROR(CheckNcclSupports(op.op, abilities));
+    const auto stream = static_cast<CudaStreamHandle>(op.op.stream);
+    RESILIENT_RETURN_IF_ERROR(CheckNotCaptured(cuda, op.op));
+    return CudaStatus(cuda, pool->Mark(stream, &op.ready), "cudaEventRecord", Describe(op.op), {});
+  };
+  return MakeFabric({.endpoint = control.endpoint(),
+                     .thread_name = options.name,
+                     .requests = std::move(requests),
+                     .loop = std::move(loop),
+                     .admission = admit,
+                     .observer = nullptr},
+                    clock);
 }
 
 }  // namespace resilient

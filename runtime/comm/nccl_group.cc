@@ -38,24 +38,35 @@ bool IsDeviceLost(CudaResult result) {
   return std::find(kDeviceLost.begin(), kDeviceLost.end(), result) != kDeviceLost.end();
 }
 
-std::string IdKey(const GroupSpec& spec) {
-  return StrCat("nccl/", spec.generation, "/", spec.attempt, "/", spec.name);
+// Of this communicator alone: no rank that was lost has brought it about.
+bool IsOwnFault(NcclResult result) {
+  return result == NcclResult::kInvalidArgument || result == NcclResult::kInvalidUsage;
 }
 
 }  // namespace
 
-void NcclIdMailbox::Put(Result<NcclUniqueId> id) {
-  {
-    std::lock_guard lock(mutex_);
-    if (id_) return;
-    id_ = std::move(id);
-  }
-  doorbell_->Ring();
+Status CudaStatus(const CudaApi& cuda, CudaResult result, std::string_view what,
+                  std::string_view where, FailureDetail detail) {
+  if (result == CudaResult::kSuccess) return Status::Ok();
+  const bool lost = IsDeviceLost(result);
+  return Status(
+      lost ? StatusCode::kDeviceLost : StatusCode::kCommFailed,
+      StrCat(what, " failed on ", where, ": ", cuda.GetErrorName(result), ", ",
+             cuda.GetErrorString(result),
+             lost ? "; the device is lost to this process: it must be started again" : ""),
+      std::move(detail));
 }
 
-std::optional<Result<NcclUniqueId>> NcclIdMailbox::Take() {
-  std::lock_guard lock(mutex_);
-  return std::exchange(id_, std::nullopt);
+Status CheckNotCaptured(const CudaApi& cuda, const Operation& op) {
+  int capturing = 0;
+  if (cuda.StreamIsCapturing == nullptr ||
+      cuda.StreamIsCapturing(static_cast<CudaStreamHandle>(op.stream), &capturing) !=
+          CudaResult::kSuccess ||
+      capturing == 0)
+    return Status::Ok();
+  return NcclCannot(op,
+                    "its stream is being captured in a CUDA graph, and a communicator that a graph "
+                    "holds cannot be aborted; call it outside of the capture");
 }
 
 NcclGroup::NcclGroup(std::shared_ptr<GroupPort> port, NcclContext& context)
@@ -64,16 +75,14 @@ NcclGroup::NcclGroup(std::shared_ptr<GroupPort> port, NcclContext& context)
       context_(context),
       nccl_(context.options.nccl),
       cuda_(context.options.cuda),
-      mailbox_(std::make_shared<NcclIdMailbox>(context.doorbell)),
-      connect_by_(Deadline::After(context.now, context.options.connect_timeout)) {}
+      watch_(spec_) {}
 
 NcclGroup::~NcclGroup() {
+  if (control_ != nullptr) control_->link().Leave();
   if (release_ == nullptr || release_->IsFinished()) return;
   RESILIENT_LOG(kError, "the end of ", Where(),
                 " has not come back from NCCL; its memory and the thread stay until it does");
-  std::vector<Completion> kept;
-  for (Launched& one : launched_) kept.push_back(std::move(one.op.done));
-  release_->Abandon(std::move(kept));
+  release_->Abandon(std::make_shared<std::deque<Launched>>(std::move(launched_)));
 }
 
 std::string NcclGroup::Where() const {
@@ -81,48 +90,63 @@ std::string NcclGroup::Where() const {
                 spec_.name, "', generation ", spec_.generation);
 }
 
+// Of what this rank has brought about.
 FailureDetail NcclGroup::Detail() const {
-  return {.generation = spec_.generation, .group = spec_.name};
+  const GroupMember& own = spec_.members[static_cast<std::size_t>(spec_.rank)];
+  return {.rank = own.global_rank,
+          .host = own.host,
+          .pid = own.pid,
+          .generation = spec_.generation,
+          .group = spec_.name};
 }
 
-bool NcclGroup::Failed(NcclResult result, std::string_view what) {
-  if (result == NcclResult::kSuccess || result == NcclResult::kInProgress) return false;
+Status NcclGroup::NcclStatus(NcclResult result, std::string_view what) const {
+  if (result == NcclResult::kSuccess || result == NcclResult::kInProgress) return Status::Ok();
   // The text is of the process, not of this communicator: it may be about another call.
   const char* last = nccl_.GetLastError(comm_);
   const std::string more =
       last == nullptr || *last == '\0' ? "" : StrCat(" (last error: ", last, ")");
-  const Status status(StatusCode::kCommFailed,
-                      StrCat(what, " failed on ", Where(), ": ", nccl_.GetErrorString(result), more,
-                             "; NCCL_DEBUG=INFO makes NCCL tell more"),
-                      Detail());
-  RESILIENT_LOG(kWarn, status.message());
-  End(status);
+  return Status(StatusCode::kCommFailed,
+                StrCat(what, " failed on ", Where(), ": ", nccl_.GetErrorString(result), more,
+                       "; NCCL_DEBUG=INFO makes NCCL tell more"),
+                Detail());
+}
+
+bool NcclGroup::Failed(NcclResult result, std::string_view what) {
+  Status status = NcclStatus(result, what);
+  if (status.ok()) return false;
+  if (state_ < State::kReady) {
+    connect_failure_ = std::move(status);
+  } else if (state_ == State::kReady && !IsOwnFault(result)) {
+    RESILIENT_LOG(kInfo, status.message());
+    Hold(status, context_.options.verdict_wait, false);
+  } else {
+    Fail(status);
+  }
   return true;
 }
 
 bool NcclGroup::Failed(CudaResult result, std::string_view what) {
-  if (result == CudaResult::kSuccess) return false;
-  const bool lost = IsDeviceLost(result);
-  const Status status(
-      lost ? StatusCode::kDeviceLost : StatusCode::kCommFailed,
-      StrCat(what, " failed on ", Where(), ": ", cuda_.GetErrorName(result), ", ",
-             cuda_.GetErrorString(result),
-             lost ? "; the device is lost to this process: it must be started again" : ""),
-      Detail());
-  RESILIENT_LOG(kWarn, status.message());
-  End(status);
+  const Status status = CudaStatus(cuda_, result, what, Where(), Detail());
+  if (status.ok()) return false;
+  if (state_ < State::kReady) {
+    connect_failure_ = status;
+  } else {
+    Fail(status);
+  }
   return true;
 }
 
-void NcclGroup::FailToConnect(std::string_view why) {
-  const Status status(
-      StatusCode::kCommStalled,
-      StrCat(Where(), " was not connected by NCCL within ",
-             std::chrono::ceil<Millis>(context_.options.connect_timeout).count(), " ms: ", why,
-             "; see whether all ranks make this group, and whether NCCL_SOCKET_IFNAME names an "
-             "interface that they share"),
-      Detail());
+void NcclGroup::Hold(const Status& status, Duration time, bool known) {
+  state_ = State::kHolding;
+  held_ = status;
+  held_known_ = known;
+  hold_until_ = Deadline::After(context_.now, time);
+}
+
+void NcclGroup::Fail(const Status& status) {
   RESILIENT_LOG(kWarn, status.message());
+  context_.events.OnStalled(spec_.name, spec_.generation, status);
   End(status);
 }
 
@@ -137,22 +161,29 @@ void NcclGroup::Step() {
   // Not in the turn in which it began: completions run before their memory is let go.
   if (state_ == State::kReleasing) return AwaitReleased();
   TakeMail();
+  HearPeers();
   Advance();
+  Watch();
   CheckDeadline();  // Of what is complete by now nobody is told that it is late.
 }
 
 void NcclGroup::Advance() {
   switch (state_) {
-    case State::kAwaitingId:
-      return AwaitId();
+    case State::kMeeting:
+      return AwaitMeeting();
     case State::kConnecting:
       return AwaitConnected();
+    case State::kComparing:
+      return AwaitCompared();
     case State::kReady:
       CheckHealth();
       if (state_ == State::kReady) FinishLaunch();
       if (state_ == State::kReady) CompleteLaunched();
       if (state_ == State::kReady) StartPending();
       return;
+    case State::kHolding:
+      if (!hold_until_.ExpiredAt(context_.now)) return;
+      return held_known_ ? End(held_) : Fail(held_);
     case State::kFlushing:
       return AwaitFlushed();
     case State::kReleasing:
@@ -164,51 +195,24 @@ void NcclGroup::Advance() {
 void NcclGroup::TakeMail() {
   GroupPort::Mail mail = port_->Take();
   for (SubmittedOp& op : mail.ops) pending_.push_back(std::move(op));
-  if (!mail.aborted.ok()) return End(mail.aborted);
+  if (!mail.aborted.ok()) return Abort(mail.aborted);
   if (mail.leave) Leave(mail.left);
-}
-
-// The others wait for the first one, but for its batch, which goes with it.
-void NcclGroup::CheckDeadline() {
-  next_deadline_check_ = kNever;
-  const bool any_launched = !launched_.empty();
-  if (state_ > State::kReady || (!any_launched && pending_.empty())) return;
-  const std::size_t rest = (any_launched ? launched_.front().op : pending_.front()).batch_rest;
-  for (std::size_t i = 0; i <= rest; ++i) {
-    if (EndIfLate(any_launched ? launched_[i].op : pending_[i])) return;
-  }
-}
-
-bool NcclGroup::EndIfLate(SubmittedOp& op) {
-  const OpTimeouts::Verdict verdict = op.timeouts.Check(context_.now, port_->held_until());
-  next_deadline_check_ =
-      std::min(next_deadline_check_, op.timeouts.NextCheck(context_.now, port_->held_until()));
-  if (verdict == OpTimeouts::Verdict::kInTime) return false;
-  FailureDetail detail = Detail();
-  detail.seq = op.seq;
-  detail.since_unix_s = LateSince(op, verdict, context_.now, context_.clock).since_unix_s;
-  const Status status(
-      StatusCode::kCommFailed,
-      StrCat(Describe(op.op), " #", op.seq, " has not ended within its timeout of ",
-             ToSeconds(op.op.timeout), " s on ", Where(),
-             "; NCCL does not tell which rank it waits for: see what the others are in, or give "
-             "the group a longer timeout="),
-      std::move(detail));
-  RESILIENT_LOG(kWarn, status.message());
-  context_.events.OnStalled(spec_.name, spec_.generation, status);
-  End(status);
-  return true;
 }
 
 Instant NcclGroup::NextTime() const {
   switch (state_) {
-    case State::kAwaitingId:
-      return std::min(connect_by_.when(), next_deadline_check_);
+    case State::kMeeting:
+    case State::kComparing: {
+      const bool waits = !pending_.empty();
+      return std::min(next_deadline_check_, waits ? context_.now + kWaitTellAfter : kNever);
+    }
     case State::kConnecting:
-      return std::min(connect_by_.when(), context_.now + kConnectPoll);
+      return std::min({connect_by_.when(), context_.now + kConnectPoll, next_deadline_check_});
     case State::kReady:
       if (launched_.empty()) return next_health_check_;
       return context_.now < spin_until_ ? context_.now : context_.now + kPoll;
+    case State::kHolding:
+      return hold_until_.when();
     case State::kFlushing:
       return std::min(flush_by_.when(), context_.now + kPoll);
     case State::kReleasing:
@@ -216,55 +220,6 @@ Instant NcclGroup::NextTime() const {
       return kNever;
   }
   return kNever;
-}
-
-void NcclGroup::Start() {
-  const std::string key = IdKey(spec_);
-  if (spec_.rank != 0) {
-    return context_.ids.Await(
-        key, [mailbox = mailbox_](Result<NcclUniqueId> id) { mailbox->Put(std::move(id)); });
-  }
-  NcclUniqueId id;
-  if (Failed(nccl_.GetUniqueId(&id), "ncclGetUniqueId")) return;
-  context_.ids.Publish(key, id, [mailbox = mailbox_, id](const Status& published) {
-    mailbox->Put(published.ok() ? Result<NcclUniqueId>(id) : published);
-  });
-}
-
-void NcclGroup::AwaitId() {
-  const std::optional<Result<NcclUniqueId>> id = mailbox_->Take();
-  if (id && id->ok()) return Connect(id->value());
-  if (id) {
-    return End(Status(
-        id->status().code(),
-        StrCat("the unique id of NCCL did not reach ", Where(), ": ", id->status().message()),
-        Detail()));
-  }
-  if (connect_by_.ExpiredAt(context_.now)) FailToConnect("rank 0 has not published a unique id");
-}
-
-void NcclGroup::Connect(const NcclUniqueId& id) {
-  if (Failed(cuda_.SetDevice(context_.options.device), "cudaSetDevice")) return;
-  NcclConfig config;
-  state_ = State::kConnecting;
-  // The handle is there before the call has ended, and must be released even if it fails.
-  if (Failed(nccl_.CommInitRankConfig(&comm_, port_->size(), id, spec_.rank, &config),
-             "ncclCommInitRankConfig"))
-    return;
-  AwaitConnected();
-}
-
-void NcclGroup::AwaitConnected() {
-  const std::optional<NcclResult> result = AsyncResult("connecting");
-  if (!result) return;
-  if (*result == NcclResult::kInProgress) {
-    if (connect_by_.ExpiredAt(context_.now))
-      FailToConnect("a rank is missing or cannot be reached");
-    return;
-  }
-  state_ = State::kReady;
-  context_.events.OnConnected(spec_.name, spec_.generation);
-  StartPending();
 }
 
 // Nobody else would notice the failure of a communicator in which nothing moves.
@@ -287,41 +242,38 @@ void NcclGroup::OnLaunched() {
   if (premul_sum_ && Failed(nccl_.RedOpDestroy(*std::exchange(premul_sum_, std::nullopt), comm_),
                             "ncclRedOpDestroy"))
     return;
-  for (auto one = launched_.rbegin(); one != launched_.rend() && !one->mark.recorded; ++one) {
-    if (Failed(cuda_.EventRecord(one->mark.event, one->mark.stream), "cudaEventRecord")) return;
-    one->mark.recorded = true;
+  for (auto one = launched_.rbegin(); one != launched_.rend() && !one->recorded; ++one) {
+    if (Failed(cuda_.EventRecord(static_cast<CudaEventHandle>(one->end.get()), stream_),
+               "cudaEventRecord"))
+      return;
+    one->recorded = true;
+    if (one->op.op.mark != nullptr) one->op.op.mark->Launch(context_.joiner, one->end.get());
   }
 }
 
 void NcclGroup::CompleteLaunched() {
-  bool any = false;
-  busy_streams_.clear();
-  for (Launched& one : launched_) {
-    // Not asked behind one that is not done: it may have got done since, and would be overtaken.
-    const auto busy = std::find(busy_streams_.begin(), busy_streams_.end(), one.mark.stream);
-    if (busy != busy_streams_.end()) continue;
+  std::size_t over = 0;
+  for (; over < launched_.size() && launched_[over].recorded; ++over) {
     const CudaResult result =
-        one.mark.recorded ? cuda_.EventQuery(one.mark.event) : CudaResult::kNotReady;
-    if (result == CudaResult::kNotReady) {
-      busy_streams_.push_back(one.mark.stream);
-      continue;
-    }
+        cuda_.EventQuery(static_cast<CudaEventHandle>(launched_[over].end.get()));
+    if (result == CudaResult::kNotReady) break;
     if (Failed(result, "work on the device")) return;
-    one.left_device = true;
-    any = true;
   }
-  if (!any) return;
+  if (over == 0) return;
   // Asked after the events: a kernel that NCCL has stopped leaves the device as one that has done
   // its work. While a launch is under way the answer is not to be had.
   const std::optional<NcclResult> health = AsyncResult("the communicator");
   if (!health || *health == NcclResult::kInProgress) return;
-  for (Launched& one : launched_) {
-    if (!one.left_device) continue;
+  for (; over > 0; --over) {
+    if (!launched_.front().entered) EnterFirst(context_.now);
+    Launched one = std::move(launched_.front());
+    launched_.pop_front();
+    if (!IsPointToPoint(one.op.op.kind)) watch_.OnEnded(one.op.seq);
     if (one.op.op.sender != nullptr) *one.op.op.sender = one.op.op.peer;
-    free_events_.push_back(one.mark.event);
-    finished_.push_back({.done = std::move(one.op.done), .status = Status::Ok()});
+    finished_.push_back({.op = std::move(one.op), .status = Status::Ok()});
+    // Before its event is used again.
+    if (finished_.back().op.op.mark != nullptr) finished_.back().op.op.mark->End();
   }
-  std::erase_if(launched_, [](const Launched& one) { return one.left_device; });
 }
 
 void NcclGroup::StartPending() {
@@ -332,17 +284,15 @@ void NcclGroup::StartPending() {
 }
 
 bool NcclGroup::LaunchNext() {
+  if (!IsStreamReady()) return false;
   if (pending_.front().op.kind == OpKind::kBarrier && !IsScratchReady()) return false;
   if (!MakePremulSum(pending_.front().op)) return false;
   const std::size_t operations = pending_.front().batch_rest + 1;
   for (std::size_t i = 0; i < operations; ++i) {
-    CudaEventHandle event = TakeEvent();
-    if (event == nullptr) return false;
-    launched_.push_back({.op = std::move(pending_.front())});
+    Launched& launched = launched_.emplace_back();
+    launched.op = std::move(pending_.front());
     pending_.pop_front();
-    Launched& launched = launched_.back();
-    launched.mark = {.event = event,
-                     .stream = static_cast<CudaStreamHandle>(launched.op.op.stream)};
+    if (!PutOnStream(launched, i == 0)) return false;
   }
   const NcclResult result = Launch(operations);
   const SubmittedOp& first = launched_[launched_.size() - operations].op;
@@ -350,13 +300,27 @@ bool NcclGroup::LaunchNext() {
   spin_until_ = context_.now + kSpin;
   launching_ = result == NcclResult::kInProgress;
   if (!launching_) OnLaunched();
-  return true;
+  return state_ == State::kReady;
+}
+
+// Behind what its caller's stream had, its start is marked. False: the group has ended.
+bool NcclGroup::PutOnStream(Launched& launched, bool first) {
+  if (!TakeEvent(&launched.end)) return false;
+  if (Failed(
+          cuda_.StreamWaitEvent(stream_, static_cast<CudaEventHandle>(launched.op.ready.get()), 0),
+          "cudaStreamWaitEvent"))
+    return false;
+  if (!first) return true;
+  if (!TakeEvent(&launched.start)) return false;
+  return !Failed(cuda_.EventRecord(static_cast<CudaEventHandle>(launched.start.get()), stream_),
+                 "cudaEventRecord");
 }
 
 // The last of launched_.
 NcclResult NcclGroup::Launch(std::size_t operations) {
   const NcclLaunch launch{.nccl = nccl_,
                           .comm = comm_,
+                          .stream = stream_,
                           .rank = spec_.rank,
                           .premul_sum = premul_sum_.value_or(NcclReduceOp::kSum),
                           .scratch = scratch_ == nullptr ? nullptr : scratch_->memory()};
@@ -365,6 +329,11 @@ NcclResult NcclGroup::Launch(std::size_t operations) {
   for (std::size_t i = launched_.size() - operations; i < launched_.size(); ++i)
     batch.push_back(&launched_[i].op.op);
   return LaunchNcclBatch(launch, batch);
+}
+
+bool NcclGroup::IsStreamReady() {
+  if (stream_ != nullptr) return true;
+  return !Failed(cuda_.StreamCreateWithFlags(&stream_, kCudaStreamNonBlocking), "cudaStreamCreate");
 }
 
 bool NcclGroup::IsScratchReady() {
@@ -387,16 +356,11 @@ bool NcclGroup::MakePremulSum(const Operation& op) {
   return true;
 }
 
-CudaEventHandle NcclGroup::TakeEvent() {
-  CudaEventHandle event = nullptr;
-  if (!free_events_.empty()) {
-    event = free_events_.back();
-    free_events_.pop_back();
-    return event;
-  }
-  if (Failed(cuda_.EventCreateWithFlags(&event, kCudaEventDisableTiming), "cudaEventCreate"))
-    return nullptr;
-  return event;
+bool NcclGroup::TakeEvent(PooledEvent* event) {
+  CudaEventHandle taken = nullptr;
+  if (Failed(context_.pool->Take(&taken), "cudaEventCreate")) return false;
+  *event = PooledEvent(taken, ReturnEvent{context_.pool});
+  return true;
 }
 
 void NcclGroup::Leave(const Status& status) {
@@ -405,65 +369,81 @@ void NcclGroup::Leave(const Status& status) {
   end_status_ = status;
   for (SubmittedOp& op : port_->Close(status)) pending_.push_back(std::move(op));
   // An abort could take from the peers what NCCL has not sent yet.
-  if (Failed(nccl_.CommFinalize(comm_), "ncclCommFinalize")) return;
+  if (Failed(nccl_.CommFinalize(comm_), "ncclCommFinalize")) return End(status);
+  control_->link().Leave();
   state_ = State::kFlushing;
   flush_by_ = Deadline::After(context_.now, context_.options.flush_timeout);
 }
 
 void NcclGroup::AwaitFlushed() {
-  const std::optional<NcclResult> result = AsyncResult("leaving");
-  if (!result) return;
-  if (*result == NcclResult::kSuccess) return Release(NcclRelease::Kind::kDestroy);
-  if (flush_by_.ExpiredAt(context_.now)) Release(NcclRelease::Kind::kAbort);
+  NcclResult result = NcclResult::kSuccess;
+  const bool asked = nccl_.CommGetAsyncError(comm_, &result) == NcclResult::kSuccess;
+  if (asked && result == NcclResult::kSuccess) return Release(NcclRelease::Kind::kDestroy);
+  const bool flushing = asked && result == NcclResult::kInProgress;
+  if (!flushing || flush_by_.ExpiredAt(context_.now)) Release(NcclRelease::Kind::kAbort);
+}
+
+void NcclGroup::Abort(const Status& cause) {
+  if (state_ >= State::kReleasing) return;
+  if (control_ != nullptr) control_->link().Abort(cause);
+  End(cause);
 }
 
 void NcclGroup::End(const Status& cause) {
   if (state_ >= State::kReleasing) return;
   if (end_status_.ok()) end_status_ = cause;
   for (SubmittedOp& op : port_->Close(end_status_)) pending_.push_back(std::move(op));
+  context_.waits->Forget(ControlName(), spec_.generation);
+  if (control_ != nullptr) control_->link().Leave();
   Release(NcclRelease::Kind::kAbort);
 }
 
 void NcclGroup::Release(NcclRelease::Kind kind) {
-  if (comm_ == nullptr) {
+  if (comm_ == nullptr && stream_ == nullptr) {
     state_ = State::kDone;
     return;
   }
   state_ = State::kReleasing;
-  NcclRelease::Work work{.kind = kind,
-                         .device = context_.options.device,
-                         .comm = std::exchange(comm_, nullptr),
-                         .marks = {},
-                         .events = std::exchange(free_events_, {}),
-                         .scratch = std::exchange(scratch_, nullptr),
-                         .name = spec_.name};
-  for (const Launched& one : launched_) work.marks.push_back(one.mark);
-  release_ = std::make_unique<NcclRelease>(nccl_, cuda_, std::move(work), context_.doorbell);
+  to_release_ = NcclRelease::Work{.kind = kind,
+                                  .comm = std::exchange(comm_, nullptr),
+                                  .stream = std::exchange(stream_, nullptr),
+                                  .marks = {},
+                                  .scratch = std::exchange(scratch_, nullptr),
+                                  .name = spec_.name};
+  for (const Launched& one : launched_)
+    to_release_->marks.push_back({static_cast<CudaEventHandle>(one.end.get()), one.recorded});
+}
+
+std::optional<NcclRelease::Work> NcclGroup::TakeRelease() {
+  return std::exchange(to_release_, std::nullopt);
 }
 
 void NcclGroup::AwaitReleased() {
-  if (!release_->IsFinished()) return;
+  if (release_ == nullptr || !release_->IsFinished()) return;
   release_.reset();
-  for (Launched& one : std::exchange(launched_, {})) {
-    one.op.done = nullptr;  // What it holds goes before the communicator says it is quiet.
-    port_->OnCompleted();
-  }
+  for (std::size_t left = std::exchange(launched_, {}).size(); left > 0; --left)
+    port_->OnCompleted();  // What they held is gone before the communicator says it is quiet.
   state_ = State::kDone;
+}
+
+void NcclGroup::Tell(SubmittedOp& op, const Status& status) {
+  if (op.op.mark != nullptr) op.op.mark->End();
+  if (op.done) op.done(status);
 }
 
 void NcclGroup::RunCompletions() {
   for (Finished& one : std::exchange(finished_, {})) {
-    if (one.done) one.done(one.status);
-    one.done = nullptr;
+    if (one.op.done) one.op.done(one.status);
+    one.op = {};
     port_->OnCompleted();
   }
   if (end_status_.ok()) return;
   for (Launched& one : launched_) {
-    if (!std::exchange(one.told, true) && one.op.done) one.op.done(end_status_);
+    if (!std::exchange(one.told, true)) Tell(one.op, end_status_);
   }
   for (SubmittedOp& op : std::exchange(pending_, {})) {
-    if (op.done) op.done(end_status_);
-    op.done = nullptr;
+    Tell(op, end_status_);
+    op = {};
     port_->OnCompleted();
   }
 }

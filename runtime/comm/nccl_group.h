@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,43 +14,52 @@
 
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/nccl_communicator.h"
+#include "runtime/comm/nccl_control.h"
+#include "runtime/comm/nccl_events.h"
+#include "runtime/comm/nccl_meeting.h"
 #include "runtime/comm/nccl_release.h"
+#include "runtime/comm/nccl_watch.h"
 
 namespace resilient {
 
 // What all groups of one loop share. Owner: the loop. Thread: loop-confined.
 struct NcclContext {
   const NcclFabricOptions options;
-  NcclIdExchange& ids;
+  CommunicatorFactory& control;
+  const std::shared_ptr<ControlWaits> waits;
+  const std::shared_ptr<NcclEvents> pool;
+  const LaunchMark::Joiner& joiner;
   CommunicatorEvents& events;
   const Clock& clock;
   const std::shared_ptr<Doorbell> doorbell;
   Instant now;  // Of this turn.
+  // Communicators of attempts that have failed, until they have ended.
+  std::vector<std::shared_ptr<NcclRelease>> discarded;
 };
 
-// Where the unique id of one group arrives, from whatever thread brings it. Owner: shared by the
-// group and the exchange, which may answer after the group has ended. Thread: thread-safe.
-class NcclIdMailbox {
- public:
-  explicit NcclIdMailbox(std::shared_ptr<const Doorbell> doorbell)
-      : doorbell_(std::move(doorbell)) {}
-  void Put(Result<NcclUniqueId> id);
-  std::optional<Result<NcclUniqueId>> Take();
+// OK for kSuccess. kDeviceLost for an error after which no call on the device succeeds until the
+// process ends, else kCommFailed: `what` failed on `where`.
+Status CudaStatus(const CudaApi& cuda, CudaResult result, std::string_view what,
+                  std::string_view where, FailureDetail detail);
 
- private:
-  const std::shared_ptr<const Doorbell> doorbell_;
-  std::mutex mutex_;
-  std::optional<Result<NcclUniqueId>> id_;  // Guarded by mutex_.
-};
+// kUnimplemented while the stream of `op` is being captured in a graph: a graph that holds a
+// communicator cannot be ended with it.
+Status CheckNotCaptured(const CudaApi& cuda, const Operation& op);
 
-// One communicator on the loop's thread: gets a unique id, connects, launches what callers submit
-// in their order, completes it when its event is done, and ends. All calls into one NCCL
-// communicator are made here, none of which waits for a peer; the one that may (its abort) is the
-// last and is made by NcclRelease.
+// One communicator on the loop's thread. All calls into one NCCL communicator are made here, none
+// of which waits for a peer; the one that may (its abort) is the last and is NcclRelease's.
 //
-// An operation has the bound from its submission (Operation::timeout). It has none for a standstill
-// (Operation::stall): nobody here knows which ranks have entered it. For the same reason OnWaiting
-// is not told: its ranks would be a guess.
+// It begins with a meeting of its ranks on a group of the CPU transport: they compare what they are
+// and take rank 0's unique id. Then NCCL connects; then they meet again, to know that all are
+// connected: if not, all begin anew, with another id, for an id of an attempt that failed would
+// poison the next.
+//
+// Operations are launched in the order of their submission on a stream of the group's own, which
+// first waits for the caller's. Over the CPU transport the ranks tell each other where they stand
+// when one has waited for some time: who is late or in another operation is found by that
+// (NcclWatch).
+//
+// An error of NCCL's names no rank. It is held until the fence that does comes, or for a time.
 //
 // Failure and the release of memory are two moments: an operation that was launched completes with
 // the cause at once, but its completion is destroyed, and IsQuiet holds, only when the device is
@@ -63,6 +71,8 @@ class NcclGroup final {
   // Launched and not complete, in one communicator; a batch is launched as a whole, and may go
   // beyond.
   static constexpr std::size_t kMaxLaunched = 128;
+  // How often its ranks try to connect.
+  static constexpr int kAttempts = 2;
 
   NcclGroup(std::shared_ptr<GroupPort> port, NcclContext& context);
   // Lets a release go that has not ended.
@@ -73,7 +83,7 @@ class NcclGroup final {
   const GroupSpec& spec() const { return spec_; }
   bool done() const { return state_ == State::kDone; }
 
-  // Asks for the unique id. Called once, before the first turn.
+  // Calls the ranks together. Called once, before the first turn.
   void Start();
   // One turn: moves everything that can move without waiting.
   void Step();
@@ -82,28 +92,68 @@ class NcclGroup final {
   // When the next turn must be, if nothing rings before.
   Instant NextTime() const;
   void Leave(const Status& status);
+  // For a reason that is this communicator's own, or the same on all its ranks: goodbye to the
+  // peers. An abort instead takes their links from them.
   void End(const Status& cause);
+  void Abort(const Status& cause);
+
+  // What is to be released, once; behind it SetRelease.
+  std::optional<NcclRelease::Work> TakeRelease();
+  void SetRelease(std::shared_ptr<NcclRelease> release) { release_ = std::move(release); }
 
  private:
-  enum class State { kAwaitingId, kConnecting, kReady, kFlushing, kReleasing, kDone };
+  enum class State {
+    kMeeting,     // The ranks come together.
+    kConnecting,  // NCCL connects.
+    kComparing,   // Whether it has, on all ranks.
+    kReady,
+    kHolding,  // It has failed, and others are to hear or to say why first.
+    kFlushing,
+    kReleasing,
+    kDone
+  };
   struct Launched {
     SubmittedOp op;
-    NcclMark mark;
-    bool left_device = false;
+    PooledEvent start;  // Of the first of a batch.
+    PooledEvent end;
+    bool recorded = false;     // `end` is on the stream.
+    bool entered = false;      // `start` has been seen.
+    std::uint64_t number = 0;  // Of NcclWatch::OnEntered.
+    Instant entered_at{};
     bool told = false;  // Its completion has run; its memory may still be in use.
   };
   struct Finished {
-    Completion done;
+    SubmittedOp op;
     Status status;
   };
 
-  void TakeMail();
-  void Advance();
-  void CheckDeadline();
-  bool EndIfLate(SubmittedOp& op);
-  void AwaitId();
+  // In nccl_group_connect.cc.
+  void BeginMeeting();
+  void AwaitMeeting();
   void Connect(const NcclUniqueId& id);
   void AwaitConnected();
+  void Compare();
+  void AwaitCompared();
+  void BeginAnew();
+  std::string ControlName() const;
+
+  // In nccl_group_watch.cc.
+  void HearPeers();
+  void Tell(int peer, bool asks);
+  void Watch();
+  void NoteEntered();
+  void EnterFirst(Instant now);
+  void TellPeers();
+  void TellWaiting();
+  void CheckLeft();
+  void CheckDeadline();
+  bool EndIfLate(SubmittedOp& op, std::uint64_t number, bool entered);
+  void OnMismatch(const Status& mismatch);
+  std::vector<int> OthersOf(const Operation& op) const;
+  const Launched* Head() const;
+
+  void TakeMail();
+  void Advance();
   void AwaitFlushed();
   void CheckHealth();
   void FinishLaunch();
@@ -111,21 +161,27 @@ class NcclGroup final {
   void StartPending();
   // False: the first of pending_ cannot be launched yet.
   bool LaunchNext();
+  bool IsStreamReady();
   bool IsScratchReady();
   bool MakePremulSum(const Operation& op);
+  bool PutOnStream(Launched& launched, bool first);
   NcclResult Launch(std::size_t operations);
   void OnLaunched();
-  CudaEventHandle TakeEvent();
+  bool TakeEvent(PooledEvent* event);
   void Release(NcclRelease::Kind kind);
   void AwaitReleased();
+  static void Tell(SubmittedOp& op, const Status& status);
 
-  // True when `result` is a failure, which has ended the group.
+  // True when `result` is a failure, which has ended the group or is held.
   bool Failed(NcclResult result, std::string_view what);
   bool Failed(CudaResult result, std::string_view what);
-  // kInProgress or kSuccess; otherwise the group has ended.
+  Status NcclStatus(NcclResult result, std::string_view what) const;
+  void Hold(const Status& status, Duration time, bool known);
+  // For what no fence explains: told to the session.
+  void Fail(const Status& status);
+  // kInProgress or kSuccess; otherwise the group has ended, or holds.
   std::optional<NcclResult> AsyncResult(std::string_view what);
-  void FailToConnect(std::string_view why);
-  // "rank 1 (device 0) of group 'world', generation 7"
+  // "rank 1 (device 0) of group 'world/cuda', generation 7"
   std::string Where() const;
   FailureDetail Detail() const;
 
@@ -134,24 +190,33 @@ class NcclGroup final {
   NcclContext& context_;
   const NcclApi& nccl_;
   const CudaApi& cuda_;
-  const std::shared_ptr<NcclIdMailbox> mailbox_;
-  const Deadline connect_by_;
-  State state_ = State::kAwaitingId;
+  State state_ = State::kMeeting;
+  std::shared_ptr<NcclControl> control_;
+  std::shared_ptr<NcclMeeting> meeting_;
+  int attempt_ = 0;
+  Deadline connect_by_ = Deadline::Never();
+  Status connect_failure_;  // Of this rank in this attempt.
   NcclCommHandle comm_ = nullptr;
-  bool launching_ = false;  // Of launched_ those without a mark are not on their stream yet.
+  CudaStreamHandle stream_ = nullptr;
+  bool launching_ = false;  // Of launched_ those not recorded are not on the stream yet.
   std::optional<NcclReduceOp> premul_sum_;  // Made for what is being launched.
   std::shared_ptr<NcclScratch> scratch_;    // From the first barrier on.
+  NcclWatch watch_;
+  Status held_;              // In kHolding: what has failed.
+  bool held_known_ = false;  // The session knows of it, or need not.
+  Deadline hold_until_ = Deadline::Never();
   Instant spin_until_ = Instant::min();
   Instant next_health_check_ = Instant::min();
   Instant next_deadline_check_ = kNever;
+  Instant next_tell_ = Instant::min();       // The peers.
+  Instant next_wait_told_ = Instant::min();  // The session.
   Deadline flush_by_ = Deadline::Never();
   std::deque<SubmittedOp> pending_;
   std::deque<Launched> launched_;
   std::vector<Finished> finished_;
-  std::vector<CudaEventHandle> free_events_;
-  std::vector<CudaStreamHandle> busy_streams_;  // Of one pass over launched_.
-  Status end_status_;                           // Not OK: everything completes with it.
-  std::unique_ptr<NcclRelease> release_;
+  Status end_status_;  // Not OK: everything completes with it.
+  std::optional<NcclRelease::Work> to_release_;
+  std::shared_ptr<NcclRelease> release_;
 };
 
 }  // namespace resilient

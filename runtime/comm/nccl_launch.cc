@@ -11,14 +11,12 @@ namespace {
 
 constexpr NcclDataType kBytes = NcclDataType::kUInt8;
 
-CudaStreamHandle StreamOf(const Operation& op) { return static_cast<CudaStreamHandle>(op.stream); }
-
 // Makes the calls of one group, which share a launch and wait for nothing of each other. After one
 // has failed the others are not made; the group is closed in any case.
 class GroupOfCalls {
  public:
   GroupOfCalls(const NcclLaunch& launch, const Operation& op)
-      : launch_(launch), element_(SizeOf(op.dtype)), stream_(StreamOf(op)) {
+      : launch_(launch), element_(SizeOf(op.dtype)), stream_(launch.stream) {
     result_ = launch_.nccl.GroupStart();
     open_ = result_ == NcclResult::kSuccess;
   }
@@ -61,7 +59,7 @@ NcclResult AllGather(const NcclLaunch& launch, const Operation& op) {
   const std::size_t element = SizeOf(op.dtype);
   if (op.one_block) {
     return launch.nccl.AllGather(op.data, op.outputs.front().data, op.count * element, kBytes,
-                                 launch.comm, StreamOf(op));
+                                 launch.comm, launch.stream);
   }
   GroupOfCalls calls(launch, op);
   for (std::size_t root = 0; root < op.outputs.size(); ++root) {
@@ -69,7 +67,7 @@ NcclResult AllGather(const NcclLaunch& launch, const Operation& op) {
     const void* from = calls.IsOwn(root) ? op.data : out.data;
     calls.Add([&] {
       return launch.nccl.Broadcast(from, out.data, out.count * element, kBytes,
-                                   static_cast<int>(root), launch.comm, StreamOf(op));
+                                   static_cast<int>(root), launch.comm, launch.stream);
     });
   }
   return calls.End();
@@ -86,7 +84,7 @@ NcclResult ReduceScatter(const NcclLaunch& launch, const Operation& op) {
   const NcclReduction reduction = ReductionOf(launch, op);
   if (op.one_block) {
     return launch.nccl.ReduceScatter(op.inputs.front().data, op.data, op.count * reduction.numbers,
-                                     reduction.type, reduction.op, launch.comm, StreamOf(op));
+                                     reduction.type, reduction.op, launch.comm, launch.stream);
   }
   GroupOfCalls calls(launch, op);
   for (std::size_t root = 0; root < op.inputs.size(); ++root) {
@@ -94,7 +92,7 @@ NcclResult ReduceScatter(const NcclLaunch& launch, const Operation& op) {
     void* to = calls.IsOwn(root) ? op.data : in.data;  // Written on the root alone.
     calls.Add([&] {
       return launch.nccl.Reduce(in.data, to, in.count * reduction.numbers, reduction.type,
-                                reduction.op, static_cast<int>(root), launch.comm, StreamOf(op));
+                                reduction.op, static_cast<int>(root), launch.comm, launch.stream);
     });
   }
   return calls.End();
@@ -142,18 +140,18 @@ NcclResult Reduce(const NcclLaunch& launch, const Operation& op) {
   const std::size_t count = op.count * reduction.numbers;
   if (op.kind == OpKind::kAllReduce) {
     return launch.nccl.AllReduce(op.data, op.data, count, reduction.type, reduction.op, launch.comm,
-                                 StreamOf(op));
+                                 launch.stream);
   }
   return launch.nccl.Reduce(op.data, op.data, count, reduction.type, reduction.op, op.root,
-                            launch.comm, StreamOf(op));
+                            launch.comm, launch.stream);
 }
 
 // An empty message is one too: its recv waits for its send.
 NcclResult Message(const NcclLaunch& launch, const Operation& op) {
   const std::size_t bytes = op.count * SizeOf(op.dtype);
   if (op.kind == OpKind::kSend)
-    return launch.nccl.Send(op.data, bytes, kBytes, op.peer, launch.comm, StreamOf(op));
-  return launch.nccl.Recv(op.data, bytes, kBytes, op.peer, launch.comm, StreamOf(op));
+    return launch.nccl.Send(op.data, bytes, kBytes, op.peer, launch.comm, launch.stream);
+  return launch.nccl.Recv(op.data, bytes, kBytes, op.peer, launch.comm, launch.stream);
 }
 
 }  // namespace
@@ -171,7 +169,7 @@ NcclResult LaunchNccl(const NcclLaunch& launch, const Operation& op) {
       return Reduce(launch, op);
     case OpKind::kBroadcast:
       return launch.nccl.Broadcast(op.data, op.data, op.count * SizeOf(op.dtype), kBytes, op.root,
-                                   launch.comm, StreamOf(op));
+                                   launch.comm, launch.stream);
     case OpKind::kAllGather:
       return AllGather(launch, op);
     case OpKind::kReduceScatter:
@@ -185,7 +183,7 @@ NcclResult LaunchNccl(const NcclLaunch& launch, const Operation& op) {
     case OpKind::kBarrier:
       // Nobody has the sum before all have come. What is summed up is nothing to anybody.
       return launch.nccl.AllReduce(launch.scratch, launch.scratch, NcclScratch::kBytes, kBytes,
-                                   NcclReduceOp::kSum, launch.comm, StreamOf(op));
+                                   NcclReduceOp::kSum, launch.comm, launch.stream);
     case OpKind::kSend:
     case OpKind::kRecv:
       return Message(launch, op);

@@ -20,13 +20,15 @@ Status CheckNcclSupports(const Operation& op, const NcclAbilities& abilities);
 struct NcclLaunch {
   const NcclApi& nccl;
   NcclCommHandle comm = nullptr;
+  CudaStreamHandle stream = nullptr;
   int rank = 0;
   NcclReduceOp premul_sum = NcclReduceOp::kSum;  // Made for it, where it is a kPremulSum.
   void* scratch = nullptr;                       // Of NcclScratch, for a barrier.
 };
 
-// Enqueues `op` on its stream. kInProgress: it is under way, and nothing may be called on the
-// communicator but CommGetAsyncError until that says how it went. REQUIRES: CheckNcclSupports.
+// Enqueues `op` on the stream of `launch`. kInProgress: it is under way, and nothing may be called
+// on the communicator but CommGetAsyncError until that says how it went. REQUIRES:
+// CheckNcclSupports.
 NcclResult LaunchNccl(const NcclLaunch& launch, const Operation& op);
 
 // The same for sends and receives that are under way together.

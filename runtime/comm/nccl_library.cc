@@ -75,6 +75,9 @@ Status FindAll(const Opened& library, CudaApi* api) {
   RESILIENT_CUDA_FUNCTIONS(RESILIENT_FIND)
   RESILIENT_CUDA_OVERLOADED_FUNCTIONS(RESILIENT_FIND)
 #undef RESILIENT_FIND
+#define RESILIENT_FIND(function) (void)Find(library.handle, "cuda" #function, &api->function);
+  RESILIENT_CUDA_OPTIONAL_FUNCTIONS(RESILIENT_FIND)
+#undef RESILIENT_FIND
   return Status::Ok();
 }
 

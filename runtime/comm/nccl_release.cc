@@ -9,50 +9,72 @@ namespace {
 
 constexpr char kThreadName[] = "res-nccl-end";
 
-void EndCommunicator(const NcclApi& nccl, const NcclRelease::Work& work) {
-  if (work.comm == nullptr) return;
-  const bool abort = work.kind == NcclRelease::Kind::kAbort;
-  // The handle is dead after either, whatever it returns.
-  const NcclResult result = abort ? nccl.CommAbort(work.comm) : nccl.CommDestroy(work.comm);
+void Warn(const NcclApi& nccl, NcclResult result, const char* call, const std::string& group) {
   if (result == NcclResult::kSuccess || result == NcclResult::kInProgress) return;
-  RESILIENT_LOG(kWarn, abort ? "ncclCommAbort" : "ncclCommDestroy", " of group ", work.name,
-                " says: ", nccl.GetErrorString(result));
+  RESILIENT_LOG(kWarn, call, " of group ", group, " says: ", nccl.GetErrorString(result));
+}
+
+// The handles are dead after it, whatever it returns.
+void EndCommunicators(const NcclApi& nccl, const std::vector<NcclRelease::Work>& works) {
+  std::vector<const NcclRelease::Work*> aborted;
+  for (const NcclRelease::Work& work : works) {
+    if (work.comm == nullptr) continue;
+    if (work.kind == NcclRelease::Kind::kDestroy) {
+      Warn(nccl, nccl.CommDestroy(work.comm), "ncclCommDestroy", work.name);
+    } else {
+      aborted.push_back(&work);
+    }
+  }
+  const bool group = aborted.size() > 1 && nccl.GroupStart() == NcclResult::kSuccess;
+  for (const NcclRelease::Work* work : aborted)
+    Warn(nccl, nccl.CommAbort(work->comm), "ncclCommAbort", work->name);
+  if (group) Warn(nccl, nccl.GroupEnd(), "ncclGroupEnd", aborted.front()->name);
 }
 
 // An error of the device (it was lost) ends the wait too: nothing runs on it any more.
-void AwaitMark(const CudaApi& cuda, const NcclMark& mark) {
-  if (mark.event == nullptr) return;
-  if (mark.recorded || cuda.EventRecord(mark.event, mark.stream) == CudaResult::kSuccess)
-    (void)cuda.EventSynchronize(mark.event);
-  (void)cuda.EventDestroy(mark.event);
+void AwaitMarks(const CudaApi& cuda, const NcclRelease::Work& work) {
+  for (const NcclMark& mark : work.marks) {
+    if (mark.event == nullptr) continue;
+    if (mark.recorded || cuda.EventRecord(mark.event, work.stream) == CudaResult::kSuccess)
+      (void)cuda.EventSynchronize(mark.event);
+  }
 }
 
-void Run(const NcclApi& nccl, const CudaApi& cuda, const NcclRelease::Work& work) {
-  (void)cuda.SetDevice(work.device);  // If that fails the device is lost, and so is what follows.
-  EndCommunicator(nccl, work);
-  for (const NcclMark& mark : work.marks) AwaitMark(cuda, mark);
-  for (const CudaEventHandle event : work.events) (void)cuda.EventDestroy(event);
-  if (work.scratch != nullptr) work.scratch->Free();
+void Run(const NcclApi& nccl, const CudaApi& cuda, int device,
+         const std::vector<NcclRelease::Work>& works) {
+  (void)cuda.SetDevice(device);  // If that fails the device is lost, and so is what follows.
+  EndCommunicators(nccl, works);
+  for (const NcclRelease::Work& work : works) {
+    AwaitMarks(cuda, work);
+    if (work.scratch != nullptr) work.scratch->Free();
+    if (work.stream != nullptr) (void)cuda.StreamDestroy(work.stream);
+  }
 }
 
 }  // namespace
 
-NcclRelease::NcclRelease(const NcclApi& nccl, const CudaApi& cuda, Work work,
-                         std::shared_ptr<const Doorbell> doorbell)
+NcclRelease::NcclRelease(const NcclApi& nccl, const CudaApi& cuda, int device,
+                         std::vector<Work> works, std::shared_ptr<const Doorbell> doorbell)
     : shared_(std::make_shared<Shared>()),
-      thread_(kThreadName, [nccl, cuda, work = std::move(work), doorbell = std::move(doorbell),
-                            shared = shared_] {
-        Run(nccl, cuda, work);
+      thread_(kThreadName, [nccl, cuda, device, works = std::move(works),
+                            doorbell = std::move(doorbell), shared = shared_] {
+        Run(nccl, cuda, device, works);
         shared->finished.store(true, std::memory_order_release);
         doorbell->Ring();
       }) {}
 
-NcclRelease::~NcclRelease() { thread_.Join(); }
+NcclRelease::~NcclRelease() {
+  if (!abandoned_) thread_.Join();
+}
 
 bool NcclRelease::IsFinished() const { return shared_->finished.load(std::memory_order_acquire); }
 
-void NcclRelease::Abandon(std::vector<Completion> kept) {
-  shared_->kept = std::move(kept);
+void NcclRelease::Abandon(std::shared_ptr<void> kept) {
+  if (kept != nullptr) {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->kept.push_back(std::move(kept));
+  }
+  if (std::exchange(abandoned_, true)) return;
   thread_.Detach();
 }
 

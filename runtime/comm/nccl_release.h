@@ -2,9 +2,9 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <vector>
-
-#include <resilient/communicator.h>
 
 #include "runtime/base/thread.h"
 #include "runtime/comm/group_port.h"
@@ -13,35 +13,34 @@
 
 namespace resilient {
 
-// The event behind an operation on its stream. `recorded`: false when the launch was not seen to
-// end, and nothing marks the place in the stream yet.
+// The event behind an operation on the communicator's stream. `recorded`: false when the launch was
+// not seen to end, and nothing marks the place in the stream yet.
 struct NcclMark {
   CudaEventHandle event = nullptr;
-  CudaStreamHandle stream = nullptr;
   bool recorded = false;
 };
 
-// The end of one NCCL communicator, on a thread of its own: ncclCommAbort waits for the device, for
-// NCCL's own threads and for the peers on the host, so that it may never return, and the one that
-// hangs must not keep the next generation's from running. After it the thread waits until what was
-// launched has left the device: from then on nobody touches the memory.
+// The end of NCCL communicators of one device, on a thread of its own: ncclCommAbort waits for the
+// device, for NCCL's own threads and for the peers on the host, so that it may never return, and
+// the one that hangs must not keep the next generation's from running. Those that are aborted
+// together are aborted as one group. After it the thread waits until what was launched has left the
+// device: from then on nobody touches the memory.
 //
-// Owner: NcclGroup. Thread: caller-synchronised. Lifetime: a thread that hangs is let go by Abandon
-// and owns what it uses.
+// Owner: shared by the groups that end. Thread: caller-synchronised. Lifetime: a thread that hangs
+// is let go by Abandon and owns what it uses.
 class NcclRelease {
  public:
   enum class Kind { kAbort, kDestroy };
   struct Work {
     Kind kind = Kind::kAbort;
-    int device = 0;
     NcclCommHandle comm = nullptr;
-    std::vector<NcclMark> marks;           // What may still run; waited for and destroyed.
-    std::vector<CudaEventHandle> events;   // What is over; destroyed.
+    CudaStreamHandle stream = nullptr;     // Its own; null: none was made. Destroyed.
+    std::vector<NcclMark> marks;           // What may still run; waited for.
     std::shared_ptr<NcclScratch> scratch;  // May be null. Freed; nobody else uses it.
     std::string name;                      // Of the group, for the log.
   };
 
-  NcclRelease(const NcclApi& nccl, const CudaApi& cuda, Work work,
+  NcclRelease(const NcclApi& nccl, const CudaApi& cuda, int device, std::vector<Work> works,
               std::shared_ptr<const Doorbell> doorbell);
   ~NcclRelease();  // Joins, but for an abandoned thread.
   NcclRelease(const NcclRelease&) = delete;
@@ -50,16 +49,18 @@ class NcclRelease {
   // Rings the doorbell when it becomes true.
   bool IsFinished() const;
 
-  // Lets a thread go that may hang for ever. `kept` is destroyed when it comes back: what these
-  // hold may be memory that the device still uses.
-  void Abandon(std::vector<Completion> kept);
+  // Lets the thread go if it has not come back, for it may never. `kept` is destroyed when it does:
+  // what it holds may be memory that the device still uses.
+  void Abandon(std::shared_ptr<void> kept);
 
  private:
   struct Shared {
     std::atomic<bool> finished{false};
-    std::vector<Completion> kept;  // Touched by the owner's thread, destroyed by the last holder.
+    std::mutex mutex;
+    std::vector<std::shared_ptr<void>> kept;  // Guarded by mutex.
   };
   const std::shared_ptr<Shared> shared_;
+  bool abandoned_ = false;
   Thread thread_;
 };
 

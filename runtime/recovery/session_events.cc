@@ -337,6 +337,8 @@ void SessionImpl::OnStalled(const std::string&, std::uint64_t generation, const 
   (void)rendezvous_->Post([this, generation, why] {
     if (!IsPresent(generation)) return;
     rendezvous_->Send({ReportKind::kCommFailed, generation, why.detail().rank, why});
+    // No call on the device succeeds any more: the others go on with a process that takes its seat.
+    if (why.code() == StatusCode::kDeviceLost) Apply({EventKind::kSessionLost, 0, why, {}});
   });
 }
 

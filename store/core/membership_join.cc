@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "runtime/base/device_sharing.h"
 #include "store/core/device_claims.h"
 #include "store/core/membership.h"
 
@@ -350,7 +351,8 @@ std::optional<Status> Membership::SharedDeviceIn(const World& world,
   const auto add = [&holders, &any](const Participant& who) {
     const auto& device = who.request.device;
     any = any || device;
-    holders.push_back({ClaimantOf(who), device ? &*device : nullptr});
+    const Claimant claimant = ClaimantOf(who);
+    holders.push_back({claimant.rank, claimant.process, device ? &*device : nullptr});
   };
   for (std::size_t rank = 0; rank < world.seats.size(); ++rank) {
     if (newcomer && newcomer->request.rank == static_cast<int>(rank)) continue;

@@ -179,6 +179,10 @@ CudaApi FakeNccl::cuda() {
     return error == CudaResult::kLaunchFailure ? "cudaErrorLaunchFailure" : "cudaErrorInvalidValue";
   };
   api.GetErrorString = [](CudaResult) { return "the fake was told to"; };
+  api.GetDevice = [](int* device) {
+    *device = DeviceOfThread();
+    return CudaResult::kSuccess;
+  };
   api.SetDevice = [](int device) {
     DeviceOfThread() = device;
     return CudaResult::kSuccess;

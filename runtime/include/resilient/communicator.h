@@ -10,6 +10,7 @@
 
 #include <resilient/abort.h>
 #include <resilient/clock.h>
+#include <resilient/device.h>
 #include <resilient/operation.h>
 #include <resilient/status.h>
 #include <resilient/waiting.h>
@@ -96,7 +97,8 @@ class CommunicatorEvents {
   virtual void OnMismatch(const std::string& group, std::uint64_t generation,
                           const Status& mismatch) = 0;
   // The communicator has failed for a reason of its own: an operation has exceeded a bound of its
-  // Operation, here or on a peer, a link carries what no rank sends, or a link cannot be made.
+  // Operation, here or on a peer, a link carries what no rank sends, or a link cannot be made; or
+  // the device fails. kDeviceLost: so will every call on it in this process.
   virtual void OnStalled(const std::string& group, std::uint64_t generation, const Status& why) = 0;
   // What has waited for kWaitTellAfter, held or not: first the collective that runs (no queued one
   // behind it), then point-to-point operations; the oldest kWaitingOperationsMax. Told again every
@@ -180,6 +182,9 @@ struct CudaFabricOptions {
   // Libraries to load; empty: the copy that the process has already, else what the linker finds.
   std::string nccl_library;
   std::string cuda_runtime;
+  // What this rank says of a device that it uses; null: what NVML says. Without a uuid: ranks may
+  // share it.
+  std::function<DeviceClaim(int device)> claim;
   // Between the ranks' arrival and the end of NCCL's own way of connecting; it is tried twice.
   Duration connect_timeout = std::chrono::seconds(60);
   // What Leave gives the peers to take what was sent.

@@ -114,9 +114,9 @@ TEST_F(NcclTest, Submitted_BeforeItIsConnected_RunsWhenItIs) {
   std::vector<std::vector<float>> data = {{1}, {2}};
   const Pending first = Pending::Of(world.at(0), AllReduceOp(data[0]));
   const Pending second = Pending::Of(world.at(1), AllReduceOp(data[1]));
-  ASSERT_TRUE(WaitForKernels(0, 1));
+  ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.communicators == 2; }));
   EXPECT_FALSE(first.IsDone());
-  EXPECT_EQ(fake_.Counts().kernels_begun.count(1), 0u);
+  EXPECT_TRUE(fake_.Counts().kernels_begun.empty()) << "nobody runs in a world that is half built";
   Change(1, [](NcclScript& script) { script.hang_init = false; });
   ExpectAllOk({first.Wait(), second.Wait()});
   EXPECT_THAT(data, Each(ElementsAre(3)));
@@ -138,17 +138,18 @@ TEST_F(NcclTest, Operation_WaitsForWhatIsBeforeItOnItsStream) {
   std::vector<float> before = {0};
   std::vector<float> behind = {5};
   Operation op = AllReduceOp(before);
-  op.stream = other;
+  op.mark = std::make_shared<LaunchMark>();
   const auto side = world.CreateAll("side");
   const Pending producer = Pending::Of(*side[0], op);
   ASSERT_TRUE(WaitForKernels(0, 1));
+  ASSERT_TRUE(op.mark->WaitFor(kBound) && op.mark->Join(other).ok());
   ASSERT_EQ(cuda.EventRecord(produced, other), CudaResult::kSuccess);
   ASSERT_EQ(cuda.StreamWaitEvent(stream, produced, 0), CudaResult::kSuccess);
   op = AllReduceOp(behind);
   op.stream = stream;
   const Pending consumer = Pending::Of(world.at(0), op);
   // Its event is recorded, and it has not begun: the stream is still behind the producer.
-  ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.events == 3; }));
+  ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.events == 1 + 2 * 3; }));
   EXPECT_EQ(fake_.Counts().kernels_begun[0], 1);
   EXPECT_FALSE(consumer.IsDone());
   Change(0, [](NcclScript& script) { script.hold_kernels = false; });
@@ -180,14 +181,14 @@ TEST_F(NcclTest, ManyOperations_RunInOrderAndNoMoreThanTheLimitAreLaunched) {
     EXPECT_EQ(*seq, static_cast<std::uint64_t>(i) + 1);
     pending.push_back(Pending::Of(world.at(1), AllReduceOp(data[1][index])));
   }
-  // One event each and rank; the next launch would need one more.
-  ASSERT_TRUE(
-      fake_.WaitFor([](const NcclCounts& counts) { return counts.events == 2 * kLaunchedMax; }));
+  // For each rank one of what came before each, and start and end of each launch.
+  constexpr int kEvents = 2 * (kOperations + 2 * kLaunchedMax);
+  ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.events == kEvents; }));
   EXPECT_FALSE(world.at(0).IsQuiet());
   Change(0, [](NcclScript& script) { script.hold_kernels = false; });
   for (const Pending& one : pending) EXPECT_TRUE(one.Wait().ok());
   ASSERT_TRUE(Eventually([&] { return world.at(0).IsQuiet(); }));
-  EXPECT_EQ(fake_.Counts().events, 2 * kLaunchedMax) << "events are used again";
+  EXPECT_EQ(fake_.Counts().events, kEvents) << "events are used again";
   std::lock_guard lock(mutex);
   EXPECT_EQ(order.size(), static_cast<std::size_t>(kOperations));
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));

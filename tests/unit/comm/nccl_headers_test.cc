@@ -41,6 +41,7 @@ RESILIENT_NCCL_OPTIONAL_FUNCTIONS(RESILIENT_COMPARE)
       SameCall<decltype(CudaApi::name), std::add_pointer_t<decltype(::cuda##name)>>::value, \
       #name);
 RESILIENT_CUDA_FUNCTIONS(RESILIENT_COMPARE)
+RESILIENT_CUDA_OPTIONAL_FUNCTIONS(RESILIENT_COMPARE)
 #undef RESILIENT_COMPARE
 constexpr cudaError_t (*kMalloc)(void**, std::size_t) = &::cudaMalloc;
 static_assert(SameCall<decltype(CudaApi::Malloc), std::remove_const_t<decltype(kMalloc)>>::value);

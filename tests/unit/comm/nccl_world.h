@@ -10,51 +10,35 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "runtime/base/log.h"
 #include "runtime/comm/nccl_communicator.h"
 #include "tests/support/fake_nccl.h"
 #include "tests/unit/comm/comm_world.h"
 
 namespace resilient::testing {
 
-// Unique ids from rank to rank of one process. Thread: thread-safe.
-class LocalIdExchange final : public NcclIdExchange {
+// The NCCL transport of one rank, with the CPU transport over which its ranks talk. Thread: as
+// these.
+class NcclRank final : public CommunicatorFactory {
  public:
-  void Publish(const std::string& key, const NcclUniqueId& id, OnPublished done) override {
-    std::vector<OnId> waiting;
-    Status refused;
-    {
-      std::lock_guard lock(mutex_);
-      refused = refused_;
-      if (refused.ok() && !ids_.emplace(key, id).second) ADD_FAILURE() << key << " was used twice";
-      waiting.swap(waiting_[key]);
-    }
-    done(refused);
-    for (const OnId& one : waiting) one(id);
+  NcclRank(std::unique_ptr<CommunicatorFactory> host, const NcclFabricOptions& options,
+           const Clock& clock, CommunicatorEvents& events)
+      : host_(std::move(host)),
+        nccl_(MakeNcclFabric(options, *host_, std::make_shared<ControlWaits>(), clock, events)) {}
+
+  std::string endpoint() const override { return host_->endpoint(); }
+  std::shared_ptr<Communicator> Create(GroupSpec spec, std::shared_ptr<AbortCell> abort) override {
+    return nccl_->Create(std::move(spec), std::move(abort));
   }
-  void Await(const std::string& key, OnId done) override {
-    {
-      std::lock_guard lock(mutex_);
-      const auto found = ids_.find(key);
-      if (found == ids_.end()) {
-        waiting_[key].push_back(std::move(done));
-        return;
-      }
-      done = [done = std::move(done), id = found->second](const Result<NcclUniqueId>&) {
-        done(id);
-      };
-    }
-    done(NcclUniqueId{});
-  }
-  void Refuse(Status why) {
-    std::lock_guard lock(mutex_);
-    refused_ = std::move(why);
+  void Hold(Instant until) override { nccl_->Hold(until); }
+  void Close(Deadline deadline) override {
+    nccl_->Close(deadline);
+    host_->Close(deadline);
   }
 
  private:
-  std::mutex mutex_;
-  std::map<std::string, NcclUniqueId> ids_;
-  std::map<std::string, std::vector<OnId>> waiting_;
-  Status refused_;
+  const std::unique_ptr<CommunicatorFactory> host_;
+  const std::unique_ptr<CommunicatorFactory> nccl_;
 };
 
 // Where ranks run on the fake, one device each: device number = rank. What is misused or left over
@@ -67,6 +51,8 @@ class NcclEnvironment final : public Environment {
   }
   ~NcclEnvironment() override {
     streams_.clear();
+    // What a hanging thread has kept goes when that comes back.
+    EXPECT_TRUE(fake.WaitFor([](const NcclCounts& counts) { return counts.events == 0; }));
     const NcclCounts counts = fake.Counts();
     EXPECT_THAT(counts.misuse, ::testing::IsEmpty());
     EXPECT_EQ(counts.communicators, 0);
@@ -79,7 +65,13 @@ class NcclEnvironment final : public Environment {
                                                     CommunicatorEvents& events) override {
     NcclFabricOptions options = options_;
     options.device = next_device_++;
-    return MakeNcclFabric(options, ids, clock, events);
+    options.identity.nccl_version = 23007;
+    options.identity.boot_id = "boot";
+    options.identity.device.uuid = StrCat("GPU-", options.device);
+    auto host = MakeCpuFabric({}, clock, events);
+    if (!host.ok()) return host.status();
+    return std::unique_ptr<CommunicatorFactory>(
+        std::make_unique<NcclRank>(std::move(host).value(), options, clock, events));
   }
   ExecutionStream NewStream() override {
     CudaStreamHandle stream = nullptr;
@@ -92,7 +84,6 @@ class NcclEnvironment final : public Environment {
   NcclFabricOptions& options() { return options_; }  // Of the fabrics to come.
 
   FakeNccl fake;
-  LocalIdExchange ids;
 
  private:
   NcclFabricOptions options_;
@@ -104,6 +95,7 @@ class NcclTest : public ::testing::Test {
  protected:
   World& Start(int ranks, Duration connect_timeout = kBound,
                Duration flush_timeout = Millis(1000)) {
+    environment_->options().verdict_wait = verdict_wait_;
     environment_->options().connect_timeout = connect_timeout;
     environment_->options().flush_timeout = flush_timeout;
     world_ = std::make_unique<World>(
@@ -131,7 +123,7 @@ class NcclTest : public ::testing::Test {
 
   const std::shared_ptr<NcclEnvironment> environment_ = std::make_shared<NcclEnvironment>();
   FakeNccl& fake_ = environment_->fake;
-  LocalIdExchange& ids_ = environment_->ids;
+  Duration verdict_wait_ = Millis(50);  // Of Start.
   std::unique_ptr<World> world_;
 };
 

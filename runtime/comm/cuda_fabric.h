@@ -1,0 +1,25 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include <resilient/communicator.h>
+#include <resilient/device.h>
+
+#include "runtime/comm/nccl_library.h"
+
+namespace resilient {
+
+// Where a CUDA fabric has what it needs from. Thread: value type.
+struct CudaSources {
+  std::function<Result<NcclLibrary>()> load;     // Once, at the first operation on a device.
+  std::function<DeviceClaim(int device)> claim;  // What this rank says of a device that it uses.
+};
+
+// MakeCudaFabric with `sources` in place of what the process and its host have.
+Result<std::unique_ptr<CommunicatorFactory>> MakeCudaFabric(CpuFabricOptions cpu,
+                                                            CudaFabricOptions cuda,
+                                                            CudaSources sources, const Clock& clock,
+                                                            CommunicatorEvents& events);
+
+}  // namespace resilient

@@ -1,0 +1,62 @@
+#include "runtime/comm/nccl_events.h"
+
+#include <utility>
+
+namespace resilient {
+
+CudaDeviceScope::CudaDeviceScope(const CudaApi& cuda, int device) : cuda_(cuda) {
+  int before = -1;
+  result_ = cuda_.GetDevice(&before);
+  if (result_ != CudaResult::kSuccess || before == device) return;
+  result_ = cuda_.SetDevice(device);
+  before_ = before;
+}
+
+CudaDeviceScope::~CudaDeviceScope() {
+  if (before_ >= 0) (void)cuda_.SetDevice(before_);
+}
+
+CudaResult NcclEvents::Take(CudaEventHandle* event) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      *event = free_.back();
+      free_.pop_back();
+      return CudaResult::kSuccess;
+    }
+  }
+  const CudaDeviceScope scope(cuda_, device_);
+  if (scope.result() != CudaResult::kSuccess) return scope.result();
+  return cuda_.EventCreateWithFlags(event, kCudaEventDisableTiming);
+}
+
+void NcclEvents::Give(void* event) {
+  if (event == nullptr) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!closed_) return free_.push_back(static_cast<CudaEventHandle>(event));
+  }
+  (void)cuda_.EventDestroy(static_cast<CudaEventHandle>(event));
+}
+
+CudaResult NcclEvents::Mark(CudaStreamHandle stream, PooledEvent* mark) {
+  CudaEventHandle event = nullptr;
+  const CudaResult taken = Take(&event);
+  if (taken != CudaResult::kSuccess) return taken;
+  *mark = PooledEvent(event, ReturnEvent{shared_from_this()});
+  const CudaDeviceScope scope(cuda_, device_);  // The default stream is that of a device.
+  if (scope.result() != CudaResult::kSuccess) return scope.result();
+  return cuda_.EventRecord(event, stream);
+}
+
+void NcclEvents::Close() {
+  std::vector<CudaEventHandle> free;
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    free = std::exchange(free_, {});
+  }
+  for (const CudaEventHandle event : free) (void)cuda_.EventDestroy(event);
+}
+
+}  // namespace resilient

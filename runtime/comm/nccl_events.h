@@ -1,0 +1,56 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "runtime/comm/group_port.h"
+#include "runtime/comm/nccl_api.h"
+
+namespace resilient {
+
+// Makes a device that of the calling thread, for its life: what takes the default stream, and what
+// is made, is that device's. Owner: the stack. Thread: confined.
+class CudaDeviceScope {
+ public:
+  CudaDeviceScope(const CudaApi& cuda, int device);
+  ~CudaDeviceScope();
+  CudaDeviceScope(const CudaDeviceScope&) = delete;
+  CudaDeviceScope& operator=(const CudaDeviceScope&) = delete;
+  CudaResult result() const { return result_; }
+
+ private:
+  const CudaApi& cuda_;
+  int before_ = -1;  // -1: nothing is to be restored.
+  CudaResult result_;
+};
+
+// The events of one device, which are used again: to make or destroy one may wait for the device.
+// Owner: shared by the fabric and the operations that have some. Thread: thread-safe.
+class NcclEvents final : public EventPool, public std::enable_shared_from_this<NcclEvents> {
+ public:
+  NcclEvents(const CudaApi& cuda, int device) : cuda_(cuda), device_(device) {}
+  ~NcclEvents() override { Close(); }
+  NcclEvents(const NcclEvents&) = delete;
+  NcclEvents& operator=(const NcclEvents&) = delete;
+
+  // Makes one where none is left.
+  CudaResult Take(CudaEventHandle* event);
+  void Give(void* event) override;
+
+  // What the work of `stream` has by now, as an event that comes back to here.
+  CudaResult Mark(CudaStreamHandle stream, PooledEvent* mark);
+
+  // Destroys those that are here and whatever comes back later. On a thread that may wait for the
+  // device.
+  void Close();
+
+ private:
+  const CudaApi cuda_;
+  const int device_;
+  std::mutex mutex_;
+  bool closed_ = false;                // Guarded by mutex_.
+  std::vector<CudaEventHandle> free_;  // Guarded by mutex_.
+};
+
+}  // namespace resilient

@@ -1,0 +1,137 @@
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/comm/mismatch.h"
+#include "runtime/comm/nccl_group.h"
+
+// How the ranks of an NCCL communicator come together.
+namespace resilient {
+namespace {
+
+std::string Cut(std::string text) {
+  if (text.size() > kMeetingBytes) text.resize(kMeetingBytes);
+  return text;
+}
+
+bool IsThere(const NcclUniqueId& id) {
+  return std::any_of(id.bytes.begin(), id.bytes.end(), [](char byte) { return byte != 0; });
+}
+
+}  // namespace
+
+std::string NcclGroup::ControlName() const { return spec_.name + kControlSuffix; }
+
+void NcclGroup::Start() {
+  GroupSpec spec = spec_;
+  spec.name = ControlName();
+  control_ = NcclControl::Make(context_.control.Create(std::move(spec), port_->abort_cell()),
+                               kProgressBytes, context_.doorbell);
+  BeginMeeting();
+}
+
+void NcclGroup::BeginMeeting() {
+  state_ = State::kMeeting;
+  connect_failure_ = Status::Ok();
+  NcclIdentity identity = context_.options.identity;
+  if (spec_.rank == 0) {
+    const NcclResult made = nccl_.GetUniqueId(&identity.id);
+    connect_failure_ = NcclStatus(made, "ncclGetUniqueId");
+    if (!connect_failure_.ok()) identity.id = {};  // The others hear of it when they compare.
+  }
+  meeting_ = NcclMeeting::Begin(control_->link(), EncodeIdentity(identity), context_.doorbell);
+}
+
+void NcclGroup::AwaitMeeting() {
+  if (!meeting_->IsOver()) return;
+  const std::shared_ptr<NcclMeeting> meeting = std::exchange(meeting_, nullptr);
+  if (!meeting->status().ok()) return End(meeting->status());
+  std::vector<NcclIdentity> identities;
+  for (int rank = 0; rank < port_->size(); ++rank) {
+    auto identity = DecodeIdentity(meeting->HeardFrom(rank));
+    if (!identity) {
+      const GroupMember& member = spec_.members[static_cast<std::size_t>(rank)];
+      return End(Status(StatusCode::kProtocol,
+                        StrCat(NameOf(member), " says of itself what ", Where(),
+                               " does not understand; install one version of resilient on all "
+                               "hosts"),
+                        Detail()));
+    }
+    identities.push_back(*std::move(identity));
+  }
+  // The same on all ranks.
+  const Status differ = CompareIdentities(spec_, identities);
+  if (!differ.ok()) return End(differ);
+  if (!IsThere(identities.front().id)) return Compare();
+  Connect(identities.front().id);
+}
+
+void NcclGroup::Connect(const NcclUniqueId& id) {
+  state_ = State::kConnecting;
+  connect_by_ = Deadline::After(context_.now, context_.options.connect_timeout);
+  if (Failed(cuda_.SetDevice(context_.options.device), "cudaSetDevice")) return Compare();
+  NcclConfig config;
+  // The handle is there before the call has ended, and must be released even if it fails.
+  if (Failed(nccl_.CommInitRankConfig(&comm_, port_->size(), id, spec_.rank, &config),
+             "ncclCommInitRankConfig"))
+    return Compare();
+  AwaitConnected();
+}
+
+void NcclGroup::AwaitConnected() {
+  const std::optional<NcclResult> result = AsyncResult("connecting");
+  if (result == NcclResult::kInProgress && connect_by_.ExpiredAt(context_.now)) {
+    connect_failure_ = Status(
+        StatusCode::kCommStalled,
+        StrCat(Where(), " was not connected by NCCL within ",
+               std::chrono::ceil<Millis>(context_.options.connect_timeout).count(),
+               " ms; see whether NCCL_SOCKET_IFNAME names an interface that the hosts share, and "
+               "what NCCL_DEBUG=INFO says"),
+        Detail());
+  } else if (result == NcclResult::kInProgress) {
+    return;
+  }
+  Compare();
+}
+
+// Nobody goes on in a world that is connected for some of its ranks.
+void NcclGroup::Compare() {
+  if (state_ > State::kComparing) return;
+  state_ = State::kComparing;
+  if (!connect_failure_.ok()) RESILIENT_LOG(kWarn, connect_failure_.message());
+  meeting_ =
+      NcclMeeting::Begin(control_->link(), Cut(connect_failure_.message()), context_.doorbell);
+}
+
+void NcclGroup::AwaitCompared() {
+  if (!meeting_->IsOver()) return;
+  const std::shared_ptr<NcclMeeting> meeting = std::exchange(meeting_, nullptr);
+  if (!meeting->status().ok()) return End(meeting->status());
+  for (int rank = 0; rank < port_->size(); ++rank) {
+    const std::string failure = meeting->HeardFrom(rank);
+    if (failure.empty()) continue;
+    if (++attempt_ < kAttempts) return BeginAnew();
+    const StatusCode code =
+        connect_failure_.ok() ? StatusCode::kCommFailed : connect_failure_.code();
+    return Fail(Status(code, StrCat(failure, "; that was attempt ", attempt_), Detail()));
+  }
+  state_ = State::kReady;
+  context_.waits->Forget(ControlName(), spec_.generation);
+  control_->Listen();
+  next_tell_ = context_.now;
+  context_.events.OnConnected(spec_.name, spec_.generation);
+  StartPending();
+}
+
+void NcclGroup::BeginAnew() {
+  if (comm_ != nullptr) {
+    std::vector<NcclRelease::Work> works(1);
+    works.front().comm = std::exchange(comm_, nullptr);
+    works.front().name = spec_.name;
+    context_.discarded.push_back(std::make_shared<NcclRelease>(
+        nccl_, cuda_, context_.options.device, std::move(works), context_.doorbell));
+  }
+  BeginMeeting();
+}
+
+}  // namespace resilient

@@ -1,0 +1,194 @@
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/comm/mismatch.h"
+#include "runtime/comm/nccl_group.h"
+
+// What the ranks of an NCCL communicator tell each other and the session of what they wait for.
+namespace resilient {
+namespace {
+
+// How often, and from when on: a difference is to be known within 2 s, and what is told of a wait
+// is to be right.
+constexpr Duration kTellPeers = kWaitTellAfter / 2;
+// What is to be heard first: by the peers of a mismatch, of a fence where a rank has left.
+constexpr Duration kBriefly = Millis(200);
+
+}  // namespace
+
+// The device has begun it and has not ended it.
+const NcclGroup::Launched* NcclGroup::Head() const {
+  const bool entered = !launched_.empty() && launched_.front().entered;
+  return entered ? &launched_.front() : nullptr;
+}
+
+void NcclGroup::HearPeers() {
+  if (state_ != State::kReady && state_ != State::kHolding) return;
+  for (NcclControl::Heard& heard : control_->Take()) {
+    auto progress = DecodeProgress(heard.bytes);
+    if (!progress) continue;
+    const bool asks = progress->asks;
+    const Launched* head = Head();
+    const Operation* op = head == nullptr ? nullptr : &head->op.op;
+    const std::uint64_t seq = head == nullptr ? 0 : head->op.seq;
+    const Status mismatch = watch_.Hear(heard.from, *std::move(progress), op, seq);
+    if (asks || !mismatch.ok()) Tell(heard.from, false);
+    if (!mismatch.ok() && state_ == State::kReady) OnMismatch(mismatch);
+  }
+}
+
+void NcclGroup::Tell(int peer, bool asks) {
+  const Launched* head = Head();
+  NcclProgress progress = watch_.Tell(peer, head == nullptr ? nullptr : &head->op.op,
+                                      head == nullptr ? 0 : head->op.seq);
+  progress.asks = asks;
+  control_->Say(peer, EncodeProgress(progress));
+}
+
+// The session hears of it now. Here it ends when the peers have been told what they are compared
+// with, so that each says both sides.
+void NcclGroup::OnMismatch(const Status& mismatch) {
+  RESILIENT_LOG(kWarn, mismatch.message());
+  context_.events.OnMismatch(spec_.name, spec_.generation, mismatch);
+  Hold(mismatch, kBriefly, true);
+}
+
+void NcclGroup::Watch() {
+  if (state_ < State::kReady) return TellWaiting();
+  if (state_ != State::kReady) return;
+  NoteEntered();
+  if (const Launched* head = Head(); head != nullptr) {
+    for (std::size_t i = 0; i <= head->op.batch_rest && i < launched_.size(); ++i) {
+      Launched& one = launched_[i];
+      if (watch_.Missing(one.op.op, one.number).empty()) one.op.timeouts.OnAllEntered(context_.now);
+    }
+  }
+  if (context_.now < next_tell_) return;
+  next_tell_ = context_.now + kTellPeers;
+  const Status mismatch = watch_.Compare();
+  if (!mismatch.ok()) return OnMismatch(mismatch);
+  TellPeers();
+  TellWaiting();
+  CheckLeft();
+}
+
+// The start of the first of launched_ is asked for only while it is not over: what has ended has
+// begun.
+void NcclGroup::NoteEntered() {
+  if (launched_.empty() || launched_.front().entered || launching_) return;
+  const Launched& first = launched_.front();
+  if (first.start == nullptr) return;
+  const CudaResult begun = cuda_.EventQuery(static_cast<CudaEventHandle>(first.start.get()));
+  if (begun == CudaResult::kSuccess) EnterFirst(context_.now);
+}
+
+void NcclGroup::EnterFirst(Instant now) {
+  const std::size_t rest = launched_.front().op.batch_rest;
+  for (std::size_t i = 0; i <= rest && i < launched_.size(); ++i) {
+    Launched& one = launched_[i];
+    if (one.entered) continue;
+    one.entered = true;
+    one.entered_at = now;
+    one.number = watch_.OnEntered(one.op.op, one.op.seq);
+  }
+}
+
+// All of the group where a collective has waited for some time, of messages their peers; else the
+// next rank, so that ranks which have run different operations without waiting learn of it.
+void NcclGroup::TellPeers() {
+  const Launched* head = Head();
+  const bool waits = head != nullptr && context_.now - head->entered_at >= kTellPeers;
+  if (!waits && !watch_.HasNews()) return;
+  watch_.NoteTold();
+  if (waits && IsPointToPoint(head->op.op.kind)) {
+    for (std::size_t i = 0; i <= head->op.batch_rest && i < launched_.size(); ++i)
+      Tell(launched_[i].op.op.peer, true);
+    return;
+  }
+  for (int rank = 0; rank < port_->size(); ++rank) {
+    const bool next = rank == (spec_.rank + 1) % port_->size();
+    if (rank != spec_.rank && (waits || next)) Tell(rank, waits);
+  }
+}
+
+void NcclGroup::TellWaiting() {
+  if (context_.now < next_wait_told_) return;
+  std::vector<WaitingOperation> waiting;
+  const auto add = [&](const SubmittedOp& op, Instant since, std::vector<int> missing) {
+    if (context_.now - since < kWaitTellAfter || waiting.size() == kWaitingOperationsMax) return;
+    WaitingOperation told = ToldOf(op, context_.now);
+    told.age = context_.now - since;
+    told.missing = std::move(missing);
+    waiting.push_back(std::move(told));
+  };
+  if (const Launched* head = Head(); head != nullptr) {
+    for (std::size_t i = 0; i <= head->op.batch_rest && i < launched_.size(); ++i) {
+      const Launched& one = launched_[i];
+      add(one.op, one.entered_at, GlobalRanks(spec_, watch_.Missing(one.op.op, one.number)));
+    }
+  } else if (state_ < State::kReady && !pending_.empty()) {
+    // The CPU transport knows for whom.
+    add(pending_.front(), pending_.front().submitted,
+        context_.waits->Missing(ControlName(), spec_.generation, context_.now));
+  }
+  if (waiting.empty()) return;
+  next_wait_told_ = context_.now + kWaitTellAfter;
+  context_.events.OnWaiting(spec_.name, spec_.generation, std::move(waiting));
+}
+
+// NCCL knows no goodbye: who waits for a rank that has said one would wait for ever.
+void NcclGroup::CheckLeft() {
+  const Launched* head = Head();
+  if (head == nullptr) return;
+  const std::vector<int> left = control_->Left();
+  for (std::size_t i = 0; i <= head->op.batch_rest && i < launched_.size(); ++i) {
+    const Launched& one = launched_[i];
+    for (const int rank : watch_.Missing(one.op.op, one.number)) {
+      if (std::find(left.begin(), left.end(), rank) == left.end()) continue;
+      return Hold(PeerLeft(spec_, rank, Describe(one.op.op), one.op.seq), kBriefly, true);
+    }
+  }
+}
+
+// Group ranks.
+std::vector<int> NcclGroup::OthersOf(const Operation& op) const {
+  if (IsPointToPoint(op.kind)) return {op.peer};
+  std::vector<int> others;
+  for (int rank = 0; rank < port_->size(); ++rank) {
+    if (rank != spec_.rank) others.push_back(rank);
+  }
+  return others;
+}
+
+// The others wait for the first one, but for its batch, which goes with it.
+void NcclGroup::CheckDeadline() {
+  next_deadline_check_ = kNever;
+  const bool any_launched = !launched_.empty();
+  if (state_ > State::kReady || (!any_launched && pending_.empty())) return;
+  const std::size_t rest = (any_launched ? launched_.front().op : pending_.front()).batch_rest;
+  for (std::size_t i = 0; i <= rest; ++i) {
+    const bool late = any_launched
+                          ? EndIfLate(launched_[i].op, launched_[i].number, launched_[i].entered)
+                          : EndIfLate(pending_[i], 0, false);
+    if (late) return;
+  }
+}
+
+bool NcclGroup::EndIfLate(SubmittedOp& op, std::uint64_t number, bool entered) {
+  const OpTimeouts::Verdict verdict = op.timeouts.Check(context_.now, port_->held_until());
+  next_deadline_check_ =
+      std::min(next_deadline_check_, op.timeouts.NextCheck(context_.now, port_->held_until()));
+  if (verdict == OpTimeouts::Verdict::kInTime) return false;
+  LateOp late = LateSince(op, verdict, context_.now, context_.clock);
+  if (entered) {
+    late.missing = watch_.Missing(op.op, number);
+    if (late.missing.empty()) late.awaited = OthersOf(op.op);
+  } else if (state_ < State::kReady) {
+    late.missing = OthersOf(op.op);  // Not connected to any of them.
+  }
+  Fail(LateStatus(spec_, late, verdict));
+  return true;
+}
+
+}  // namespace resilient

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <resilient/communicator.h>
+#include <resilient/device.h>
+#include <resilient/status.h>
+
+#include "runtime/comm/nccl_api.h"
+
+namespace resilient {
+
+// What one rank says of itself before NCCL is connected. Where it differs from rank to rank NCCL
+// hangs or fails in words of its own. Thread: value type.
+struct NcclIdentity {
+  NcclUniqueId id{};     // Of this attempt; rank 0's counts.
+  int nccl_version = 0;  // 23007 for 2.30.7.
+  std::string boot_id;   // Of the host; UUIDs count within it.
+  std::string settings;  // "NCCL_ALGO=Ring NCCL_PROTO=Simple": those that must be equal.
+  DeviceClaim device;    // Without a uuid: it does not say, or ranks may share.
+};
+
+// Those variables of `environment` that must have one value on all ranks of a group, in order of
+// their names.
+std::string NcclSettings(const std::vector<std::pair<std::string, std::string>>& environment);
+
+// At most kMeetingBytes; long texts are cut, settings to their beginning and a sum over all.
+std::string EncodeIdentity(const NcclIdentity& identity);
+// nullopt: it is none.
+std::optional<NcclIdentity> DecodeIdentity(std::string_view text);
+
+// kDuplicateDevice where two ranks use one GPU, kSetting where versions or settings differ, in
+// words that are the same on all ranks. `identities` by group rank. Pure.
+Status CompareIdentities(const GroupSpec& spec, const std::vector<NcclIdentity>& identities);
+
+}  // namespace resilient

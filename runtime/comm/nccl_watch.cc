@@ -1,0 +1,157 @@
+#include "runtime/comm/nccl_watch.h"
+
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/comm/mismatch.h"
+
+namespace resilient {
+namespace {
+
+constexpr std::size_t kNumbers = 8;
+constexpr std::size_t kNumberBytes = sizeof(std::uint64_t);
+static_assert(kNumbers * kNumberBytes + kMessageHeaderBytes + kMaxCallSite <= kProgressBytes);
+
+// One step of FNV-1a over whole numbers, mixed once more: the order counts.
+std::uint64_t Add(std::uint64_t sum, std::uint64_t number) {
+  sum = (sum ^ number) * 0x100000001b3;
+  return sum ^ (sum >> 29);
+}
+
+// Of what every rank knows alike where all are in one operation. Never 0.
+std::uint64_t SumOf(std::uint64_t before, const Operation& op) {
+  std::uint64_t sum = Add(before, static_cast<std::uint64_t>(op.kind));
+  sum = Add(sum, static_cast<std::uint64_t>(op.dtype));
+  sum = Add(sum, static_cast<std::uint64_t>(op.reduce));
+  sum = Add(sum, static_cast<std::uint64_t>(op.root + 1));
+  sum = Add(sum, std::bit_cast<std::uint64_t>(op.factor));
+  sum = Add(sum, op.one_block ? 1 : 0);
+  if (HasOneCount(op.kind)) sum = Add(sum, op.count);
+  const bool parts_alike = op.kind == OpKind::kAllGather || op.kind == OpKind::kReduceScatter;
+  if (parts_alike) {
+    for (const Part& part : op.kind == OpKind::kAllGather ? op.outputs : op.inputs)
+      sum = Add(sum, part.count);
+  }
+  return sum == 0 ? 1 : sum;
+}
+
+}  // namespace
+
+std::string EncodeProgress(const NcclProgress& progress) {
+  const std::uint64_t numbers[kNumbers] = {
+      progress.asks ? 1u : 0u, progress.entered,   progress.ended, progress.sum,
+      progress.about,          progress.about_sum, progress.sends, progress.recvs};
+  std::string bytes(reinterpret_cast<const char*>(numbers), sizeof(numbers));
+  bytes += EncodeMessage(progress.head);
+  bytes.resize(kProgressBytes, '\0');
+  return bytes;
+}
+
+std::optional<NcclProgress> DecodeProgress(std::string_view bytes) {
+  if (bytes.size() != kProgressBytes) return std::nullopt;
+  std::uint64_t numbers[kNumbers];
+  std::memcpy(numbers, bytes.data(), sizeof(numbers));
+  bytes.remove_prefix(sizeof(numbers));
+  Result<MessageHeader> head = DecodeMessage(bytes.substr(0, kMessageHeaderBytes));
+  if (!head.ok() || head->call_site_bytes > kMaxCallSite) return std::nullopt;
+  head->call_site = bytes.substr(kMessageHeaderBytes, head->call_site_bytes);
+  return NcclProgress{.asks = numbers[0] != 0,
+                      .entered = numbers[1],
+                      .ended = numbers[2],
+                      .sum = numbers[3],
+                      .about = numbers[4],
+                      .about_sum = numbers[5],
+                      .sends = numbers[6],
+                      .recvs = numbers[7],
+                      .head = std::move(head).value()};
+}
+
+NcclWatch::NcclWatch(const GroupSpec& spec) : spec_(spec) {}
+
+std::uint64_t NcclWatch::OnEntered(const Operation& op, std::uint64_t seq) {
+  if (op.kind == OpKind::kSend) return ++messages_[op.peer].sends;
+  if (op.kind == OpKind::kRecv) return ++messages_[op.peer].recvs;
+  sums_[seq % kSumsMax] = SumOf(sums_[entered_ % kSumsMax], op);
+  entered_ = seq;
+  return seq;
+}
+
+std::optional<std::uint64_t> NcclWatch::SumAt(std::uint64_t collective) const {
+  const bool kept = collective > 0 && collective <= entered_ && entered_ - collective < kSumsMax;
+  return kept ? std::optional(sums_[collective % kSumsMax]) : std::nullopt;
+}
+
+NcclProgress NcclWatch::Tell(int peer, const Operation* head, std::uint64_t seq) const {
+  NcclProgress told{.entered = entered_, .ended = ended_, .sum = SumAt(ended_).value_or(0)};
+  if (const auto messages = messages_.find(peer); messages != messages_.end()) {
+    told.sends = messages->second.sends;
+    told.recvs = messages->second.recvs;
+  }
+  if (const auto heard = heard_.find(peer); heard != heard_.end()) {
+    told.about = heard->second.head.seq;
+    told.about_sum = SumAt(told.about).value_or(0);
+  }
+  if (head != nullptr && !IsPointToPoint(head->kind)) told.head = HeaderOf(*head, seq);
+  return told;
+}
+
+Status NcclWatch::Hear(int peer, NcclProgress progress, const Operation* head, std::uint64_t seq) {
+  NcclProgress& told = heard_[peer] = std::move(progress);
+  const bool waits = head != nullptr && !IsPointToPoint(head->kind);
+  if (waits && told.head.seq == seq) {
+    const MessageHeader own = HeaderOf(*head, seq);
+    if (!SameCollective(told.head, own)) return CollectiveMismatch(spec_, peer, told.head, own);
+  }
+  const bool about_own = waits && told.about == seq && told.about_sum != 0;
+  if (about_own && told.about_sum != SumAt(seq).value_or(0)) return Different(peer, seq);
+  return CompareWith(peer, told);
+}
+
+Status NcclWatch::Compare() {
+  for (auto& [peer, told] : heard_) RESILIENT_RETURN_IF_ERROR(CompareWith(peer, told));
+  return Status::Ok();
+}
+
+Status NcclWatch::CompareWith(int peer, NcclProgress& told) const {
+  const auto own = SumAt(told.ended);
+  if (!own || told.sum == 0) return Status::Ok();
+  const std::uint64_t theirs = std::exchange(told.sum, 0);  // Compared once.
+  return theirs == *own ? Status::Ok() : Different(peer, told.ended);
+}
+
+Status NcclWatch::Different(int peer, std::uint64_t collective) const {
+  const GroupMember& own = spec_.members[static_cast<std::size_t>(spec_.rank)];
+  const GroupMember& other = spec_.members[static_cast<std::size_t>(peer)];
+  return Status(
+      StatusCode::kMismatch,
+      StrCat(
+          NameOf(own), " and ", NameOf(other), " have run different collectives in group '",
+          spec_.name, "', generation ", spec_.generation, ": at #", collective,
+          " or before it their kinds, types, sizes, roots or reductions differ, and what came of "
+          "it is not to be used; compare torch_resilient.status() of both ranks, or set "
+          "NCCL_DEBUG=INFO, and let all ranks run the same collectives in the same order"),
+      {.rank = other.global_rank,
+       .host = other.host,
+       .pid = other.pid,
+       .generation = spec_.generation,
+       .group = spec_.name,
+       .seq = collective});
+}
+
+std::vector<int> NcclWatch::Missing(const Operation& op, std::uint64_t number) const {
+  std::vector<int> missing;
+  for (int rank = 0; rank < static_cast<int>(spec_.members.size()); ++rank) {
+    if (rank == spec_.rank || (IsPointToPoint(op.kind) && rank != op.peer)) continue;
+    const auto heard = heard_.find(rank);
+    const NcclProgress told = heard == heard_.end() ? NcclProgress() : heard->second;
+    const std::uint64_t reached = op.kind == OpKind::kSend   ? told.recvs
+                                  : op.kind == OpKind::kRecv ? told.sends
+                                                             : told.entered;
+    if (reached < number) missing.push_back(rank);
+  }
+  return missing;
+}
+
+}  // namespace resilient

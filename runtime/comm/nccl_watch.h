@@ -1,0 +1,91 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <resilient/communicator.h>
+#include <resilient/operation.h>
+#include <resilient/status.h>
+
+#include "runtime/comm/wire.h"
+
+namespace resilient {
+
+// Where one rank of a group stands, as it tells another one. Thread: value type.
+struct NcclProgress {
+  bool asks = false;            // It waits, and wants to know where the reader stands.
+  std::uint64_t entered = 0;    // Collectives that its device has begun.
+  std::uint64_t ended = 0;      // Those that have ended.
+  std::uint64_t sum = 0;        // Over what these are.
+  std::uint64_t about = 0;      // The collective in which the reader said it waits; 0: in none.
+  std::uint64_t about_sum = 0;  // Over those up to it; 0: not known, or not begun yet.
+  std::uint64_t sends = 0;      // Messages to the reader that its device has begun.
+  std::uint64_t recvs = 0;      // Messages from the reader likewise.
+  MessageHeader head;           // The collective in which it waits. seq = 0: in none.
+};
+
+// One length for all. Of a head that says where it was called only that fits.
+inline constexpr std::size_t kProgressBytes = 240;
+std::string EncodeProgress(const NcclProgress& progress);
+// nullopt: it is none.
+std::optional<NcclProgress> DecodeProgress(std::string_view bytes);
+
+// Which ranks of a group have not entered an operation of a device, and which are in another one,
+// by what they tell each other: NCCL says neither. `Entered` means begun by the device, so that no
+// long queue is taken for a rank that does not come. A difference shows when two ranks wait for
+// each other in it, or by the sum over all that both have run.
+//
+// Pure: no clock, no messages. Owner: NcclGroup. Thread: caller-synchronised.
+class NcclWatch {
+ public:
+  // How far ranks may be apart for their sums to be compared.
+  static constexpr std::size_t kSumsMax = 4096;
+
+  // `spec` outlives it.
+  explicit NcclWatch(const GroupSpec& spec);
+
+  // The device has begun `op`, the next one. Returns its number among the messages to or from its
+  // peer; of a collective its own.
+  std::uint64_t OnEntered(const Operation& op, std::uint64_t seq);
+
+  // The collective `seq` is over.
+  void OnEnded(std::uint64_t seq) { ended_ = seq; }
+
+  // What `peer` is told by a rank that waits in `head`, which it has entered; null: in none.
+  NcclProgress Tell(int peer, const Operation* head, std::uint64_t seq) const;
+  // Not OK: kMismatch, with what `peer` is in. `head` as in Tell.
+  Status Hear(int peer, NcclProgress progress, const Operation* head, std::uint64_t seq);
+  // Looks again at those that were ahead when they told.
+  Status Compare();
+
+  // Group ranks that are not known to have entered it, ascending. `number`: of OnEntered.
+  std::vector<int> Missing(const Operation& op, std::uint64_t number) const;
+  // Whether there is something that the next rank has not been told.
+  bool HasNews() const { return ended_ > told_; }
+  void NoteTold() { told_ = ended_; }
+
+ private:
+  struct Messages {
+    std::uint64_t sends = 0;
+    std::uint64_t recvs = 0;
+  };
+  std::optional<std::uint64_t> SumAt(std::uint64_t collective) const;
+  Status Different(int peer, std::uint64_t collective) const;
+  Status CompareWith(int peer, NcclProgress& told) const;
+
+  const GroupSpec& spec_;
+  std::uint64_t entered_ = 0;
+  std::uint64_t ended_ = 0;
+  std::uint64_t told_ = 0;
+  std::array<std::uint64_t, kSumsMax> sums_{};  // Of collective k at k % kSumsMax.
+  std::map<int, Messages> messages_;            // By peer.
+  std::map<int, NcclProgress> heard_;           // The latest, by peer.
+};
+
+}  // namespace resilient

@@ -1,0 +1,364 @@
+// Goal: a world whose operations are on devices heals as one on hosts does, with the same causes.
+// Method: threads as ranks, real sessions, the CUDA fabric over the fake NCCL; a membership hub in
+// the process plays the service (world_test.cc). Every result is checked, and what the fake has
+// noticed fails the test.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <barrier>
+#include <latch>
+#include <thread>
+
+#include <resilient/session.h>
+
+#include "runtime/base/log.h"
+#include "runtime/comm/cuda_fabric.h"
+#include "tests/support/fake_nccl.h"
+#include "tests/unit/recovery/membership_hub.h"
+
+namespace resilient::recovery {
+namespace {
+
+using resilient::testing::FakeNccl;
+using resilient::testing::NcclCounts;
+using resilient::testing::NcclScript;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int kWorldSize = 3;
+const std::vector<int> kAllRanks = {0, 1, 2};
+
+struct Rank {
+  std::shared_ptr<Session> session;
+  std::shared_ptr<Group> world;
+};
+using Ranks = std::array<Rank, kWorldSize>;
+
+class CudaWorldTest : public ::testing::Test {
+ protected:
+  ~CudaWorldTest() override {
+    EXPECT_TRUE(fake_.WaitFor([](const NcclCounts& counts) {
+      return counts.communicators == 0 && counts.events == 0 && counts.allocations == 0;
+    }));
+    EXPECT_THAT(fake_.TakeMisuse(), IsEmpty());
+  }
+
+  CudaSources SourcesOf(int rank) {
+    return {.load =
+                [] {
+                  return NcclLibrary{
+                      .nccl = FakeNccl::nccl(), .cuda = FakeNccl::cuda(), .nccl_version = 23007};
+                },
+            .claim =
+                [this, rank](int device) {
+                  return DeviceClaim{.uuid = StrCat("GPU-", shared_gpu_ ? 0 : rank),
+                                     .host = "",
+                                     .ordinal = device,
+                                     .visible = kWorldSize,
+                                     .visible_devices = "",
+                                     .local_rank = rank};
+                }};
+  }
+
+  Rank Start(MembershipHub& hub, int rank) {
+    SessionOptions options;
+    options.rank = rank;
+    options.world_size = kWorldSize;
+    options.interrupt = GiveUpAtTestBound();
+    CudaFabricOptions cuda;
+    cuda.verdict_wait = verdict_wait_;
+    auto session = OpenSession(
+        options, hub.NewLine(),
+        [&](CommunicatorEvents& events) {
+          return MakeCudaFabric({}, cuda, SourcesOf(rank), clock_, events);
+        },
+        clock_);
+    EXPECT_TRUE(session.ok()) << session.status().ToString();
+    const Status init = (*session)->Init();
+    EXPECT_TRUE(init.ok()) << init.ToString();
+    auto world = (*session)->CreateGroup(kWorldGroup, kAllRanks);
+    EXPECT_TRUE(world.ok()) << world.status().ToString();
+    return {*session, *world};
+  }
+
+  static void OnRanks(const std::vector<int>& ranks, const std::function<void(int)>& body) {
+    std::vector<std::thread> threads;
+    for (const int rank : ranks) threads.emplace_back([&body, rank] { body(rank); });
+    for (std::thread& thread : threads) thread.join();
+  }
+  Ranks StartAll(MembershipHub& hub) {
+    Ranks ranks;
+    OnRanks(kAllRanks, [&](int rank) { ranks[static_cast<std::size_t>(rank)] = Start(hub, rank); });
+    return ranks;
+  }
+
+  // On device `rank`: the fake takes it for that rank's.
+  static Operation SumOp(double* value, int rank) {
+    Operation op;
+    op.kind = OpKind::kAllReduce;
+    op.dtype = DataType::kFloat64;
+    op.reduce = ReduceOp::kSum;
+    op.data = value;
+    op.count = 1;
+    op.device = rank;
+    return op;
+  }
+  static Result<double> Sum(Group& group, int rank, double value) {
+    Outcome outcome;
+    const auto seq = group.Submit(SumOp(&value, rank), outcome.Callback());
+    const Status status = seq.ok() ? outcome.Await() : seq.status();
+    if (!status.ok()) return status;
+    return value;
+  }
+  static void ExpectSum(Group& group, int rank) {
+    const Result<double> sum = Sum(group, rank, rank + 1);
+    ASSERT_TRUE(sum.ok()) << "rank " << rank << ": " << sum.status().ToString();
+    EXPECT_EQ(*sum, 6);
+  }
+  bool WaitForKernels(int rank, int count) {
+    return fake_.WaitFor([&](const NcclCounts& counts) {
+      const auto begun = counts.kernels_begun.find(rank);
+      return begun != counts.kernels_begun.end() && begun->second >= count;
+    });
+  }
+
+  FakeNccl fake_;
+  SystemClock clock_;
+  bool shared_gpu_ = false;
+  Duration verdict_wait_ = kTestBound;
+};
+
+TEST_F(CudaWorldTest, HostAndDevice_AreServedByOneGroup) {
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  OnRanks(kAllRanks, [&](int rank) {
+    Group& world = *ranks[static_cast<std::size_t>(rank)].world;
+    for (int i = 0; i < 20; ++i) {
+      ExpectSum(world, rank);
+      double value = rank + 1;
+      Operation on_host = SumOp(&value, kHost);
+      Outcome outcome;
+      ASSERT_TRUE(world.Submit(on_host, outcome.Callback()).ok());
+      EXPECT_TRUE(outcome.Await().ok());
+      EXPECT_EQ(value, 6);
+    }
+  });
+}
+
+TEST_F(CudaWorldTest, KilledRank_EndsWhatIsOnTheDevice_AndTheNextGenerationRuns) {
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  std::latch waiting(3);
+  std::thread killer([&] {
+    waiting.wait();
+    hub.Kill(2);
+  });
+  OnRanks({0, 1, 2}, [&](int rank) {
+    Rank& self = ranks[static_cast<std::size_t>(rank)];
+    ExpectSum(*self.world, rank);
+    if (rank == 2) {
+      waiting.count_down();
+      return;
+    }
+    double value = 1;
+    Outcome outcome;
+    ASSERT_TRUE(self.world->Submit(SumOp(&value, rank), outcome.Callback()).ok());
+    EXPECT_TRUE(WaitForKernels(rank, 2));
+    waiting.count_down();
+    const Status status = outcome.Await();
+    EXPECT_EQ(status.code(), StatusCode::kRankLost) << status.ToString();
+    EXPECT_EQ(status.detail().rank, 2);
+    EXPECT_EQ(status.detail().group, "world");
+    EXPECT_EQ(Sum(*self.world, rank, 1).status().code(), StatusCode::kRankLost);
+  });
+  killer.join();
+  ranks[2] = {};
+  OnRanks(kAllRanks, [&](int rank) {
+    Rank& self = ranks[static_cast<std::size_t>(rank)];
+    if (rank == 2) {
+      self = Start(hub, rank);
+    } else {
+      const Status status = self.session->Rebuild({});
+      ASSERT_TRUE(status.ok()) << status.ToString();
+    }
+    for (int i = 0; i < 5; ++i) ExpectSum(*self.world, rank);
+    EXPECT_EQ(self.session->membership().generation, 2u);
+  });
+}
+
+// NCCL notices first, and names nobody: what the user hears is who.
+TEST_F(CudaWorldTest, ErrorOfNccl_WaitsForTheVerdict) {
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  OnRanks(kAllRanks,
+          [&](int rank) { ExpectSum(*ranks[static_cast<std::size_t>(rank)].world, rank); });
+  std::array<Outcome, 2> outcomes;
+  std::array<double, 2> values = {1, 2};
+  for (const int rank : {0, 1}) {
+    const auto at = static_cast<std::size_t>(rank);
+    ASSERT_TRUE(ranks[at].world->Submit(SumOp(&values[at], rank), outcomes[at].Callback()).ok());
+    ASSERT_TRUE(WaitForKernels(rank, 2));
+  }
+  for (const int rank : {0, 1}) {
+    fake_.Change(rank, [](NcclScript& script) { script.async_error = NcclResult::kRemoteError; });
+  }
+  hub.Kill(2);
+  for (Outcome& outcome : outcomes) EXPECT_EQ(outcome.Await().code(), StatusCode::kRankLost);
+  for (const int rank : {0, 1})
+    fake_.Change(rank, [](NcclScript& script) { script.async_error = NcclResult::kSuccess; });
+}
+
+TEST_F(CudaWorldTest, ErrorOfNccl_WithoutAVerdict_EndsTheGenerationForAll) {
+  verdict_wait_ = Millis(50);
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  OnRanks(kAllRanks,
+          [&](int rank) { ExpectSum(*ranks[static_cast<std::size_t>(rank)].world, rank); });
+  fake_.Change(1, [](NcclScript& script) { script.async_error = NcclResult::kSystemError; });
+  OnRanks(kAllRanks, [&](int rank) {
+    Rank& self = ranks[static_cast<std::size_t>(rank)];
+    while (self.session->failure().ok()) std::this_thread::yield();
+    EXPECT_EQ(self.session->failure().code(), StatusCode::kCommFailed);
+    EXPECT_THAT(self.session->failure().message(),
+                AllOf(HasSubstr("rank 1 (device 1)"), HasSubstr("unhandled system error")));
+  });
+  fake_.Change(1, [](NcclScript& script) { script.async_error = NcclResult::kSuccess; });
+  OnRanks(kAllRanks, [&](int rank) {
+    Rank& self = ranks[static_cast<std::size_t>(rank)];
+    ASSERT_TRUE(self.session->Rebuild({}).ok());
+    ExpectSum(*self.world, rank);
+  });
+}
+
+TEST_F(CudaWorldTest, DeviceLost_FencesTheOthers_AndIsNotRebuilt) {
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  OnRanks(kAllRanks,
+          [&](int rank) { ExpectSum(*ranks[static_cast<std::size_t>(rank)].world, rank); });
+  double value = 1;
+  Outcome outcome;
+  ASSERT_TRUE(ranks[1].world->Submit(SumOp(&value, 1), outcome.Callback()).ok());
+  ASSERT_TRUE(WaitForKernels(1, 2));
+  fake_.Change(1, [](NcclScript& script) { script.lose_device = true; });
+  EXPECT_EQ(outcome.Await().code(), StatusCode::kDeviceLost);
+  OnRanks(kAllRanks, [&](int rank) {
+    Session& session = *ranks[static_cast<std::size_t>(rank)].session;
+    while (session.failure().ok()) std::this_thread::yield();
+    EXPECT_EQ(session.failure().code(), StatusCode::kDeviceLost);
+    EXPECT_EQ(session.failure().detail().rank, 1);
+  });
+  while (ranks[1].session->membership().state != SessionState::kFailed) std::this_thread::yield();
+  EXPECT_EQ(ranks[1].session->Rebuild({}).code(), StatusCode::kDeviceLost);
+  // The process ends, and one with a device that works takes its seat.
+  ranks[1] = {};
+  hub.Kill(1);
+  fake_.Change(1, [](NcclScript& script) { script.lose_device = false; });
+  OnRanks(kAllRanks, [&](int rank) {
+    Rank& self = ranks[static_cast<std::size_t>(rank)];
+    if (rank == 1) {
+      self = Start(hub, rank);
+    } else {
+      const Status status = self.session->Rebuild({});
+      ASSERT_TRUE(status.ok()) << status.ToString();
+    }
+    ExpectSum(*self.world, rank);
+  });
+}
+
+TEST_F(CudaWorldTest, Mismatch_IsRaisedOnEveryRank_AndHeals) {
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  OnRanks(kAllRanks,
+          [&](int rank) { ExpectSum(*ranks[static_cast<std::size_t>(rank)].world, rank); });
+  OnRanks(kAllRanks, [&](int rank) {
+    Rank& self = ranks[static_cast<std::size_t>(rank)];
+    double values[2] = {1, 1};
+    Operation op = SumOp(values, rank);
+    if (rank == 1) op.count = 2;
+    Outcome outcome;
+    const auto seq = self.world->Submit(op, outcome.Callback());
+    EXPECT_EQ((seq.ok() ? outcome.Await() : seq.status()).code(), StatusCode::kMismatch);
+    while (self.session->failure().ok()) std::this_thread::yield();
+    ASSERT_TRUE(self.session->Rebuild({}).ok());
+    ExpectSum(*self.world, rank);
+  });
+  EXPECT_THAT(fake_.TakeMisuse(), ::testing::Each(HasSubstr("is in another collective")));
+}
+
+TEST_F(CudaWorldTest, TwoRanksOnOneGpu_AreRefusedOnEveryRank_BeforeNccl) {
+  shared_gpu_ = true;
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  OnRanks(kAllRanks, [&](int rank) {
+    Rank& self = ranks[static_cast<std::size_t>(rank)];
+    const Status status = Sum(*self.world, rank, 1).status();
+    EXPECT_EQ(status.code(), StatusCode::kDuplicateDevice) << status.ToString();
+    EXPECT_THAT(status.message(), AllOf(HasSubstr("ranks 0, 1, 2 on host"),
+                                        HasSubstr("RESILIENT_ALLOW_SHARED_GPU=1")));
+    // The world goes on, but for that.
+    EXPECT_TRUE(self.session->failure().ok());
+    EXPECT_EQ(Sum(*self.world, rank, 1).status().code(), StatusCode::kDuplicateDevice);
+    double value = rank + 1;
+    Outcome outcome;
+    ASSERT_TRUE(self.world->Submit(SumOp(&value, kHost), outcome.Callback()).ok());
+    EXPECT_TRUE(outcome.Await().ok());
+    EXPECT_EQ(value, 6);
+  });
+  EXPECT_EQ(fake_.Counts().aborts_begun, 0);
+}
+
+TEST_F(CudaWorldTest, StreamsGoOnBehindAnOperation_WithoutTheHost) {
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  OnRanks(kAllRanks,
+          [&](int rank) { ExpectSum(*ranks[static_cast<std::size_t>(rank)].world, rank); });
+  CudaApi cuda = FakeNccl::cuda();
+  CudaStreamHandle stream = nullptr;
+  ASSERT_EQ(cuda.StreamCreateWithFlags(&stream, kCudaStreamNonBlocking), CudaResult::kSuccess);
+  CudaEventHandle reached = nullptr;
+  ASSERT_EQ(cuda.EventCreateWithFlags(&reached, kCudaEventDisableTiming), CudaResult::kSuccess);
+  const auto mark = std::make_shared<LaunchMark>();
+  std::array<double, kWorldSize> values = {1, 2, 3};
+  std::array<Outcome, kWorldSize> outcomes;
+  Operation op = SumOp(&values[0], 0);
+  op.mark = mark;
+  op.stream = stream;
+  ASSERT_TRUE(ranks[0].world->Submit(op, outcomes[0].Callback()).ok());
+  ASSERT_TRUE(mark->WaitFor(kTestBound)) << "launched, though the others have not come";
+  ASSERT_TRUE(mark->Join(stream).ok());
+  ASSERT_EQ(cuda.EventRecord(reached, stream), CudaResult::kSuccess);
+  EXPECT_EQ(cuda.EventQuery(reached), CudaResult::kNotReady);
+  for (const int rank : {1, 2}) {
+    const auto at = static_cast<std::size_t>(rank);
+    ASSERT_TRUE(ranks[at].world->Submit(SumOp(&values[at], rank), outcomes[at].Callback()).ok());
+  }
+  EXPECT_EQ(cuda.EventSynchronize(reached), CudaResult::kSuccess);
+  EXPECT_EQ(values[0], 6) << "what is behind it sees what it has written";
+  for (Outcome& outcome : outcomes) EXPECT_TRUE(outcome.Await().ok());
+  EXPECT_TRUE(mark->Join(stream).ok()) << "at once, as it has ended";
+  EXPECT_EQ(cuda.EventDestroy(reached), CudaResult::kSuccess);
+  EXPECT_EQ(cuda.StreamDestroy(stream), CudaResult::kSuccess);
+}
+
+TEST_F(CudaWorldTest, FiftyRebuilds_LeaveNothing) {
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  std::barrier summed(kWorldSize);
+  OnRanks(kAllRanks, [&](int rank) {
+    Rank& self = ranks[static_cast<std::size_t>(rank)];
+    for (int i = 0; i < 50; ++i) {
+      ExpectSum(*self.world, rank);
+      summed.arrive_and_wait();
+      if (rank == i % kWorldSize) self.world->Abort("it is its turn");
+      while (self.session->failure().ok()) std::this_thread::yield();
+      ASSERT_TRUE(self.session->Rebuild({}).ok());
+    }
+    ExpectSum(*self.world, rank);
+  });
+  EXPECT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.communicators == 3; }));
+}
+
+}  // namespace
+}  // namespace resilient::recovery
