@@ -75,6 +75,7 @@ bench: packages-bench build
 	@$(PYTHON) benchmarks/store_bench.py $(BENCH) --out benchmarks/results/store.json
 	@$(PYTHON) benchmarks/collective_bench.py $(BENCH) --out benchmarks/results/collectives.json
 	@/usr/bin/python3 benchmarks/collective_plot.py benchmarks/results/collectives.{json,svg}
+	@build/bin/nccl_submit_bench | tee benchmarks/results/nccl_submit.json
 	@$(PYTHON) benchmarks/recovery_bench.py --out benchmarks/results/recovery.json
 	@/usr/bin/python3 benchmarks/recovery_plot.py benchmarks/results/recovery.{json,svg}
 	@./setup.sh bench_venv $(VENV)

@@ -111,7 +111,8 @@ CommGroup::~CommGroup() {
 void CommGroup::TakeMail() {
   if (state_ == State::kDone) return;
   TakeLaneFailure();
-  GroupPort::Mail mail = port_->Take();
+  GroupPort::Mail mail;
+  port_->Take(&mail);
   for (SubmittedOp& op : mail.ops) {
     const bool point_to_point = IsPointToPoint(op.op.kind);
     // After the end nothing begins, but everything completes.

@@ -317,14 +317,13 @@ void GroupPort::Leave(const Status& after) {
   doorbell_->Ring();
 }
 
-GroupPort::Mail GroupPort::Take() {
-  Mail mail;
+void GroupPort::Take(Mail* mail) {
+  mail->ops.clear();
   std::lock_guard lock(mutex_);
-  mail.aborted = AbortCause();
-  mail.leave = leave_;
-  if (leave_) mail.left = closed_;
-  mail.ops = std::exchange(ops_, {});
-  return mail;
+  mail->aborted = AbortCause();
+  mail->leave = leave_;
+  if (leave_) mail->left = closed_;
+  mail->ops.swap(ops_);
 }
 
 std::vector<SubmittedOp> GroupPort::Close(const Status& cause) {

@@ -118,7 +118,8 @@ class GroupPort {
     bool leave = false;
     Status left;  // What `leave` completes operations with.
   };
-  Mail Take();
+  // What has come since; the memory of what is in `mail` is used again.
+  void Take(Mail* mail);
   // No more operations are accepted but refused with `cause` (the first one wins); returns those
   // not yet taken.
   std::vector<SubmittedOp> Close(const Status& cause);

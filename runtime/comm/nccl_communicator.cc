@@ -25,6 +25,7 @@ class NcclJoiner final : public LaunchMark::Joiner {
                                   ? scope.result()
                                   : cuda_.StreamWaitEvent(static_cast<CudaStreamHandle>(stream),
                                                           static_cast<CudaEventHandle>(event), 0);
+    if (result == CudaResult::kSuccess) return Status::Ok();
     return CudaStatus(cuda_, result, "cudaStreamWaitEvent", StrCat("a stream of device ", device_),
                       {});
   }
@@ -158,7 +159,9 @@ std::unique_ptr<CommunicatorFactory> MakeNcclFabric(const NcclFabricOptions& opt
     RESILIENT_RETURN_IF_ERROR(CheckNcclSupports(op.op, abilities));
     const auto stream = static_cast<CudaStreamHandle>(op.op.stream);
     RESILIENT_RETURN_IF_ERROR(CheckNotCaptured(cuda, op.op));
-    return CudaStatus(cuda, pool->Mark(stream, &op.ready), "cudaEventRecord", Describe(op.op), {});
+    const CudaResult marked = pool->Mark(stream, &op.ready);
+    if (marked == CudaResult::kSuccess) return Status::Ok();
+    return CudaStatus(cuda, marked, "cudaEventRecord", Describe(op.op), {});
   };
   return MakeFabric({.endpoint = control.endpoint(),
                      .thread_name = options.name,

@@ -82,7 +82,7 @@ NcclGroup::~NcclGroup() {
   if (release_ == nullptr || release_->IsFinished()) return;
   RESILIENT_LOG(kError, "the end of ", Where(),
                 " has not come back from NCCL; its memory and the thread stay until it does");
-  release_->Abandon(std::make_shared<std::deque<Launched>>(std::move(launched_)));
+  release_->Abandon(std::make_shared<Ring<Launched>>(std::move(launched_)));
 }
 
 std::string NcclGroup::Where() const {
@@ -127,8 +127,8 @@ bool NcclGroup::Failed(NcclResult result, std::string_view what) {
 }
 
 bool NcclGroup::Failed(CudaResult result, std::string_view what) {
+  if (result == CudaResult::kSuccess) return false;
   const Status status = CudaStatus(cuda_, result, what, Where(), Detail());
-  if (status.ok()) return false;
   if (state_ < State::kReady) {
     connect_failure_ = status;
   } else {
@@ -193,10 +193,10 @@ void NcclGroup::Advance() {
 }
 
 void NcclGroup::TakeMail() {
-  GroupPort::Mail mail = port_->Take();
-  for (SubmittedOp& op : mail.ops) pending_.push_back(std::move(op));
-  if (!mail.aborted.ok()) return Abort(mail.aborted);
-  if (mail.leave) Leave(mail.left);
+  port_->Take(&mail_);
+  for (SubmittedOp& op : mail_.ops) pending_.push_back(std::move(op));
+  if (!mail_.aborted.ok()) return Abort(mail_.aborted);
+  if (mail_.leave) Leave(mail_.left);
 }
 
 Instant NcclGroup::NextTime() const {
@@ -242,12 +242,13 @@ void NcclGroup::OnLaunched() {
   if (premul_sum_ && Failed(nccl_.RedOpDestroy(*std::exchange(premul_sum_, std::nullopt), comm_),
                             "ncclRedOpDestroy"))
     return;
-  for (auto one = launched_.rbegin(); one != launched_.rend() && !one->recorded; ++one) {
-    if (Failed(cuda_.EventRecord(static_cast<CudaEventHandle>(one->end.get()), stream_),
+  for (std::size_t i = launched_.size(); i > 0 && !launched_[i - 1].recorded; --i) {
+    Launched& one = launched_[i - 1];
+    if (Failed(cuda_.EventRecord(static_cast<CudaEventHandle>(one.end.get()), stream_),
                "cudaEventRecord"))
       return;
-    one->recorded = true;
-    if (one->op.op.mark != nullptr) one->op.op.mark->Launch(context_.joiner, one->end.get());
+    one.recorded = true;
+    if (one.op.op.mark != nullptr) one.op.op.mark->Launch(context_.joiner, one.end.get());
   }
 }
 
@@ -266,8 +267,7 @@ void NcclGroup::CompleteLaunched() {
   if (!health || *health == NcclResult::kInProgress) return;
   for (; over > 0; --over) {
     if (!launched_.front().entered) EnterFirst(context_.now);
-    Launched one = std::move(launched_.front());
-    launched_.pop_front();
+    Launched one = launched_.pop_front();
     if (!IsPointToPoint(one.op.op.kind)) watch_.OnEnded(one.op.seq);
     if (one.op.op.sender != nullptr) *one.op.op.sender = one.op.op.peer;
     finished_.push_back({.op = std::move(one.op), .status = Status::Ok()});
@@ -289,14 +289,16 @@ bool NcclGroup::LaunchNext() {
   if (!MakePremulSum(pending_.front().op)) return false;
   const std::size_t operations = pending_.front().batch_rest + 1;
   for (std::size_t i = 0; i < operations; ++i) {
-    Launched& launched = launched_.emplace_back();
-    launched.op = std::move(pending_.front());
-    pending_.pop_front();
+    Launched& launched = launched_.push_back({});
+    launched.op = pending_.pop_front();
     if (!PutOnStream(launched, i == 0)) return false;
   }
   const NcclResult result = Launch(operations);
-  const SubmittedOp& first = launched_[launched_.size() - operations].op;
-  if (Failed(result, StrCat("launching ", Describe(first.op), " #", first.seq))) return false;
+  if (result != NcclResult::kSuccess && result != NcclResult::kInProgress) {
+    const SubmittedOp& first = launched_[launched_.size() - operations].op;
+    Failed(result, StrCat("launching ", Describe(first.op), " #", first.seq));
+    return false;
+  }
   spin_until_ = context_.now + kSpin;
   launching_ = result == NcclResult::kInProgress;
   if (!launching_) OnLaunched();
@@ -410,8 +412,10 @@ void NcclGroup::Release(NcclRelease::Kind kind) {
                                   .marks = {},
                                   .scratch = std::exchange(scratch_, nullptr),
                                   .name = spec_.name};
-  for (const Launched& one : launched_)
+  for (std::size_t i = 0; i < launched_.size(); ++i) {
+    const Launched& one = launched_[i];
     to_release_->marks.push_back({static_cast<CudaEventHandle>(one.end.get()), one.recorded});
+  }
 }
 
 std::optional<NcclRelease::Work> NcclGroup::TakeRelease() {
@@ -432,18 +436,22 @@ void NcclGroup::Tell(SubmittedOp& op, const Status& status) {
 }
 
 void NcclGroup::RunCompletions() {
-  for (Finished& one : std::exchange(finished_, {})) {
+  telling_.swap(finished_);
+  for (Finished& one : telling_) {
     if (one.op.done) one.op.done(one.status);
     one.op = {};
     port_->OnCompleted();
   }
+  telling_.clear();
   if (end_status_.ok()) return;
-  for (Launched& one : launched_) {
-    if (!std::exchange(one.told, true)) Tell(one.op, end_status_);
+  for (std::size_t i = 0; i < launched_.size(); ++i) {
+    if (!std::exchange(launched_[i].told, true)) Tell(launched_[i].op, end_status_);
   }
-  for (SubmittedOp& op : std::exchange(pending_, {})) {
-    Tell(op, end_status_);
-    op = {};
+  while (!pending_.empty()) {
+    {
+      SubmittedOp op = pending_.pop_front();
+      Tell(op, end_status_);
+    }
     port_->OnCompleted();
   }
 }

@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +11,7 @@
 #include <resilient/clock.h>
 #include <resilient/communicator.h>
 
+#include "runtime/base/ring.h"
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/nccl_communicator.h"
 #include "runtime/comm/nccl_control.h"
@@ -211,10 +211,12 @@ class NcclGroup final {
   Instant next_tell_ = Instant::min();       // The peers.
   Instant next_wait_told_ = Instant::min();  // The session.
   Deadline flush_by_ = Deadline::Never();
-  std::deque<SubmittedOp> pending_;
-  std::deque<Launched> launched_;
+  GroupPort::Mail mail_;  // Of a turn; kept for its memory.
+  Ring<SubmittedOp> pending_;
+  Ring<Launched> launched_;
   std::vector<Finished> finished_;
-  Status end_status_;  // Not OK: everything completes with it.
+  std::vector<Finished> telling_;  // Those of finished_ before.
+  Status end_status_;              // Not OK: everything completes with it.
   std::optional<NcclRelease::Work> to_release_;
   std::shared_ptr<NcclRelease> release_;
 };

@@ -333,9 +333,6 @@ Result<FileDescriptor> AcceptTcp(const FileDescriptor& listener) {
 }
 
 int PollUntil(std::vector<PollEntry>& entries, const Clock& clock, Deadline deadline) {
-  std::vector<pollfd> set;
-  set.reserve(entries.size());
-  for (const PollEntry& entry : entries) set.push_back({entry.fd, entry.events, 0});
   int ready = 0;
   while (true) {
     int timeout_ms = -1;
@@ -344,11 +341,10 @@ int PollUntil(std::vector<PollEntry>& entries, const Clock& clock, Deadline dead
       const auto left = std::chrono::ceil<Millis>(deadline.LeftAt(clock.Now())).count();
       timeout_ms = static_cast<int>(std::min<std::int64_t>(left, INT_MAX));
     }
-    ready = poll(set.data(), set.size(), timeout_ms);
+    ready = poll(entries.data(), entries.size(), timeout_ms);
     if (ready > 0 || timeout_ms == 0) break;
     if (ready < 0) RESILIENT_CHECK(errno == EINTR || errno == EAGAIN);
   }
-  for (std::size_t i = 0; i < set.size(); ++i) entries[i].revents = set[i].revents;
   return std::max(ready, 0);
 }
 

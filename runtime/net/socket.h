@@ -1,5 +1,7 @@
 #pragma once
 
+#include <poll.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -68,11 +70,7 @@ Result<FileDescriptor> AcceptTcp(const FileDescriptor& listener);
 
 // poll() on a set of descriptors until `deadline`; EINTR is absorbed. Returns the number that are
 // ready.
-struct PollEntry {
-  int fd = -1;
-  short events = 0;
-  short revents = 0;
-};
+using PollEntry = pollfd;
 int PollUntil(std::vector<PollEntry>& entries, const Clock& clock, Deadline deadline);
 
 // An eventfd that wakes a poll from another thread. Thread: Wake is thread-safe and
