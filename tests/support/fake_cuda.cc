@@ -15,14 +15,18 @@ int& DeviceOfThread() {
 CudaStreamHandle FakeNccl::NewStream() {
   auto* stream = new CudaStream;
   streams_.insert(stream);
-  stream->worker = std::thread([this, stream] {
+  stream->device = DeviceOfThread();
+  stream->worker = Thread("fake-stream", [this, stream] {
     Lock lock(mutex_);
     while (true) {
       changed_.wait(lock, [&] { return !stream->items.empty() || stream->ended; });
       if (stream->items.empty()) return;
       const auto item = std::move(stream->items.front());
       stream->items.pop_front();
+      stream->busy = true;
       item(lock);
+      stream->busy = false;
+      changed_.notify_all();
     }
   });
   return stream;
@@ -33,7 +37,7 @@ void FakeNccl::EndStream(Lock& lock, CudaStreamHandle stream) {
   stream->ended = true;
   changed_.notify_all();
   lock.unlock();
-  stream->worker.join();
+  stream->worker.Join();
   delete stream;
   lock.lock();
 }
@@ -49,6 +53,48 @@ CudaStreamHandle FakeNccl::StreamOf(CudaStreamHandle stream) {
 void FakeNccl::Enqueue(CudaStreamHandle stream, std::function<void(Lock&)> item) {
   stream->items.push_back(std::move(item));
   changed_.notify_all();
+}
+
+int FakeNccl::DeviceOfThisThread() { return DeviceOfThread(); }
+
+CudaResult FakeNccl::LaunchHostFunction(CudaStreamHandle stream, std::function<void()> function) {
+  Lock lock(mutex_);
+  Enqueue(StreamOf(stream), [function = std::move(function)](Lock& held) {
+    held.unlock();
+    function();
+    held.lock();
+  });
+  return CudaResult::kSuccess;
+}
+
+CudaResult FakeNccl::QueryStream(CudaStreamHandle stream) {
+  Lock lock(mutex_);
+  stream = StreamOf(stream);
+  const bool idle = stream->items.empty() && !stream->busy;
+  return idle ? CudaResult::kSuccess : CudaResult::kNotReady;
+}
+
+CudaResult FakeNccl::SynchronizeStream(CudaStreamHandle stream) {
+  Lock lock(mutex_);
+  AwaitIdle(lock, StreamOf(stream));
+  return CudaResult::kSuccess;
+}
+
+CudaResult FakeNccl::SynchronizeDevice() {
+  Lock lock(mutex_);
+  const std::set<CudaStreamHandle> all = streams_;
+  for (CudaStreamHandle stream : all) {
+    // It may have ended while another one was waited for.
+    if (streams_.count(stream) != 0 && stream->device == DeviceOfThread()) AwaitIdle(lock, stream);
+  }
+  return CudaResult::kSuccess;
+}
+
+// Of what is on it now: others may add to it for ever.
+void FakeNccl::AwaitIdle(Lock& lock, CudaStreamHandle stream) {
+  const auto passed = std::make_shared<bool>(false);
+  Enqueue(stream, [passed](Lock&) { *passed = true; });
+  changed_.wait(lock, [&] { return over_ || *passed; });
 }
 
 bool FakeNccl::IsUsable(CudaEventHandle event, const char* what) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
@@ -18,8 +17,13 @@ constexpr std::chrono::seconds kBound(30);
 
 FakeNccl* FakeNccl::current = nullptr;
 
-FakeNccl::FakeNccl() {
+FakeNccl::FakeNccl(NcclReach reach) {
   RESILIENT_CHECK(current == nullptr);
+  NcclMeetingHost host{.mutex = &mutex_,
+                       .changed = &changed_,
+                       .on_misuse = [this](const std::string& what) { Misuse(what); }};
+  const bool here = reach == NcclReach::kThreads;
+  meetings_ = here ? MakeLocalMeetings(std::move(host)) : MakeSocketMeetings(std::move(host));
   current = this;
 }
 
@@ -28,12 +32,22 @@ FakeNccl::~FakeNccl() {
   over_ = true;
   changed_.notify_all();
   while (!streams_.empty()) EndStream(lock, *streams_.begin());
+  comms_.clear();
+  lock.unlock();
+  meetings_.reset();  // Joins a thread that takes the lock.
   current = nullptr;
 }
 
 void FakeNccl::Change(int rank, const std::function<void(NcclScript&)>& change) {
   std::lock_guard lock(mutex_);
   change(ScriptOf(rank));
+  changed_.notify_all();
+}
+
+void FakeNccl::ChangeAll(const std::function<void(NcclScript&)>& change) {
+  std::lock_guard lock(mutex_);
+  change(script_of_others_);
+  for (auto& [rank, script] : scripts_) change(script);
   changed_.notify_all();
 }
 
@@ -71,14 +85,10 @@ NcclResult FakeNccl::InitRank(NcclCommHandle* comm, int ranks, const NcclUniqueI
                               const NcclConfig& config) {
   if (config.size != sizeof(NcclConfig) || config.magic != 0xcafebeef || config.blocking != 0)
     Misuse("a configuration that is not one of a communicator that does not block");
-  World& world = worlds_[id.bytes];
-  if (world.ranks == 0) world.ranks = ranks;
-  if (world.ranks != ranks || !world.joined.insert(rank).second)
-    Misuse("two different groups by one unique id");
   auto made = std::make_unique<NcclComm>();
   made->rank = rank;
   made->device = DeviceOfThread();
-  made->world = &world;
+  made->meeting = meetings_->Join(id, ranks, rank);
   made->thread = std::this_thread::get_id();
   *comm = made.get();
   comms_[*comm] = std::move(made);
@@ -90,13 +100,13 @@ NcclResult FakeNccl::InitRank(NcclCommHandle* comm, int ranks, const NcclUniqueI
 NcclResult FakeNccl::Poll(NcclCommHandle comm, NcclResult* error) {
   if (!IsUsable(comm, "ncclCommGetAsyncError")) return NcclResult::kInvalidArgument;
   const NcclScript& script = ScriptOf(comm->rank);
-  const auto& world = *static_cast<World*>(comm->world);
   *error = script.async_error;
+  if (*error == NcclResult::kSuccess && comm->meeting->IsLost()) *error = NcclResult::kRemoteError;
   if (*error != NcclResult::kSuccess) return NcclResult::kSuccess;
-  const bool connecting =
-      script.hang_init || world.joined.size() < static_cast<std::size_t>(world.ranks);
+  const bool connecting = script.hang_init || !comm->meeting->IsComplete();
   const bool flushing =
-      comm->finalizing && (script.hang_destroy || comm->kernels_over < comm->kernels_launched);
+      comm->finalizing && (script.hang_destroy || comm->kernels_over < comm->kernels_launched ||
+                           !comm->meeting->IsFlushed());
   const bool launching =
       comm->being_launched != nullptr && (script.hang_launch || comm->polls_left-- > 0);
   if (connecting || flushing || launching) {
@@ -164,121 +174,30 @@ NcclResult FakeNccl::Launch(std::vector<Call> calls) {
 
 void FakeNccl::RunKernel(Lock& lock, NcclCommHandle comm, std::uint64_t number,
                          const std::vector<Call>& calls) {
-  World& world = *static_cast<World*>(comm->world);
   const auto stopped = [&] { return comm->aborted || over_; };
   changed_.wait(lock, [&] { return stopped() || comm->kernels_over == number; });
   comm->kernel_runs = true;
   ++counts_.kernels_begun[comm->rank];
   changed_.notify_all();
   changed_.wait(lock, [&] { return stopped() || !ScriptOf(comm->rank).hold_kernels; });
-  std::vector<PostedPtr> posted;
+  std::vector<PostedCallPtr> posted;
   if (!stopped()) {
-    for (const Call& call : calls) posted.push_back(Post(world, call));
+    for (const Call& call : calls) {
+      CheckMemory(call);
+      posted.push_back(comm->meeting->Post(call));
+    }
     changed_.notify_all();
-    const auto is_done = [](const PostedPtr& one) { return one->done; };
+    const auto is_done = [](const PostedCallPtr& one) { return one->done; };
     changed_.wait(lock,
                   [&] { return stopped() || std::all_of(posted.begin(), posted.end(), is_done); });
   }
-  for (const PostedPtr& one : posted) {
+  for (const PostedCallPtr& one : posted) {
     CheckMemory(one->call);
-    if (!one->done) one->broken = true;  // Its memory may be gone when the others come.
+    if (!one->done) comm->meeting->GiveUp(one);  // Its memory may be gone when the others come.
   }
   comm->kernel_runs = false;
   ++comm->kernels_over;
   changed_.notify_all();
-}
-
-FakeNccl::PostedPtr FakeNccl::Post(World& world, const Call& call) {
-  CheckMemory(call);
-  auto posted = std::make_shared<Posted>(Posted{.call = call});
-  const int rank = call.comm->rank;
-  if (call.kind == Kind::kSend) {
-    Channel& channel = world.channels[{rank, call.peer}];
-    channel.sends.push_back(posted);
-    Match(channel);
-  } else if (call.kind == Kind::kRecv) {
-    Channel& channel = world.channels[{call.peer, rank}];
-    channel.recvs.push_back(posted);
-    Match(channel);
-  } else {
-    std::map<int, PostedPtr>& meeting = world.meetings[call.comm->collectives++];
-    meeting[rank] = posted;
-    if (meeting.size() == static_cast<std::size_t>(world.ranks)) Meet(meeting);
-  }
-  return posted;
-}
-
-void FakeNccl::Match(Channel& channel) {
-  while (!channel.sends.empty() && !channel.recvs.empty()) {
-    Posted& send = *channel.sends.front();
-    Posted& recv = *channel.recvs.front();
-    if (send.broken || recv.broken) return;
-    const std::size_t bytes = send.call.count * SizeOf(send.call.type);
-    const std::size_t room = recv.call.count * SizeOf(recv.call.type);
-    if (bytes != room) {
-      Misuse(StrCat("rank ", send.call.comm->rank, " sends ", bytes, " bytes to rank ",
-                    send.call.peer, ", which receives ", room));
-      send.broken = recv.broken = true;
-      return;
-    }
-    if (bytes > 0) std::memmove(recv.call.to, send.call.from, bytes);
-    send.done = recv.done = true;
-    channel.sends.pop_front();
-    channel.recvs.pop_front();
-  }
-}
-
-bool FakeNccl::AreAlike(const std::map<int, PostedPtr>& meeting) {
-  const Call& first = meeting.begin()->second->call;
-  for (const auto& [rank, posted] : meeting) {
-    const Call& call = posted->call;
-    if (posted->broken) return false;  // Its rank has been told already.
-    if (call.kind == first.kind && call.count == first.count && call.type == first.type &&
-        call.op == first.op && call.factor == first.factor && call.peer == first.peer)
-      continue;
-    Misuse(StrCat("rank ", rank, " is in another collective than rank ", meeting.begin()->first,
-                  ": of ", call.count, " elements and of ", first.count));
-    return false;
-  }
-  return true;
-}
-
-void FakeNccl::Meet(const std::map<int, PostedPtr>& meeting) {
-  if (!AreAlike(meeting)) {
-    for (const auto& [rank, posted] : meeting) posted->broken = true;
-    return;
-  }
-  const Call& first = meeting.begin()->second->call;
-  const std::size_t bytes = first.count * SizeOf(first.type);
-  std::vector<const std::byte*> inputs;
-  inputs.reserve(meeting.size());
-  for (const auto& [rank, posted] : meeting)
-    inputs.push_back(static_cast<const std::byte*>(posted->call.from));
-  const auto reduced = [&] {
-    return ReduceAsNccl(first.type, first.op, first.factor, inputs, first.count);
-  };
-  std::vector<std::byte> everything;  // One for all ranks, or one behind the other.
-  if (first.kind == Kind::kBroadcast) {
-    const std::byte* from = inputs[static_cast<std::size_t>(first.peer)];
-    everything.assign(from, from + bytes);
-  } else if (first.kind == Kind::kAllGather) {
-    for (const std::byte* from : inputs) everything.insert(everything.end(), from, from + bytes);
-  } else if (first.kind == Kind::kReduceScatter) {
-    for (std::size_t rank = 0; rank < meeting.size(); ++rank) {
-      const std::vector<std::byte> part = reduced();
-      everything.insert(everything.end(), part.begin(), part.end());
-      for (const std::byte*& from : inputs) from += bytes;
-    }
-  } else {
-    everything = reduced();
-  }
-  for (const auto& [rank, posted] : meeting) {
-    posted->done = true;
-    if (first.kind == Kind::kReduce && rank != first.peer) continue;
-    const bool parts = first.kind == Kind::kReduceScatter;
-    const std::size_t at = parts ? static_cast<std::size_t>(rank) * bytes : 0;
-    std::memcpy(posted->call.to, everything.data() + at, parts ? bytes : everything.size());
-  }
 }
 
 NcclResult FakeNccl::MakePremulSum(NcclCommHandle comm, NcclReduceOp* op, const void* scalar,

@@ -1,21 +1,19 @@
 #pragma once
 
-#include <array>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "runtime/comm/nccl_api.h"
+#include "tests/support/fake_nccl_meeting.h"
 
 namespace resilient::testing {
 
@@ -51,7 +49,13 @@ struct NcclCounts {
   std::vector<std::string> misuse;
 };
 
-// NCCL and the CUDA runtime over host memory, in one process: a stream is a queue with a thread,
+// Where the ranks of a fake are.
+enum class NcclReach {
+  kThreads,   // All in this process.
+  kProcesses  // Others in other processes, each with a fake of this kind; see fake_nccl_meeting.h.
+};
+
+// NCCL and the CUDA runtime over host memory: a stream is a queue with a thread,
 // an event is a flag behind it, a group of calls is one kernel on its stream. Kernels of one
 // communicator run one after the other, whatever their streams. A kernel waits for what its calls
 // need of the other ranks, for all at once, and moves and sums up the data: collectives meet by
@@ -64,7 +68,7 @@ struct NcclCounts {
 // Lifetime: outlives what uses its tables; the destructor ends everything that hangs.
 class FakeNccl {
  public:
-  FakeNccl();
+  explicit FakeNccl(NcclReach reach = NcclReach::kThreads);
   ~FakeNccl();
   FakeNccl(const FakeNccl&) = delete;
   FakeNccl& operator=(const FakeNccl&) = delete;
@@ -73,46 +77,29 @@ class FakeNccl {
   static CudaApi cuda();
 
   void Change(int rank, const std::function<void(NcclScript&)>& change);
+  // For all ranks that this process has and will have.
+  void ChangeAll(const std::function<void(NcclScript&)>& change);
   NcclCounts Counts();
   // What was misused since the last call.
   std::vector<std::string> TakeMisuse();
   // False when it does not become true within half a minute.
   bool WaitFor(const std::function<bool(const NcclCounts&)>& condition);
 
+  // As cudaLaunchHostFunc, cudaStreamQuery, cudaStreamSynchronize and cudaDeviceSynchronize, which
+  // the table has not.
+  CudaResult LaunchHostFunction(CudaStreamHandle stream, std::function<void()> function);
+  CudaResult QueryStream(CudaStreamHandle stream);
+  CudaResult SynchronizeStream(CudaStreamHandle stream);
+  CudaResult SynchronizeDevice();
+  static int DeviceOfThisThread();
+
  private:
   friend struct FakeNcclFunctions;
   friend struct FakeNcclTable;
   friend struct FakeCudaFunctions;
   using Lock = std::unique_lock<std::mutex>;
-  enum class Kind { kAllReduce, kReduce, kBroadcast, kAllGather, kReduceScatter, kSend, kRecv };
-  struct Call {
-    Kind kind = Kind::kAllReduce;
-    const void* from = nullptr;
-    void* to = nullptr;
-    std::size_t count = 0;
-    NcclDataType type = NcclDataType::kUInt8;
-    NcclReduceOp op = NcclReduceOp::kSum;
-    int peer = 0;  // Or root.
-    NcclCommHandle comm = nullptr;
-    CudaStreamHandle stream = nullptr;
-    std::optional<double> factor = std::nullopt;  // Of an operator that was made; `op` is kSum.
-  };
-  struct Posted {  // A call whose kernel runs.
-    Call call;
-    bool done = false;
-    bool broken = false;  // It never will be.
-  };
-  using PostedPtr = std::shared_ptr<Posted>;
-  struct Channel {  // From one rank to another; what is in it waits for its counterpart.
-    std::deque<PostedPtr> sends;
-    std::deque<PostedPtr> recvs;
-  };
-  struct World {  // One unique id.
-    int ranks = 0;
-    std::set<int> joined;
-    std::map<std::uint64_t, std::map<int, PostedPtr>> meetings;  // Collectives, by number and rank.
-    std::map<std::pair<int, int>, Channel> channels;
-  };
+  using Kind = NcclCallKind;
+  using Call = NcclCall;
   struct Block {  // Of device memory. Freed ones are kept, so that their addresses stay theirs.
     std::vector<std::byte> bytes;
     bool freed = false;
@@ -132,32 +119,32 @@ class FakeNccl {
   NcclResult DestroyOperator(NcclCommHandle comm, NcclReduceOp op);
   void RunKernel(Lock& lock, NcclCommHandle comm, std::uint64_t number,
                  const std::vector<Call>& calls);
-  PostedPtr Post(World& world, const Call& call);
-  void Match(Channel& channel);
-  void Meet(const std::map<int, PostedPtr>& meeting);
-  bool AreAlike(const std::map<int, PostedPtr>& meeting);
   CudaResult Allocate(Lock& lock, void** memory, std::size_t bytes);
   CudaResult Deallocate(Lock& lock, void* memory);
   void CheckMemory(const Call& call);
   CudaStreamHandle StreamOf(CudaStreamHandle stream);
   void Enqueue(CudaStreamHandle stream, std::function<void(Lock&)> item);
   CudaStreamHandle NewStream();
+  void AwaitIdle(Lock& lock, CudaStreamHandle stream);
   void EndStream(Lock& lock, CudaStreamHandle stream);
   bool IsThere(NcclCommHandle comm, const char* what);
   bool IsUsable(NcclCommHandle comm, const char* what);
   bool IsUsable(CudaEventHandle event, const char* what);
   void Misuse(const std::string& what);
-  NcclScript& ScriptOf(int rank) { return scripts_[rank]; }
+  NcclScript& ScriptOf(int rank) {
+    return scripts_.try_emplace(rank, script_of_others_).first->second;
+  }
 
   static FakeNccl* current;  // The one that is alive.
 
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::unique_ptr<NcclMeetings> meetings_;  // Its calls are guarded by mutex_.
   // Guarded by mutex_.
   bool over_ = false;
   NcclCounts counts_;
   std::map<int, NcclScript> scripts_;
-  std::map<std::array<char, 128>, World> worlds_;
+  NcclScript script_of_others_;
   std::map<NcclCommHandle, std::unique_ptr<NcclComm>> comms_;
   std::set<CudaStreamHandle> streams_;
   std::set<CudaEventHandle> events_;

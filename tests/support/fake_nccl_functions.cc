@@ -1,5 +1,3 @@
-#include <cstring>
-
 #include "tests/support/fake_nccl.h"
 #include "tests/support/fake_nccl_state.h"
 
@@ -82,8 +80,8 @@ struct FakeNcclFunctions {
   }
   static NcclResult GetUniqueId(NcclUniqueId* id) {
     Lock lock(fake().mutex_);
-    const int number = ++fake().counts_.unique_ids;
-    std::memcpy(id->bytes.data(), &number, sizeof(number));
+    ++fake().counts_.unique_ids;
+    *id = fake().meetings_->NewId();
     return NcclResult::kSuccess;
   }
   static NcclResult InitRank(NcclCommHandle* comm, int ranks, NcclUniqueId id, int rank,

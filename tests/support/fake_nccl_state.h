@@ -8,7 +8,9 @@
 #include <mutex>
 #include <thread>
 
+#include "runtime/base/thread.h"
 #include "runtime/comm/nccl_api.h"
+#include "tests/support/fake_nccl_meeting.h"
 
 // What the handles of the fake (fake_nccl.h) point to. Thread: all under its lock.
 namespace resilient {
@@ -21,7 +23,7 @@ struct NcclComm {
 
   int rank = 0;
   int device = 0;
-  void* world = nullptr;
+  std::unique_ptr<testing::NcclMeeting> meeting;
   std::thread::id thread;
   bool aborted = false;
   bool finalizing = false;
@@ -30,16 +32,17 @@ struct NcclComm {
   std::uint64_t kernels_launched = 0;
   std::uint64_t kernels_over = 0;
   bool kernel_runs = false;
-  std::uint64_t collectives = 0;
   std::map<NcclReduceOp, Operator> operators;
   int operators_made = 0;
 };
 
 struct CudaStream {
   std::deque<std::function<void(std::unique_lock<std::mutex>&)>> items;
+  bool busy = false;  // With an item that is not among them any more.
   bool ended = false;
+  int device = 0;
   NcclCommHandle last_launcher = nullptr;  // May be gone.
-  std::thread worker;
+  Thread worker;
 };
 
 struct CudaEvent {
