@@ -1,0 +1,137 @@
+#include <cstddef>
+
+#include "tests/support/fake_library_state.h"
+#include "tests/support/fake_nccl.h"
+
+// What libresilient_fake_nccl.so exports under the names of NCCL and of the CUDA runtime, with
+// their C signatures (nccl_types.h): one process loads it in the place of both.
+namespace resilient::testing {
+namespace {
+
+const NcclApi& Nccl() {
+  FakeOfLibrary();
+  static const NcclApi kApi = FakeNccl::nccl();
+  return kApi;
+}
+
+const CudaApi& Cuda() {
+  FakeOfLibrary();
+  static const CudaApi kApi = FakeNccl::cuda();
+  return kApi;
+}
+
+// As many as a machine has; none of them has memory of its own.
+constexpr int kDevices = 8;
+
+}  // namespace
+
+// NOLINTBEGIN(readability-identifier-naming): the names of C.
+extern "C" {
+
+const char* ncclGetErrorString(NcclResult result) { return Nccl().GetErrorString(result); }
+const char* ncclGetLastError(NcclCommHandle comm) { return Nccl().GetLastError(comm); }
+NcclResult ncclGetVersion(int* version) { return Nccl().GetVersion(version); }
+NcclResult ncclGetUniqueId(NcclUniqueId* id) { return Nccl().GetUniqueId(id); }
+NcclResult ncclCommInitRankConfig(NcclCommHandle* comm, int ranks, NcclUniqueId id, int rank,
+                                  NcclConfig* config) {
+  return Nccl().CommInitRankConfig(comm, ranks, id, rank, config);
+}
+NcclResult ncclCommGetAsyncError(NcclCommHandle comm, NcclResult* error) {
+  return Nccl().CommGetAsyncError(comm, error);
+}
+NcclResult ncclCommFinalize(NcclCommHandle comm) { return Nccl().CommFinalize(comm); }
+NcclResult ncclCommDestroy(NcclCommHandle comm) { return Nccl().CommDestroy(comm); }
+NcclResult ncclCommAbort(NcclCommHandle comm) { return Nccl().CommAbort(comm); }
+NcclResult ncclGroupStart() { return Nccl().GroupStart(); }
+NcclResult ncclGroupEnd() { return Nccl().GroupEnd(); }
+NcclResult ncclAllReduce(const void* from, void* to, std::size_t count, NcclDataType type,
+                         NcclReduceOp op, NcclCommHandle comm, CudaStreamHandle stream) {
+  return Nccl().AllReduce(from, to, count, type, op, comm, stream);
+}
+NcclResult ncclReduce(const void* from, void* to, std::size_t count, NcclDataType type,
+                      NcclReduceOp op, int root, NcclCommHandle comm, CudaStreamHandle stream) {
+  return Nccl().Reduce(from, to, count, type, op, root, comm, stream);
+}
+NcclResult ncclBroadcast(const void* from, void* to, std::size_t count, NcclDataType type, int root,
+                         NcclCommHandle comm, CudaStreamHandle stream) {
+  return Nccl().Broadcast(from, to, count, type, root, comm, stream);
+}
+NcclResult ncclAllGather(const void* from, void* to, std::size_t count, NcclDataType type,
+                         NcclCommHandle comm, CudaStreamHandle stream) {
+  return Nccl().AllGather(from, to, count, type, comm, stream);
+}
+NcclResult ncclReduceScatter(const void* from, void* to, std::size_t count, NcclDataType type,
+                             NcclReduceOp op, NcclCommHandle comm, CudaStreamHandle stream) {
+  return Nccl().ReduceScatter(from, to, count, type, op, comm, stream);
+}
+NcclResult ncclSend(const void* from, std::size_t count, NcclDataType type, int peer,
+                    NcclCommHandle comm, CudaStreamHandle stream) {
+  return Nccl().Send(from, count, type, peer, comm, stream);
+}
+NcclResult ncclRecv(void* to, std::size_t count, NcclDataType type, int peer, NcclCommHandle comm,
+                    CudaStreamHandle stream) {
+  return Nccl().Recv(to, count, type, peer, comm, stream);
+}
+NcclResult ncclRedOpCreatePreMulSum(NcclReduceOp* op, void* scalar, NcclDataType type,
+                                    NcclScalarResidence residence, NcclCommHandle comm) {
+  return Nccl().RedOpCreatePreMulSum(op, scalar, type, residence, comm);
+}
+NcclResult ncclRedOpDestroy(NcclReduceOp op, NcclCommHandle comm) {
+  return Nccl().RedOpDestroy(op, comm);
+}
+
+const char* cudaGetErrorName(CudaResult error) { return Cuda().GetErrorName(error); }
+const char* cudaGetErrorString(CudaResult error) { return Cuda().GetErrorString(error); }
+CudaResult cudaSetDevice(int device) { return Cuda().SetDevice(device); }
+CudaResult cudaDeviceGetAttribute(int* value, CudaDeviceAttribute attribute, int device) {
+  return Cuda().DeviceGetAttribute(value, attribute, device);
+}
+CudaResult cudaMalloc(void** memory, std::size_t bytes) { return Cuda().Malloc(memory, bytes); }
+CudaResult cudaFree(void* memory) { return Cuda().Free(memory); }
+CudaResult cudaStreamCreateWithFlags(CudaStreamHandle* stream, unsigned int flags) {
+  return Cuda().StreamCreateWithFlags(stream, flags);
+}
+CudaResult cudaStreamDestroy(CudaStreamHandle stream) { return Cuda().StreamDestroy(stream); }
+CudaResult cudaStreamWaitEvent(CudaStreamHandle stream, CudaEventHandle event, unsigned int flags) {
+  return Cuda().StreamWaitEvent(stream, event, flags);
+}
+CudaResult cudaEventCreateWithFlags(CudaEventHandle* event, unsigned int flags) {
+  return Cuda().EventCreateWithFlags(event, flags);
+}
+CudaResult cudaEventRecord(CudaEventHandle event, CudaStreamHandle stream) {
+  return Cuda().EventRecord(event, stream);
+}
+CudaResult cudaEventQuery(CudaEventHandle event) { return Cuda().EventQuery(event); }
+CudaResult cudaEventSynchronize(CudaEventHandle event) { return Cuda().EventSynchronize(event); }
+CudaResult cudaEventDestroy(CudaEventHandle event) { return Cuda().EventDestroy(event); }
+
+// What the tables have not: for who makes a device of torch's of it.
+CudaResult cudaGetDevice(int* device) {
+  *device = FakeNccl::DeviceOfThisThread();
+  return CudaResult::kSuccess;
+}
+CudaResult cudaGetDeviceCount(int* count) {
+  *count = kDevices;
+  return CudaResult::kSuccess;
+}
+CudaResult cudaStreamCreateWithPriority(CudaStreamHandle* stream, unsigned int flags, int) {
+  return Cuda().StreamCreateWithFlags(stream, flags);
+}
+CudaResult cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return CudaResult::kSuccess;
+}
+CudaResult cudaLaunchHostFunc(CudaStreamHandle stream, void (*function)(void*), void* data) {
+  return FakeOfLibrary().LaunchHostFunction(stream, [function, data] { function(data); });
+}
+CudaResult cudaStreamQuery(CudaStreamHandle stream) { return FakeOfLibrary().QueryStream(stream); }
+CudaResult cudaStreamSynchronize(CudaStreamHandle stream) {
+  return FakeOfLibrary().SynchronizeStream(stream);
+}
+CudaResult cudaDeviceSynchronize() { return FakeOfLibrary().SynchronizeDevice(); }
+
+}  // extern "C"
+// NOLINTEND(readability-identifier-naming)
+
+}  // namespace resilient::testing
