@@ -93,6 +93,8 @@ class SocketMeetings final : public NcclMeetings {
     if (!thread_.Joinable()) thread_ = Thread("fake-nccl-hub", [this] { Run(); });
     wake_.Wake();
   }
+  // Of a rank in the hub's process, which may end right away: the others are told before.
+  void NoticeLeave() { hub_->Serve(); }
   bool IsFlushed(std::uint64_t world_of_hub) const { return hub_->IsFlushed(world_of_hub); }
 
  private:
@@ -140,6 +142,7 @@ class SocketMeeting final : public NcclMeeting {
     membership_->waiting.clear();
     membership_->link.Send({.type = NcclMessage::Type::kLeave});
     membership_->left = true;
+    if (world_of_hub_ != 0) meetings_.NoticeLeave();
     meetings_.Attend();
   }
 
