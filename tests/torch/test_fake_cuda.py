@@ -1,0 +1,125 @@
+"""The CUDA devices of tests/support/fake_torch_module.cc do what tests of the plugin lean on."""
+
+import ctypes
+
+import conftest
+import fake_device
+import pytest
+import torch
+
+
+@pytest.fixture
+def rank(rank_server):
+    """Runs a function in a process of its own."""
+    if why := fake_device.refusal():
+        pytest.skip(why)
+    worlds = conftest.world_at(rank_server, "none")
+    world = next(worlds)
+    yield lambda function: world.run(function, 1)
+    assert next(worlds, None) is None
+
+
+def sharing():
+    fake = fake_device.load()
+    host = torch.arange(6.0).view(2, 3)
+    for twin in (fake.tensor(host, 1), fake.tensor(host.t(), 1).t()):
+        assert twin.device == torch.device("cuda:1") and twin.is_cuda
+        assert twin.data_ptr() == host.data_ptr() and twin.stride() == host.stride()
+        assert torch.equal(fake.host(twin), host)
+    part = fake.tensor(host)[1]
+    assert part.device == torch.device("cuda:0") and part.data_ptr() == host[1].data_ptr()
+    kept = fake.host(fake.tensor(torch.ones(1000)))  # Its first owner is gone.
+    assert kept.sum() == 1000
+
+
+def devices():
+    fake = fake_device.load()
+    assert torch.cuda.is_available() and torch.cuda.device_count() == fake.DEVICES
+    assert torch.cuda.current_device() == fake.device() == 0
+    with torch.cuda.device(1):
+        assert torch.cuda.current_device() == fake.device() == 1
+        assert fake.current_stream().device == torch.device("cuda:1")
+    torch.cuda.set_device(2)
+    assert fake.device() == 2
+    library = ctypes.CDLL(fake.library)  # The instance that a loader of the path gets.
+    number = ctypes.c_int()
+    assert library.cudaGetDevice(ctypes.byref(number)) == 0 and number.value == 2
+
+
+def streams():
+    fake = fake_device.load()
+    default = fake.current_stream()
+    assert default.stream_id == 0 and fake.native_handle(default) == 0
+    with fake.stream() as one:
+        assert fake.current_stream() == one != default
+        assert fake.native_handle(one) != 0
+        with fake.stream(device=1) as other:
+            assert fake.current_stream() == one and fake.current_stream(1) == other
+        with fake.stream(default):
+            assert fake.current_stream() == default
+    assert fake.current_stream() == default
+
+
+def order():
+    fake = fake_device.load()
+    source, between, result = torch.arange(4.0), torch.zeros(4), torch.zeros(4)
+    producer, consumer = fake.new_stream(), fake.new_stream()
+    event = torch.Event("cuda")
+    with fake.hold(producer) as hold:
+        fake.copy(between, source, producer)
+        event.record(producer)
+        consumer.wait_event(event)
+        fake.copy(result, between, consumer)
+        hold.wait_until_reached()
+        assert hold.reached and not event.query()
+        assert not producer.query() and not consumer.query()
+        fake.new_stream().synchronize()  # Another one is not in their order.
+        assert not between.any() and not result.any()
+    consumer.synchronize()
+    assert event.query() and consumer.query()
+    event.synchronize()
+    assert torch.equal(result, source)
+    done = []
+    fake.enqueue(lambda: done.append(result.sum().item()), consumer)
+    fake.synchronize()
+    assert done == [6]
+    del event
+    assert fake.counts()["events"] == 0 and fake.counts()["misuse"] == []
+
+
+def copies():
+    fake = fake_device.load()
+    source = torch.arange(12.0).view(3, 4)
+    device = torch.empty(3, 4, device="cuda:1")
+    device.copy_(source)
+    assert torch.equal(device.cpu(), source)
+    turned = device.t().contiguous()
+    assert turned.device == torch.device("cuda:1") and turned.is_contiguous()
+    assert torch.equal(turned.cpu(), source.t())
+    assert torch.equal(source.to("cuda:3").clone().to("cpu"), source)
+    target = torch.zeros(3, 4)
+    twin = fake.tensor(target, 1)
+    with fake.stream(device=1) as stream, fake.hold(stream):
+        twin.copy_(device)  # In the order of the current stream: not yet.
+        assert not target.any()
+    stream.synchronize()
+    assert torch.equal(target, source)
+    device.record_stream(stream)
+
+
+def control():
+    fake = fake_device.load()
+    fake.change("refuse_events=1")
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        torch.Event("cuda").record(fake.current_stream())
+    with pytest.raises(ValueError, match="not a script"):
+        fake.change("refuse_nothing=1")
+    fake.change("refuse_events=0")
+    event = torch.Event("cuda")
+    event.record(fake.current_stream())
+    assert fake.wait("events", 1) and fake.counts()["events"] == 1
+
+
+@pytest.mark.parametrize("function", [sharing, devices, streams, order, copies, control])
+def test_fake_cuda(rank, function):
+    rank(function)
