@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tests/support/fake_torch_guard.h"
+#include "tests/support/fake_torch_hooks.h"
 #include "tests/support/fake_torch_runtime.h"
 #include "tests/support/fake_torch_tensors.h"
 
@@ -70,11 +71,11 @@ class StreamScope {
   }
   void Exit(const py::args&) { Exchange(*before_); }
 
- private:
   static c10::Stream Exchange(c10::Stream stream) {
     return c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->exchangeStream(stream);
   }
 
+ private:
   c10::Stream stream_;
   MaybeStream before_;
 };
@@ -108,6 +109,8 @@ void InstallInPython() {
     return before;
   };
   cuda.attr("_initialized") = true;
+  for (const char* name : {"manual_seed", "manual_seed_all"})  // Its generators need a driver.
+    cuda.attr(name) = py::cpp_function([](const py::args&) {});
   cuda.attr("is_available") = py::cpp_function([] { return true; });
   cuda.attr("device_count") = py::cpp_function([] { return int{kFakeDevices}; });
   inner.attr("_cuda_getDevice") = py::cpp_function([] { return int{FakeDevice(-1).index()}; });
@@ -117,6 +120,33 @@ void InstallInPython() {
   inner.attr("_cuda_getDeviceCount") = py::cpp_function([] { return int{kFakeDevices}; });
   inner.attr("_cuda_synchronize") =
       py::cpp_function([] { Check(Runtime().device_synchronize()); }, WithoutLock());
+}
+
+// Streams and events of torch.cuda are those that torch has for any device.
+void InstallStreamsInPython() {
+  const py::module_ torch = py::module_::import("torch");
+  const py::module_ cuda = py::module_::import("torch.cuda");
+  const auto device_of = [](const py::object& device) {
+    const py::object index = py::module_::import("torch.cuda._utils").attr("_get_device_index");
+    return FakeDevice(index(device, true).cast<c10::DeviceIndex>());
+  };
+  cuda.attr("Stream") = torch.attr("Stream");
+  cuda.attr("Event") = torch.attr("Event");
+  cuda.attr("current_stream") = py::cpp_function(
+      [device_of](const py::object& device) { return CurrentStream(device_of(device)); },
+      py::arg("device") = py::none());
+  cuda.attr("default_stream") = py::cpp_function(
+      [device_of](const py::object& device) {
+        return c10::Stream(c10::Stream::DEFAULT, device_of(device));
+      },
+      py::arg("device") = py::none());
+  py::module_::import("torch._C").attr("_cuda_setStream") = py::cpp_function(
+      [](c10::StreamId id, int device, int) {
+        Check(Runtime().cuda.SetDevice(device));
+        const c10::Device on = FakeDevice(static_cast<c10::DeviceIndex>(device));
+        StreamScope::Exchange(c10::Stream(c10::Stream::UNSAFE, on, id));
+      },
+      py::arg("stream_id"), py::arg("device_index"), py::arg("device_type"));
 }
 
 void BindStreams(py::module_& m) {
@@ -183,8 +213,10 @@ PYBIND11_MODULE(fake_cuda, m) {
   m.attr("DEVICES") = int{kFakeDevices};
   m.def("install", [] {
     InstallGuard();
+    InstallHooks();
     InstallKernels();
     InstallInPython();
+    InstallStreamsInPython();
   });
   m.def(
       "tensor", [](const at::Tensor& host, int device) { return OnFake(host, FakeDevice(device)); },

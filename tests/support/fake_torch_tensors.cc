@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tests/support/fake_torch_guard.h"
+#include "tests/support/fake_torch_on_host.h"
 
 namespace resilient::testing {
 namespace {
@@ -48,6 +49,16 @@ at::Tensor& Copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   return to;
 }
 
+// Torch's own wants pinned memory for what is not waited for.
+at::Tensor ToCopy(const at::Tensor& from, Dtype dtype, Layout, Device device, Pinned,
+                  bool non_blocking, std::optional<at::MemoryFormat> format) {
+  const auto options = from.options().dtype(dtype.value_or(from.scalar_type()));
+  const at::Tensor to =
+      at::empty_like(from, options.device(device.value_or(from.device())), format);
+  to.copy_(from, non_blocking);
+  return to;
+}
+
 void RecordStream(at::Tensor&, at::Stream) {}
 
 struct Quiet final : c10::WarningHandler {
@@ -79,7 +90,9 @@ void InstallKernels() {
   library->impl("empty.memory_format", TORCH_FN(Empty));
   library->impl("empty_strided", TORCH_FN(EmptyStrided));
   library->impl("copy_", TORCH_FN(Copy));
+  library->impl("_to_copy", TORCH_FN(ToCopy));
   library->impl("record_stream", TORCH_FN(RecordStream));
+  AddKernelsOnHost(*library);
 }
 
 }  // namespace resilient::testing

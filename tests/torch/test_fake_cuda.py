@@ -107,6 +107,68 @@ def copies():
     device.record_stream(stream)
 
 
+def torch_cuda():
+    """The streams and events of torch.cuda and of torch.accelerator are these."""
+    fake = fake_device.load()
+    default = torch.cuda.current_stream()
+    assert default == torch.cuda.default_stream() == torch.accelerator.current_stream()
+    side = torch.cuda.Stream()
+    event = torch.cuda.Event()
+    target = torch.zeros(4)
+    with torch.cuda.stream(side), fake.hold():
+        assert torch.cuda.current_stream() == fake.current_stream() == side
+        fake.tensor(target).fill_(3)
+        event.record(side)
+        default.wait_event(event)
+        assert not default.query() and not target.any()
+    assert torch.cuda.current_stream() == default
+    torch.cuda.synchronize()
+    assert default.query() and target.sum() == 12
+    with torch.cuda.stream(torch.cuda.Stream(device=1)) as _:
+        assert fake.current_stream(1).stream_id != 0
+    assert torch.accelerator.device_count() == fake.DEVICES
+
+
+def kernels():
+    fake_device.load()
+    torch.manual_seed(1)
+    ones = torch.ones(3, device="cuda:1")
+    ones += torch.arange(3, device="cuda:1")
+    assert ones.device == torch.device("cuda:1") and ones.tolist() == [1, 2, 3]
+    assert torch.equal(torch.cat([ones, ones]).cpu(), torch.tensor([1.0, 2, 3, 1, 2, 3]))
+    assert ones.to("cpu", non_blocking=True).sum().item() == 6
+    out = torch.empty(0, device="cuda:1")
+    assert torch.add(ones, 1, out=out) is out and out.tolist() == [2, 3, 4]
+    assert torch.equal(torch.stack([ones, out]).max(0).values, out)
+    assert ones[ones > 1].tolist() == [2, 3]
+
+
+def training():
+    """Of a model on the device, as of one on the CPU."""
+    fake_device.load()
+    losses = []
+    for device in ("cpu", "cuda:1"):
+        torch.manual_seed(1)
+        layers = (
+            torch.nn.Linear(4, 8),
+            torch.nn.LayerNorm(8),
+            torch.nn.ReLU(),
+            torch.nn.Linear(8, 2),
+        )
+        model = torch.nn.Sequential(*layers).to(device)
+        optimizers = torch.optim.SGD(model.parameters(), 0.1), torch.optim.Adam(model.parameters())
+        inputs, targets = torch.randn(5, 4).to(device), torch.tensor([0, 1, 0, 1, 0]).to(device)
+        for _ in range(3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            losses.append(loss.item())
+    assert losses[:3] == pytest.approx(losses[3:]) and losses[2] < losses[0]
+
+
 def control():
     fake = fake_device.load()
     fake.change("refuse_events=1")
@@ -120,6 +182,8 @@ def control():
     assert fake.wait("events", 1) and fake.counts()["events"] == 1
 
 
-@pytest.mark.parametrize("function", [sharing, devices, streams, order, copies, control])
+@pytest.mark.parametrize(
+    "function", [sharing, devices, streams, order, copies, torch_cuda, kernels, training, control]
+)
 def test_fake_cuda(rank, function):
     rank(function)
