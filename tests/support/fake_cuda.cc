@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 
 #include "runtime/base/log.h"
 #include "tests/support/fake_nccl.h"
@@ -20,7 +21,8 @@ CudaStreamHandle FakeNccl::NewStream() {
     Lock lock(mutex_);
     while (true) {
       changed_.wait(lock, [&] { return !stream->items.empty() || stream->ended; });
-      if (stream->items.empty()) return;
+      stream->left = stream->items.empty();
+      if (stream->left) return;
       const auto item = std::move(stream->items.front());
       stream->items.pop_front();
       stream->busy = true;
@@ -32,13 +34,26 @@ CudaStreamHandle FakeNccl::NewStream() {
   return stream;
 }
 
-void FakeNccl::EndStream(Lock& lock, CudaStreamHandle stream) {
-  streams_.erase(stream);
+CudaResult FakeNccl::EndStream(CudaStreamHandle stream) {
+  if (streams_.erase(stream) == 0) {
+    Misuse("cudaStreamDestroy of a stream that is not there");
+    return CudaResult::kInvalidValue;
+  }
   stream->ended = true;
+  ended_streams_.insert(stream);
   changed_.notify_all();
+  return CudaResult::kSuccess;
+}
+
+void FakeNccl::JoinStreams(Lock& lock, const std::function<bool(CudaStreamHandle)>& which) {
+  std::vector<CudaStreamHandle> found;
+  std::copy_if(ended_streams_.begin(), ended_streams_.end(), std::back_inserter(found), which);
+  for (CudaStreamHandle stream : found) ended_streams_.erase(stream);
   lock.unlock();
-  stream->worker.Join();
-  delete stream;
+  for (CudaStreamHandle stream : found) {
+    stream->worker.Join();
+    delete stream;
+  }
   lock.lock();
 }
 
@@ -159,7 +174,7 @@ struct FakeCudaFunctions {
     if (fake().ScriptOf(DeviceOfThread()).refuse_events) return CudaResult::kInvalidValue;
     *event = new CudaEvent;
     fake().events_.insert(*event);
-    (*event)->state->device = DeviceOfThread();
+    (*event)->device = DeviceOfThread();
     ++fake().counts_.events;
     fake().changed_.notify_all();
     return CudaResult::kSuccess;
@@ -174,10 +189,9 @@ struct FakeCudaFunctions {
         launcher->first->thread == std::this_thread::get_id())
       fake().Misuse("an event on a stream where a collective is being launched");
     event->recorded = true;
-    event->state->done = false;
-    const std::uint64_t version = ++event->state->version;
-    fake().Enqueue(stream, [state = event->state, version, fake = FakeNccl::current](Lock&) {
-      if (state->version == version) state->done = true;
+    event->fired = std::make_shared<bool>(false);
+    fake().Enqueue(stream, [fired = event->fired, fake = FakeNccl::current](Lock&) {
+      *fired = true;
       fake->changed_.notify_all();
     });
     return CudaResult::kSuccess;
@@ -186,17 +200,18 @@ struct FakeCudaFunctions {
     Lock lock(fake().mutex_);
     if (!fake().IsUsable(event, "cudaEventQuery")) return CudaResult::kInvalidValue;
     if (!event->recorded) fake().Misuse("query of an event that nobody recorded");
-    if (fake().ScriptOf(event->state->device).lose_device) return CudaResult::kLaunchFailure;
-    return event->state->done ? CudaResult::kSuccess : CudaResult::kNotReady;
+    if (fake().ScriptOf(event->device).lose_device) return CudaResult::kLaunchFailure;
+    return *event->fired ? CudaResult::kSuccess : CudaResult::kNotReady;
   }
   static CudaResult EventSynchronize(CudaEventHandle event) {
     Lock lock(fake().mutex_);
     if (!fake().IsUsable(event, "cudaEventSynchronize")) return CudaResult::kInvalidValue;
-    const auto& state = *event->state;
-    fake().changed_.wait(lock, [&] {
-      return fake().over_ || state.done || fake().ScriptOf(state.device).lose_device;
-    });
-    return state.done ? CudaResult::kSuccess : CudaResult::kLaunchFailure;
+    // The event may be gone when it fires.
+    const std::shared_ptr<bool> fired = event->fired;
+    const int device = event->device;
+    fake().changed_.wait(
+        lock, [&] { return fake().over_ || *fired || fake().ScriptOf(device).lose_device; });
+    return *fired ? CudaResult::kSuccess : CudaResult::kLaunchFailure;
   }
   static CudaResult EventDestroy(CudaEventHandle event) {
     Lock lock(fake().mutex_);
@@ -211,8 +226,8 @@ struct FakeCudaFunctions {
     Lock lock(fake().mutex_);
     if (!fake().IsUsable(event, "cudaStreamWaitEvent")) return CudaResult::kInvalidValue;
     fake().Enqueue(fake().StreamOf(stream),
-                   [state = event->state, fake = FakeNccl::current](Lock& held) {
-                     fake->changed_.wait(held, [&] { return fake->over_ || state->done; });
+                   [fired = event->fired, fake = FakeNccl::current](Lock& held) {
+                     fake->changed_.wait(held, [&] { return fake->over_ || *fired; });
                    });
     return CudaResult::kSuccess;
   }
@@ -235,13 +250,14 @@ CudaApi FakeNccl::cuda() {
   };
   api.StreamCreateWithFlags = [](CudaStreamHandle* stream, unsigned int) {
     Lock lock(current->mutex_);
+    // Those before it that have nothing more to do.
+    current->JoinStreams(lock, [](CudaStreamHandle ended) { return ended->left; });
     *stream = current->NewStream();
     return CudaResult::kSuccess;
   };
   api.StreamDestroy = [](CudaStreamHandle stream) {
     Lock lock(current->mutex_);
-    current->EndStream(lock, stream);
-    return CudaResult::kSuccess;
+    return current->EndStream(stream);
   };
   api.StreamWaitEvent = &F::StreamWaitEvent;
   api.Malloc = [](void** memory, std::size_t bytes) {

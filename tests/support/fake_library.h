@@ -14,6 +14,7 @@ int resilient_fake_change(const char* script);
 const char* resilient_fake_counts();
 
 // Waits until the number of that name in the counts is at least this (of kernels_begun: of all
-// ranks of the process). 0; 1 when it is not within half a minute; 2 when the name is unknown.
+// ranks of the process; misuse: how many). 0; 1 when it is not within half a minute; 2 when the
+// name is unknown.
 int resilient_fake_wait(const char* name, int at_least);
 }

@@ -126,7 +126,11 @@ const char* resilient_fake_counts() {
 }
 
 int resilient_fake_wait(const char* name, int at_least) {
-  for (const fake::Number& number : fake::Numbers()) {
+  std::vector<fake::Number> numbers = fake::Numbers();
+  numbers.push_back({"misuse", [](const fake::NcclCounts& counts) {
+                       return static_cast<int>(counts.misuse.size());
+                     }});
+  for (const fake::Number& number : numbers) {
     if (std::string_view(name) != number.name) continue;
     const auto is_there = [&](const fake::NcclCounts& counts) {
       return number.value(counts) >= at_least;

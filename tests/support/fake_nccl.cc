@@ -31,7 +31,8 @@ FakeNccl::~FakeNccl() {
   Lock lock(mutex_);
   over_ = true;
   changed_.notify_all();
-  while (!streams_.empty()) EndStream(lock, *streams_.begin());
+  while (!streams_.empty()) EndStream(*streams_.begin());
+  JoinStreams(lock, [](CudaStreamHandle) { return true; });
   comms_.clear();
   lock.unlock();
   meetings_.reset();  // Joins a thread that takes the lock.

@@ -126,7 +126,8 @@ class FakeNccl {
   void Enqueue(CudaStreamHandle stream, std::function<void(Lock&)> item);
   CudaStreamHandle NewStream();
   void AwaitIdle(Lock& lock, CudaStreamHandle stream);
-  void EndStream(Lock& lock, CudaStreamHandle stream);
+  CudaResult EndStream(CudaStreamHandle stream);
+  void JoinStreams(Lock& lock, const std::function<bool(CudaStreamHandle)>& which);
   bool IsThere(NcclCommHandle comm, const char* what);
   bool IsUsable(NcclCommHandle comm, const char* what);
   bool IsUsable(CudaEventHandle event, const char* what);
@@ -147,6 +148,7 @@ class FakeNccl {
   NcclScript script_of_others_;
   std::map<NcclCommHandle, std::unique_ptr<NcclComm>> comms_;
   std::set<CudaStreamHandle> streams_;
+  std::set<CudaStreamHandle> ended_streams_;  // Whose threads are to be joined.
   std::set<CudaEventHandle> events_;
   std::map<const std::byte*, Block> blocks_;         // By their beginning.
   std::map<int, CudaStreamHandle> default_streams_;  // By device.

@@ -38,21 +38,19 @@ struct NcclComm {
 
 struct CudaStream {
   std::deque<std::function<void(std::unique_lock<std::mutex>&)>> items;
-  bool busy = false;  // With an item that is not among them any more.
-  bool ended = false;
+  bool busy = false;   // With an item that is not among them any more.
+  bool ended = false;  // Destroyed: what is on it still runs, as in CUDA.
+  bool left = false;   // By its thread.
   int device = 0;
   NcclCommHandle last_launcher = nullptr;  // May be gone.
   Thread worker;
 };
 
 struct CudaEvent {
-  struct State {
-    bool done = true;
-    std::uint64_t version = 0;
-    int device = 0;
-  };
-  std::shared_ptr<State> state = std::make_shared<State>();
+  // Of its last record; who waits for an earlier one has that one's.
+  std::shared_ptr<bool> fired = std::make_shared<bool>(true);
   bool recorded = false;
+  int device = 0;
 };
 
 namespace testing {

@@ -317,6 +317,32 @@ TEST_F(FakeNcclTest, Event_AfterItsEnd_IsNoticed) {
   ExpectMisuse("cudaEventDestroy of an event that is not there");
 }
 
+// As in CUDA: the work of a destroyed stream still runs, and a wait is for the record before it.
+TEST_F(FakeNcclTest, DestroyedStream_EndsItsWork_WithoutBeingWaitedFor) {
+  CudaStreamHandle other = nullptr;
+  cuda_.StreamCreateWithFlags(&other, kCudaStreamNonBlocking);
+  CudaEventHandle gate = nullptr;
+  CudaEventHandle end = nullptr;
+  for (CudaEventHandle* event : {&gate, &end})
+    cuda_.EventCreateWithFlags(event, kCudaEventDisableTiming);
+  Send(0, one_, 1);
+  Settle(0);
+  cuda_.EventRecord(gate, stream(0));
+  cuda_.StreamWaitEvent(other, gate, 0);
+  cuda_.EventRecord(gate, stream(1));  // Another record: not the one that is waited for.
+  EXPECT_EQ(cuda_.EventSynchronize(gate), CudaResult::kSuccess);
+  cuda_.EventRecord(end, other);
+  EXPECT_EQ(cuda_.StreamDestroy(other), CudaResult::kSuccess);
+  EXPECT_EQ(cuda_.EventQuery(end), CudaResult::kNotReady);
+  std::vector<float> got(1);
+  Recv(1, got, 0);
+  Settle(1);
+  EXPECT_EQ(cuda_.EventSynchronize(end), CudaResult::kSuccess);
+  EXPECT_EQ(cuda_.StreamDestroy(other), CudaResult::kInvalidValue);
+  ExpectMisuse("cudaStreamDestroy of a stream that is not there");
+  for (CudaEventHandle event : {gate, end}) cuda_.EventDestroy(event);
+}
+
 // Whatever their streams: NCCL orders the kernels of a communicator.
 TEST_F(FakeNcclTest, Kernels_OfOneCommunicator_RunInTheOrderOfTheirLaunch) {
   CudaStreamHandle other = nullptr;

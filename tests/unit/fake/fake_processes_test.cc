@@ -236,7 +236,7 @@ TEST_F(FakeProcessesTest, CallsThatDoNotFit_AreNoticedByTheHub) {
   Start(2);
   rank(1).Ask("sum 3 1");
   rank(0).Ask("sum 2 1");
-  EXPECT_EQ(rank(0).Ask("wait kernels_begun 1"), "0");
+  EXPECT_EQ(rank(0).Ask("wait misuse 1"), "0");
   EXPECT_THAT(Ask({0, 1}, "abort"), Each(kSuccess));
   EXPECT_THAT(rank(0).Ask("counts"), HasSubstr("rank 1 is in another collective than rank 0"));
 }
