@@ -5,17 +5,63 @@ import ctypes
 import conftest
 import fake_device
 import pytest
+import rank_server as side
 import torch
+
+FLOAT, SUM, IN_PROGRESS = 7, 0, 7  # Of NCCL.
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_ubyte * 128),)
+
+
+class Config(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        *((name, ctypes.c_int) for name in ("version", "blocking", "a", "b", "c")),
+        ("net_name", ctypes.c_char_p),
+        ("split_share", ctypes.c_int),
+    )
+
+
+class Communicator:
+    """The fake NCCL as C has it, of this rank and one more."""
+
+    def __init__(self, path, rank, number):
+        self.library = ctypes.CDLL(path)
+        self.comm = ctypes.c_void_p()
+        config = Config(size=ctypes.sizeof(Config), magic=0xCAFEBEEF, version=21801)
+        init = self.library.ncclCommInitRankConfig
+        init.argtypes = (*(ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int), ctypes.c_void_p)
+        init(ctypes.byref(self.comm), 2, number, rank, ctypes.byref(config))
+        self.settle()
+
+    def settle(self):
+        state = ctypes.c_int(IN_PROGRESS)
+        while state.value == IN_PROGRESS:
+            self.library.ncclCommGetAsyncError(self.comm, ctypes.byref(state))
+        assert state.value == 0
+
+    def sum(self, tensor, stream):
+        at, count = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.numel())
+        stream = ctypes.c_void_p(stream)
+        self.library.ncclAllReduce(at, at, count, FLOAT, SUM, self.comm, stream)
+        self.settle()
+
+    def close(self):
+        self.library.ncclCommFinalize(self.comm)
+        self.settle()
+        assert self.library.ncclCommDestroy(self.comm) == 0
 
 
 @pytest.fixture
-def rank(rank_server):
-    """Runs a function in a process of its own."""
+def world(rank_server):
     if why := fake_device.refusal():
         pytest.skip(why)
     worlds = conftest.world_at(rank_server, "none")
     world = next(worlds)
-    yield lambda function: world.run(function, 1)
+    yield world
     assert next(worlds, None) is None
 
 
@@ -169,6 +215,34 @@ def training():
     assert losses[:3] == pytest.approx(losses[3:]) and losses[2] < losses[0]
 
 
+def collective(rank):
+    """Of two processes: behind what is on the producer's stream, ahead of the consumer's."""
+    fake = fake_device.load()
+    number = UniqueId()
+    if rank == 0:
+        ctypes.CDLL(fake.library).ncclGetUniqueId(ctypes.byref(number))
+        side.tell(bytes(number.bytes))
+    else:
+        ctypes.memmove(number.bytes, side.hear(), 128)
+    communicator = Communicator(fake.library, rank, number)
+    data, result = torch.zeros(3), torch.zeros(3)
+    producer, own = fake.new_stream(), fake.new_stream()
+    with fake.stream(producer), fake.hold():
+        fake.tensor(data).fill_(rank + 1)
+        own.wait_stream(producer)
+        communicator.sum(data, fake.native_handle(own))
+        producer.wait_stream(own)
+        fake.copy(result, data)
+        assert not own.query() and not result.any()
+        side.tell("held")
+        side.hear()
+        assert not own.query() and not result.any()
+    producer.synchronize()
+    assert result.tolist() == [3, 3, 3]
+    communicator.close()
+    assert fake.counts()["misuse"] == []
+
+
 def control():
     fake = fake_device.load()
     fake.change("refuse_events=1")
@@ -185,5 +259,16 @@ def control():
 @pytest.mark.parametrize(
     "function", [sharing, devices, streams, order, copies, torch_cuda, kernels, training, control]
 )
-def test_fake_cuda(rank, function):
-    rank(function)
+def test_fake_cuda(world, function):
+    world.run(function, 1)
+
+
+def test_collective_of_two_processes_is_in_the_order_of_streams(world):
+    ranks = [world.start_rank(collective, rank, 2, rank) for rank in range(2)]
+    ranks[1].say(ranks[0].told())
+    for rank in ranks:
+        assert rank.told() == "held"
+    ranks[1].say("go on")  # Its data is there, and the other's is not.
+    ranks[0].say("go on")
+    for rank in ranks:
+        rank.value()
