@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <string_view>
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
@@ -14,6 +16,12 @@ namespace {
 constexpr std::chrono::seconds kBound(30);
 
 }  // namespace
+
+NcclReach DefaultReach() {
+  const char* reach = std::getenv("RESILIENT_FAKE_NCCL_REACH");
+  const bool processes = reach != nullptr && std::string_view(reach) == "processes";
+  return processes ? NcclReach::kProcesses : NcclReach::kThreads;
+}
 
 FakeNccl* FakeNccl::current = nullptr;
 

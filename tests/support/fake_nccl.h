@@ -55,6 +55,10 @@ enum class NcclReach {
   kProcesses  // Others in other processes, each with a fake of this kind; see fake_nccl_meeting.h.
 };
 
+// kProcesses where the variable RESILIENT_FAKE_NCCL_REACH is "processes", so that all tests of the
+// communicator can be run on that kind too; else kThreads.
+NcclReach DefaultReach();
+
 // NCCL and the CUDA runtime over host memory: a stream is a queue with a thread,
 // an event is a flag behind it, a group of calls is one kernel on its stream. Kernels of one
 // communicator run one after the other, whatever their streams. A kernel waits for what its calls
@@ -68,7 +72,7 @@ enum class NcclReach {
 // Lifetime: outlives what uses its tables; the destructor ends everything that hangs.
 class FakeNccl {
  public:
-  explicit FakeNccl(NcclReach reach = NcclReach::kThreads);
+  explicit FakeNccl(NcclReach reach = DefaultReach());
   ~FakeNccl();
   FakeNccl(const FakeNccl&) = delete;
   FakeNccl& operator=(const FakeNccl&) = delete;
