@@ -74,6 +74,8 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_SOCKET_IFNAME", Form::kText},
     Known{"RESILIENT_SOCKET_STREAMS", Form::kStreams},
     Known{"RESILIENT_SHM_LIMIT", Form::kBytes},
+    Known{"RESILIENT_NCCL_LIBRARY", Form::kText},
+    Known{"RESILIENT_CUDA_RUNTIME", Form::kText},
     Known{"RESILIENT_CHECKSUM", Form::kSwitch},
     Known{"RESILIENT_REDUCTION_ORDER", Form::kOrder},
     Known{"RESILIENT_LOG", Form::kLog},
@@ -323,6 +325,8 @@ void Assign(const Values& values, Settings* settings) {
   text("RESILIENT_SOCKET_IFNAME", &settings->socket_ifname);
   if (const auto found = values.find("RESILIENT_SOCKET_STREAMS"); found != values.end())
     settings->socket_streams = ParseStreams(found->second).value_or(settings->socket_streams);
+  text("RESILIENT_NCCL_LIBRARY", &settings->nccl_library);
+  text("RESILIENT_CUDA_RUNTIME", &settings->cuda_runtime);
   text("RESILIENT_LOG", &settings->log);
   text("RESILIENT_OWNER", &settings->owner);
   is("RESILIENT_ALLOW_SHARED_GPU", "1", &settings->allow_shared_gpu);

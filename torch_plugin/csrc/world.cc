@@ -168,6 +168,8 @@ ContextOptions MakeOptions(const InitOptions& init, const Settings& settings,
   options.shm_limit = settings.shm_limit;
   options.checksums = settings.checksums;
   options.hierarchical_order = settings.hierarchical_order;
+  options.nccl_library = settings.nccl_library;
+  options.cuda_runtime = settings.cuda_runtime;
   options.auto_heal = settings.auto_heal;
   options.time.strict = settings.strict_timeouts;
   options.time.world_timeout = init.timeout;

@@ -91,6 +91,7 @@ class Session:
         shm_limit: int = ...,  # Bytes a group; 0: none.
         checksums: bool = False,
         hierarchical_order: bool = False,
+        cuda_libraries: tuple[str, str] = ("", ""),  # Paths of NCCL and the CUDA runtime; "": none.
         auto_heal: bool = False,
         replay: bool = False,
         strict_timeouts: bool = False,
@@ -108,6 +109,7 @@ class Session:
     def acknowledged(self) -> dict[str, Any]: ...  # As membership(), of the generation that ran here last.
     def epoch(self) -> int: ...  # The generation in which the program has begun, by init or its last rebuild.
     def failure(self) -> BaseException | None: ...
+    def await_joined(self) -> None: ...  # Until all has ended whose wait() let the program go on before that.
     def await_failure(self, timeout: float) -> BaseException | None: ...  # Waits for one; None: none came.
     def last_incident(self) -> dict[str, Any] | None: ...  # generation cause(str) code known aborted joined rebuilt running (unix s or 0)
     def await_event(self, after: int, timeout: float) -> dict[str, Any] | None:

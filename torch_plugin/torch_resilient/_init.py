@@ -319,6 +319,7 @@ def _open_world(native, arguments, settings, process, processes, timeout, starte
         shm_limit=settings["shm_limit"],
         checksums=settings["checksums"],
         hierarchical_order=settings["hierarchical_order"],
+        cuda_libraries=(settings["nccl_library"], settings["cuda_runtime"]),
         auto_heal=settings["auto_heal"] and not scope,
         replay=settings["replay"] and not scope,
         strict_timeouts=settings["strict_timeouts"],

@@ -41,6 +41,8 @@ struct Settings {
   bool replay = false;                               // RESILIENT_REPLAY
   std::string socket_ifname;  // RESILIENT_SOCKET_IFNAME: "eth0,eth1"; empty: the way to the store
   int socket_streams = 1;     // RESILIENT_SOCKET_STREAMS: connections of a link to another host
+  std::string nccl_library;   // RESILIENT_NCCL_LIBRARY: a path; empty: as CudaFabricOptions has it
+  std::string cuda_runtime;   // RESILIENT_CUDA_RUNTIME: likewise
   std::string log = "warn";   // RESILIENT_LOG: level, "json:" prefix for structured lines
   std::string owner;          // RESILIENT_OWNER: internal, "pid:start" of the rank process
   bool supervised = false;    // RESILIENT_SUPERVISED: internal, how this process ends is reported

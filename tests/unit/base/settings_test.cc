@@ -99,6 +99,8 @@ TEST(ParseSettings, Nothing_GivesTheDefaults) {
   EXPECT_FALSE(settings->hierarchical_order);
   EXPECT_EQ(settings->socket_ifname, "");
   EXPECT_EQ(settings->socket_streams, 1);
+  EXPECT_EQ(settings->nccl_library, "");
+  EXPECT_EQ(settings->cuda_runtime, "");
   EXPECT_EQ(settings->log, "warn");
   EXPECT_TRUE(settings->host_watch);
   EXPECT_TRUE(settings->warnings.empty());
@@ -120,6 +122,8 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_REDUCTION_ORDER", "hierarchical"},
                                                    {"RESILIENT_SOCKET_IFNAME", "eth0,lo"},
                                                    {"RESILIENT_SOCKET_STREAMS", "8"},
+                                                   {"RESILIENT_NCCL_LIBRARY", "/x/libnccl.so.2"},
+                                                   {"RESILIENT_CUDA_RUNTIME", "/x/libcudart.so.13"},
                                                    {"RESILIENT_LOG", "json:debug"},
                                                    {"RESILIENT_OWNER", "12:345"},
                                                    {"RESILIENT_SUPERVISED", "1"},
@@ -150,6 +154,8 @@ TEST(ParseSettings, EveryField_IsRead) {
   EXPECT_TRUE(settings->hierarchical_order);
   EXPECT_EQ(settings->socket_ifname, "eth0,lo");
   EXPECT_EQ(settings->socket_streams, 8);
+  EXPECT_EQ(settings->nccl_library, "/x/libnccl.so.2");
+  EXPECT_EQ(settings->cuda_runtime, "/x/libcudart.so.13");
   EXPECT_EQ(settings->log, "json:debug");
   EXPECT_EQ(settings->owner, "12:345");
   EXPECT_TRUE(settings->supervised);

@@ -40,6 +40,8 @@ py::dict ToDict(const Settings& settings) {
   fields["hierarchical_order"] = settings.hierarchical_order;
   fields["socket_ifname"] = settings.socket_ifname;
   fields["socket_streams"] = settings.socket_streams;
+  fields["nccl_library"] = settings.nccl_library;
+  fields["cuda_runtime"] = settings.cuda_runtime;
   fields["allow_shared_gpu"] = settings.allow_shared_gpu;
   fields["fake_devices"] = settings.fake_devices;
   fields["log"] = settings.log;
