@@ -254,6 +254,9 @@ def refused_calls():
         "sparse tensors can be all-reduced only": lambda: backend.broadcast(
             [one.to_sparse()], dist.BroadcastOptions()
         ),
+        "is on meta, and this version serves tensors on the CPU and on CUDA": lambda: (
+            backend.broadcast([one.to("meta")], dist.BroadcastOptions())
+        ),
         "SUM and AVG only": lambda: dist.all_reduce(one.to_sparse(), op=dist.ReduceOp.MAX),
     }
     for text, call in calls.items():

@@ -51,6 +51,12 @@ ResilientBackend::ResilientBackend(std::shared_ptr<SessionContext> context,
 ResilientBackend::~ResilientBackend() { release_resources(); }
 
 void ResilientBackend::release_resources() {
+  std::optional<Batch> forgotten;
+  {
+    const std::lock_guard lock(mutex_);
+    forgotten = TakeBatchLocked();
+  }
+  if (forgotten) Forget(*std::move(forgotten));
   if (!gave_way_.load()) group_->Close();
 }
 
@@ -87,6 +93,7 @@ ResilientBackend::WorldPtr ResilientBackend::GiveWay(const WorldMaker& make) {
   const auto renewed = c10::make_intrusive<ResilientBackend>(context_, group_, options_, parts_);
   renewed->log_ = log_;
   renewed->last_sequence_ = last_sequence_.load();
+  renewed->last_on_device_ = last_on_device_.load();
   renewed->ListRanks();
   next_world_ = make(renewed);
   gave_way_ = true;

@@ -28,8 +28,8 @@
 namespace resilient::plugin {
 
 // One process group as c10d sees it: turns tensors into Operations of a resilient Group. One object
-// serves all devices, because c10d keeps one object for each custom backend; tensors that are not
-// on the CPU are refused. The operations have c10d's older names, to which all supported torch
+// serves all devices, because c10d keeps one object for each custom backend: tensors on the CPU and
+// on CUDA devices. The operations have c10d's older names, to which all supported torch
 // versions forward.
 //
 // A call whose options say asyncOp=false may be done when it returns; then it returns null, as
@@ -73,7 +73,9 @@ class ResilientBackend final : public c10d::Backend {
   void addEphemeralTimeout(const std::chrono::milliseconds& timeout);
 #endif
   void setSequenceNumberForGroup() override {}
-  std::uint64_t getSequenceNumberForGroup() override { return last_sequence_.load(); }
+  std::uint64_t getSequenceNumberForGroup() override {
+    return last_sequence_.load() + last_on_device_.load();
+  }
   c10d::ErrorType getError() override;
   void abort() override;
   // The same, for a reason that all ranks are told.
@@ -131,7 +133,8 @@ class ResilientBackend final : public c10d::Backend {
   WorldPtr given_way_to() const;
 
   // What a thread starts between the two is one Work more, which ends when all of it has ended. Its
-  // result is empty. The operations themselves start at once.
+  // result is empty. The operations themselves start at once, but for sends and receives on a
+  // device: endCoalescing submits them together. Where that is refused, it raises and they fail.
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
@@ -174,18 +177,38 @@ class ResilientBackend final : public c10d::Backend {
   WorkPtr send(Tensors& tensors, int destination, int tag) override;
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  // On a device, where the call or the group names one or the group has run a collective on one
+  // since the program has begun in this generation, which is so on all ranks or none; else on the
+  // host. Its Work is waited for on the host in any case.
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
   // Rank 0 waits for the others until the timeout and raises an error that names who has not come;
   // the others wait for its verdict. Nobody is fenced, and a rank that comes late gets the verdict.
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
  private:
+  // A Work before its operations are submitted.
+  struct Prepared {
+    const char* name = "";
+    std::vector<Operation> operations;
+    c10::intrusive_ptr<WorkImpl> work;
+    std::shared_ptr<void> loan;  // Of their memory, for the completions. Null: of the CPU's.
+  };
+
   // What was started since startCoalescing.
   struct Batch {
     std::thread::id thread;
+    std::uint64_t epoch = 0;
     std::shared_ptr<Progress> progress;
     Operation first;
     std::uint64_t last_sequence = 0;
+    std::vector<std::shared_ptr<Progress>> parts;
+    std::vector<Prepared> held;  // Not submitted yet.
+  };
+
+  // The device of the last collective on one.
+  struct DeviceUse {
+    std::uint64_t epoch = 0;
+    int device = kHost;
   };
 
   // What a split has made last.
@@ -225,7 +248,17 @@ class ResilientBackend final : public c10d::Backend {
   WorkPtr RunHere(Plan plan);
   // As a part of `whole` if there is one.
   c10::intrusive_ptr<WorkImpl> Start(Plan plan, const std::shared_ptr<Progress>& whole);
-  void NoteSequence(OpKind kind, std::uint64_t log_id, std::uint64_t sequence);
+  Prepared Prepare(Plan plan, const std::shared_ptr<Progress>& whole);
+  Completion CompletionOf(const Prepared& prepared, std::uint64_t log_id) const;
+  void NoteSequence(const Operation& outline, std::uint64_t log_id, std::uint64_t sequence);
+  // Null, with the plan as it was: the thread has no batch.
+  WorkPtr LaunchInBatch(Plan& plan);
+  Prepared HoldBack(Plan plan, const std::shared_ptr<Progress>& whole);
+  Result<std::uint64_t> SubmitHeld(std::vector<Prepared> held);  // The last one's number.
+  std::optional<Batch> TakeBatchLocked();
+  void Forget(Batch batch);
+  // Where a barrier runs.
+  std::optional<c10::Device> BarrierDevice(const c10d::BarrierOptions& options) const;
   WorkSpec SpecOf(Plan plan);
 
   std::uint32_t NextMonitoredTag();
@@ -243,12 +276,14 @@ class ResilientBackend final : public c10d::Backend {
   const GroupParts parts_;
   std::shared_ptr<OpLog> log_ = std::make_shared<OpLog>();  // Constant once it is used.
   std::atomic<std::uint64_t> last_sequence_{0};
+  std::atomic<std::uint64_t> last_on_device_{0};  // They count apart.
   std::atomic<bool> has_batch_{false};
   std::atomic<std::uint64_t> aborted_in_{0};  // The generation in which abort() was called last.
   std::atomic<bool> gave_way_{false};
   mutable std::mutex mutex_;
   WorldPtr next_world_;                   // Guarded by mutex_. With gave_way_.
   std::optional<Batch> batch_;            // Guarded by mutex_.
+  DeviceUse device_use_;                  // Guarded by mutex_.
   std::optional<Split> last_split_;       // Guarded by mutex_.
   std::uint64_t monitored_epoch_ = 0;     // Guarded by mutex_.
   std::uint32_t monitored_barriers_ = 0;  // Guarded by mutex_. Since then.

@@ -5,6 +5,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "torch_plugin/csrc/backend.h"
+#include "torch_plugin/csrc/device_stream.h"
 
 namespace resilient::plugin {
 
@@ -83,6 +84,7 @@ Operation& ResilientBackend::PlanGather(Plan& plan, OpKind kind, const at::Tenso
                          from.numel() * getSize(), "; it has ", into.numel()));
   }
   Operation& operation = plan.Add(kind, from);
+  operation.one_block = kind == OpKind::kAllGather;
   for (int peer = 0; peer < getSize(); ++peer) {
     operation.outputs.push_back(PartOf(into, peer * from.numel(), from.numel()));
   }
@@ -258,8 +260,27 @@ void ResilientBackend::PlanExchange(Plan& plan, at::ScalarType type, std::vector
   operation.outputs = std::move(received);
 }
 
+std::optional<c10::Device> ResilientBackend::BarrierDevice(
+    const c10d::BarrierOptions& options) const {
+  if (options.device && options.device->is_cuda()) {
+    return options.device->has_index() ? *options.device : ToDevice(CurrentDevice());
+  }
+  // torch's Python side names a device wherever the process has one.
+  if (!options.device && !options.device_ids.empty() && HasDevice()) {
+    return ToDevice(static_cast<int>(options.device_ids.front()));
+  }
+  if (context_->options().session.replay) return std::nullopt;  // Devices are refused with it.
+  if (const auto bound = getBoundDeviceId(); bound && bound->is_cuda()) return bound;
+  const std::uint64_t epoch = context_->session().epoch();
+  const std::lock_guard lock(mutex_);
+  if (device_use_.device == kHost || device_use_.epoch != epoch) return std::nullopt;
+  return ToDevice(device_use_.device);
+}
+
 WorkPtr ResilientBackend::barrier(const c10d::BarrierOptions& options) {
+  HealIfDue();  // What ran before that is forgotten on all ranks.
   Plan plan = Begin(OpType::BARRIER, "resilient:barrier");
+  if (const auto device = BarrierDevice(options)) plan.RunOn(*device);
   plan.AddBare(OpKind::kBarrier, at::kByte);
   return Launch(std::move(plan), Waits(options));
 }

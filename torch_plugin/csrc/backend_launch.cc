@@ -47,33 +47,18 @@ WorkPtr ResilientBackend::Launch(Plan plan, bool waits) {
   context_->ledger()->Drain();
   HealIfDue();
   BoundInTime(plan);
+  plan.Place();
   if (has_batch_.load(std::memory_order_relaxed)) {
-    std::unique_lock lock(mutex_);
-    if (batch_ && batch_->thread == std::this_thread::get_id()) {
-      const std::shared_ptr<Progress> whole = batch_->progress;
-      lock.unlock();
-      whole->Hold(std::move(plan.lease_));  // All of a batch is one Work.
-      const Operation first = OutlineOf(plan.operations_.front());
-      auto work = Start(std::move(plan), whole);
-      lock.lock();
-      if (batch_ && batch_->progress == whole) {
-        if (batch_->last_sequence == 0) batch_->first = first;
-        batch_->last_sequence = work->getSequencenumber();
-      }
-      return work;
-    }
+    if (WorkPtr work = LaunchInBatch(plan)) return work;
   }
-  if (waits && plan.IsOnePiece()) return RunHere(std::move(plan));
+  if (waits && plan.IsOnePiece() && plan.device() == kHost) return RunHere(std::move(plan));
   return Start(std::move(plan), nullptr);
 }
 
 // The operation may end within this call: then there is no Work, unless somebody wants to know.
 WorkPtr ResilientBackend::RunHere(Plan plan) {
   at::RecordFunction profiled(at::RecordScope::USER_SCOPE);
-  if (profiled.isActive()) {
-    const std::vector<c10::IValue> inputs(plan.held_.begin(), plan.held_.end());
-    profiled.before(plan.title(), c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
-  }
+  plan.Profile(profiled);
   Operation operation = std::move(plan.operations_.front());
   const Operation outline = OutlineOf(operation);
   operation.call_site = host_->CallSite();
@@ -95,7 +80,7 @@ WorkPtr ResilientBackend::RunHere(Plan plan) {
     log_->End(log_id, ran.status());
     Raise(ran.status());
   }
-  NoteSequence(outline.kind, log_id, ran->seq);
+  NoteSequence(outline, log_id, ran->seq);
   if (ran->outcome) {
     progress->EndLeases();
     log_->End(log_id, *ran->outcome);
@@ -121,36 +106,57 @@ WorkPtr ResilientBackend::RunHere(Plan plan) {
   return work;
 }
 
-c10::intrusive_ptr<WorkImpl> ResilientBackend::Start(Plan plan,
+ResilientBackend::Prepared ResilientBackend::Prepare(Plan plan,
                                                      const std::shared_ptr<Progress>& whole) {
-  std::vector<Operation> operations = std::move(plan.operations_);
-  TimeoutExtension::Lease lease = std::move(plan.lease_);
-  const char* name = plan.name();
+  Prepared prepared;
+  prepared.name = plan.name();
+  const bool ends_in_stream = plan.EndsInStream();
+  std::vector<Operation>& operations = prepared.operations = std::move(plan.operations_);
+  const int device = operations.front().device;
+  const auto progress = std::make_shared<Progress>(*context_, operations.size(), parts_.completion);
+  progress->Hold(std::move(plan.lease_));
+  if (ends_in_stream) operations.back().mark = progress->GoOnBehind(device);
   WorkSpec spec = SpecOf(std::move(plan));
   spec.operation = OutlineOf(operations.front());
-  const auto progress = std::make_shared<Progress>(*context_, operations.size(), parts_.completion);
-  progress->Hold(std::move(lease));
-  auto work = c10::make_intrusive<WorkImpl>(context_, getRank(), std::move(spec), progress);
-  if (work->NeedsFinisher()) Check(*host_, context_->finisher()->Start());
-  Check(*host_, progress->Enlist(work));
+  // The profiler has its launch. Its end would have to be waited for on the host.
+  if (device != kHost) spec.title = nullptr;
+  prepared.work = c10::make_intrusive<WorkImpl>(context_, getRank(), std::move(spec), progress);
+  if (prepared.work->NeedsFinisher()) Check(*host_, context_->finisher()->Start());
+  Check(*host_, progress->Enlist(prepared.work));
   if (whole) progress->JoinTo(whole);
+  if (device != kHost) prepared.loan = progress->Lend();
   const std::string call_site = host_->CallSite();
-  bool any_started = false;
   for (Operation& operation : operations) {
     operation.call_site = call_site;
     if (operation.kind == OpKind::kRecv && operation.peer == kAnyPeer) {
-      operation.sender = work->source();
+      operation.sender = prepared.work->source();
     }
-    const OpKind kind = operation.kind;
-    const std::uint64_t log_id = log_->Start(name, operation);
-    const auto sequence =
-        group_->Submit(std::move(operation), [progress, log = log_, log_id](const Status& status) {
-          log->End(log_id, status);
-          progress->Complete(status);
-        });
+  }
+  return prepared;
+}
+
+Completion ResilientBackend::CompletionOf(const Prepared& prepared, std::uint64_t log_id) const {
+  return [progress = prepared.work->progress(), loan = prepared.loan, log = log_,
+          log_id](const Status& status) {
+    log->End(log_id, status);
+    progress->Complete(status);
+  };
+}
+
+c10::intrusive_ptr<WorkImpl> ResilientBackend::Start(Plan plan,
+                                                     const std::shared_ptr<Progress>& whole) {
+  std::optional<at::RecordFunction> profiled;
+  if (plan.device() != kHost) plan.Profile(profiled.emplace(at::RecordScope::USER_SCOPE));
+  Prepared prepared = Prepare(std::move(plan), whole);
+  const auto& progress = prepared.work->progress();
+  bool any_started = false;
+  for (Operation& operation : prepared.operations) {
+    const Operation outline = OutlineOf(operation);
+    const std::uint64_t log_id = log_->Start(prepared.name, operation);
+    const auto sequence = group_->Submit(std::move(operation), CompletionOf(prepared, log_id));
     if (sequence.ok()) {
-      NoteSequence(kind, log_id, *sequence);
-      work->set_sequence(*sequence);
+      NoteSequence(outline, log_id, *sequence);
+      prepared.work->set_sequence(*sequence);
       any_started = true;
       continue;
     }
@@ -160,53 +166,24 @@ c10::intrusive_ptr<WorkImpl> ResilientBackend::Start(Plan plan,
       context_->ledger()->Drain();
       Raise(sequence.status());
     }
+    progress->AwaitEnd();
     progress->Complete(sequence.status());  // Told when the Work is waited for.
   }
-  return work;
+  return prepared.work;
 }
 
-void ResilientBackend::NoteSequence(OpKind kind, std::uint64_t log_id, std::uint64_t sequence) {
+void ResilientBackend::NoteSequence(const Operation& outline, std::uint64_t log_id,
+                                    std::uint64_t sequence) {
   log_->SetSequence(log_id, sequence);
-  if (!IsPointToPoint(kind)) last_sequence_.store(sequence, std::memory_order_relaxed);
-}
-
-// A batch that was never ended, because what was in it raised, is forgotten by the next one. Until
-// then it only counts what the thread starts.
-void ResilientBackend::startCoalescing() {
+  if (IsPointToPoint(outline.kind)) return;  // Not all ranks of the group take part.
+  if (outline.device == kHost) {
+    last_sequence_.store(sequence, std::memory_order_relaxed);
+    return;
+  }
+  last_on_device_.store(sequence, std::memory_order_relaxed);
+  const std::uint64_t epoch = context_->session().epoch();
   const std::lock_guard lock(mutex_);
-  batch_ = Batch{.thread = std::this_thread::get_id(),
-                 // Ended by endCoalescing.
-                 .progress = std::make_shared<Progress>(*context_, 1, parts_.completion),
-                 .first = {},
-                 .last_sequence = 0};
-  has_batch_.store(true, std::memory_order_relaxed);
-}
-
-WorkPtr ResilientBackend::endCoalescing() {
-  std::optional<Batch> batch;
-  {
-    const std::lock_guard lock(mutex_);
-    batch = std::move(batch_);
-    batch_.reset();
-    has_batch_.store(false, std::memory_order_relaxed);
-  }
-  if (!batch) {
-    host_->Throw(
-        Status(StatusCode::kFailedPrecondition,
-               c10::str("group '", group_->name(), "': endCoalescing without startCoalescing")));
-  }
-  WorkSpec spec;
-  spec.type = c10d::OpType::COALESCED;
-  spec.title = nullptr;  // Its operations are in the profile.
-  spec.group = group_->name();
-  spec.operation = batch->first;
-  // torch aborts groups within a batch, also behind a failure, and waits for that one.
-  spec.nothing = batch->last_sequence == 0;
-  auto work = c10::make_intrusive<WorkImpl>(context_, getRank(), std::move(spec), batch->progress);
-  work->set_sequence(batch->last_sequence);
-  batch->progress->EnlistRunning(work);
-  batch->progress->Complete(Status::Ok());
-  return work;
+  device_use_ = {.epoch = epoch, .device = outline.device};
 }
 
 }  // namespace resilient::plugin

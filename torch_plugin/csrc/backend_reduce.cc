@@ -59,6 +59,7 @@ void ResilientBackend::PlanReduceScatter(Plan& plan, const at::Tensor& output,
                          into.numel() * getSize(), "; it has ", from.numel()));
   }
   Operation& operation = plan.AddReduction(OpKind::kReduceScatter, into, reduce);
+  operation.one_block = true;
   for (int peer = 0; peer < getSize(); ++peer) {
     operation.inputs.push_back(PartOf(from, peer * into.numel(), into.numel()));
   }

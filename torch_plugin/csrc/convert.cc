@@ -212,16 +212,17 @@ Status CheckTensor(const at::Tensor& tensor, const char* what) {
   if (!tensor.defined()) {
     return Status(StatusCode::kInvalidArgument, c10::str(what, ": the tensor is undefined"));
   }
-  if (!tensor.device().is_cpu()) {
+  if (!tensor.device().is_cpu() && !tensor.device().is_cuda()) {
     return Status(
         StatusCode::kUnimplemented,
         c10::str(what, ": the tensor is on ", tensor.device().str(),
-                 ", and this version serves CPU tensors only: move it with .cpu(), or use another "
-                 "backend for tensors of that device"));
+                 ", and this version serves tensors on the CPU and on CUDA devices only: move it "
+                 "with .cpu(), or use another backend for tensors of that device"));
   }
   if (tensor.layout() != at::kStrided) {
-    return Status(StatusCode::kUnimplemented,
-                  c10::str(what, ": sparse tensors can be all-reduced only: use .to_dense()"));
+    return Status(
+        StatusCode::kUnimplemented,
+        c10::str(what, ": sparse tensors can be all-reduced only, on the CPU: use .to_dense()"));
   }
   return Status::Ok();
 }

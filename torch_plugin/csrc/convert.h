@@ -54,7 +54,7 @@ struct Reduction {
 // the operation in the text.
 Result<Reduction> ToReduction(const c10d::ReduceOp& op, at::ScalarType type, const char* what);
 
-// OK for a dense CPU tensor.
+// OK for a dense tensor on the CPU or on a CUDA device.
 Status CheckTensor(const at::Tensor& tensor, const char* what);
 
 }  // namespace resilient::plugin

@@ -58,6 +58,14 @@ void Ledger::Close() {
   Drain();
 }
 
+std::vector<Ledger::WorkPtr> Ledger::InFlight() const {
+  std::vector<WorkPtr> works;
+  const std::lock_guard lock(mutex_);
+  works.reserve(in_flight_.size());
+  for (const auto& [id, work] : in_flight_) works.push_back(work);
+  return works;
+}
+
 std::size_t Ledger::size() const {
   const std::lock_guard lock(mutex_);
   return in_flight_.size() + retired_.size();

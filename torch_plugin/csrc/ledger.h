@@ -42,6 +42,9 @@ class Ledger {
   // Drain, and from now on Retire releases at once: the session's threads are gone.
   void Close();
 
+  // Those that are unfinished, in no order.
+  std::vector<c10::intrusive_ptr<c10d::Work>> InFlight() const;
+
   std::size_t size() const;  // Unfinished and unreleased; for tests.
 
  private:

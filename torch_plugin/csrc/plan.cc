@@ -1,9 +1,11 @@
 #include "torch_plugin/csrc/plan.h"
 
 #include <ATen/Functions.h>
+#include <ATen/record_function.h>
 #include <c10/util/StringUtil.h>
 
 #include "torch_plugin/csrc/convert.h"
+#include "torch_plugin/csrc/device_stream.h"
 
 namespace resilient::plugin {
 namespace {
@@ -22,6 +24,7 @@ std::size_t UnitsOf(at::ScalarType type, std::int64_t elements) {
 
 at::Tensor Plan::Input(const at::Tensor& tensor) {
   Check(host_, CheckTensor(tensor, name()));
+  RunOn(tensor.device());
   at::Tensor memory = tensor.requires_grad() ? tensor.detach() : tensor;
   if (!IsPlain(memory)) memory = memory.detach().resolve_conj().resolve_neg().contiguous();
   held_.push_back(memory);
@@ -31,6 +34,7 @@ at::Tensor Plan::Input(const at::Tensor& tensor) {
 at::Tensor Plan::Output(const at::Tensor& tensor) {
   if (tensor.defined() && IsPlain(tensor)) return InOut(tensor);
   Check(host_, CheckTensor(tensor, name()));
+  RunOn(tensor.device());
   at::Tensor memory = at::empty_like(tensor, at::MemoryFormat::Contiguous);
   held_.push_back(memory);
   copies_.emplace_back(tensor, memory);
@@ -67,6 +71,29 @@ Operation& Plan::AddReduction(OpKind kind, const at::Tensor& memory, const c10d:
   operation.reduce = reduction.op;
   operation.factor = reduction.factor;
   return operation;
+}
+
+void Plan::RunOn(c10::Device device) {
+  if (!device_) device_ = device;
+  if (FromDevice(*device_) == FromDevice(device)) return;
+  Refuse(c10::str("the tensors of a call are on one device, not on ", device_->str(), " and ",
+                  device.str()));
+}
+
+void Plan::Place() {
+  const int device = device_ ? FromDevice(*device_) : kHost;
+  if (device == kHost) return;
+  const ExecutionStream stream = ValueOrThrow(host_, CurrentStream(device));
+  for (Operation& operation : operations_) {
+    operation.device = device;
+    operation.stream = stream;
+  }
+}
+
+void Plan::Profile(at::RecordFunction& profiled) const {
+  if (!profiled.isActive()) return;
+  const std::vector<c10::IValue> inputs(held_.begin(), held_.end());
+  profiled.before(title_, c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
 }
 
 void Plan::RequireSameType(const at::Tensor& one, const at::Tensor& other) {

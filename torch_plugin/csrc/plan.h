@@ -2,12 +2,14 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <resilient/operation.h>
 #include <resilient/status.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -15,6 +17,10 @@
 
 #include "torch_plugin/csrc/host.h"
 #include "torch_plugin/csrc/time_policy.h"
+
+namespace at {
+struct RecordFunction;
+}
 
 namespace resilient::plugin {
 
@@ -41,6 +47,9 @@ class Plan {
   // The same for an operation that reduces; refuses what `reduce` is not defined for.
   Operation& AddReduction(OpKind kind, const at::Tensor& memory, const c10d::ReduceOp& reduce);
 
+  // Where the operations run that have no memory; otherwise where their memory is.
+  void RunOn(c10::Device device);
+
   void RequireSameType(const at::Tensor& one, const at::Tensor& other);
   void RequireRoot(std::int64_t root, int size);
   [[noreturn]] void Refuse(const std::string& why) { Refuse(StatusCode::kInvalidArgument, why); }
@@ -50,6 +59,21 @@ class Plan {
   void AddResult(const at::Tensor& tensor) { outputs_.push_back(tensor); }
   // Runs after the copies, on the callback thread. What it uses is released with the Work.
   void AtEnd(std::function<void()> finish) { finish_ = std::move(finish); }
+  // Gives the operations their device, and its stream that is the caller's now.
+  void Place();
+  // kHost: on none. Behind Place.
+  int device() const { return operations_.front().device; }
+  // A send or recv on a device.
+  bool IsMessageOnDevice() const {
+    return device() != kHost && operations_.size() == 1 && IsPointToPoint(operations_[0].kind);
+  }
+  // On a device, whose results are those of the operations themselves: who waits may go on there.
+  bool EndsInStream() const {
+    return device() != kHost && copies_.empty() && !finish_ &&
+           operations_.front().kind != OpKind::kBarrier;
+  }
+  // Begins what the profiler shows, if it watches.
+  void Profile(at::RecordFunction& profiled) const;
   // Without a result of its own, so that the caller may run it on his thread.
   bool IsOnePiece() const { return operations_.size() == 1 && copies_.empty() && !finish_; }
 
@@ -63,6 +87,7 @@ class Plan {
   Host& host_;
   const c10d::OpType type_;
   const char* const title_;
+  std::optional<c10::Device> device_;  // Of all its tensors.
   std::vector<Operation> operations_;
   std::vector<at::Tensor> held_;
   std::vector<at::Tensor> outputs_;

@@ -5,16 +5,19 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/util/StringUtil.h>
 #include <resilient/abort.h>
 
 #include "torch_plugin/csrc/convert.h"
+#include "torch_plugin/csrc/device_stream.h"
 
 namespace resilient::plugin {
 namespace {
 
 struct AwaitedOperation {
   const std::string& group;
+  int device = kHost;
   bool point_to_point = false;
   std::uint64_t seq = 0;
 };
@@ -34,7 +37,8 @@ class BlockedWait {
   void Begin() {
     if (std::exchange(begun_, true)) return;
     if (const auto context = context_.lock()) {
-      context->session().BeginBlocked(operation_.group, operation_.point_to_point, operation_.seq);
+      context->session().BeginBlocked(CommunicatorName(operation_.group, operation_.device),
+                                      operation_.point_to_point, operation_.seq);
     }
   }
 
@@ -129,7 +133,7 @@ void Progress::Complete(const Status& status) {
     EndLeasesLocked();  // Before a waiter goes on to what it starts next.
     finish = requires_finisher_;
     if (!finish) {
-      ledger_->Retire(id_);  // First, so that the waiter's Drain finds it.
+      RetireLocked();  // First, so that the waiter's Drain finds it.
       done_ = true;
       whole = std::move(whole_);
       outcome = status_;
@@ -169,7 +173,45 @@ void Progress::FinishOnCallbackThread() {
   if (whole) whole->Complete(outcome);
   if (future) work_->CompleteFuture(*future);
   future.reset();
-  ledger_->Retire(id_);
+  const std::lock_guard lock(mutex_);
+  RetireLocked();
+}
+
+// Behind a failure the device may still write into the memory: until the completions are destroyed.
+void Progress::RetireLocked() {
+  if (lent_ && !status_.ok()) {
+    retires_behind_loan_ = true;
+  } else {
+    ledger_->Retire(id_);
+  }
+}
+
+std::shared_ptr<void> Progress::Lend() {
+  {
+    const std::lock_guard lock(mutex_);
+    lent_ = true;
+  }
+  return {nullptr, [self = shared_from_this()](std::nullptr_t) { self->EndLoan(); }};
+}
+
+void Progress::EndLoan() {
+  const std::lock_guard lock(mutex_);
+  lent_ = false;
+  if (std::exchange(retires_behind_loan_, false)) ledger_->Retire(id_);
+}
+
+std::shared_ptr<LaunchMark> Progress::GoOnBehind(int device) {
+  device_.store(device);
+  return {shared_from_this(), &mark_};
+}
+
+bool Progress::WaitForLaunch(Duration slice) const { return done() || mark_.WaitFor(slice); }
+
+Status Progress::Join() {
+  const Result<ExecutionStream> stream = CurrentStream(device());
+  if (!stream.ok()) return stream.status();
+  joined_.store(true);
+  return mark_.Join(*stream);
 }
 
 // Not before it is done: whoever hears of a Work later than of its end asks the Work.
@@ -229,7 +271,8 @@ Status WorkImpl::Outcome() const {
     if (const auto context = context_.lock()) status = context->session().failure();
   }
   if (status.ok() || !status.detail().group.empty()) return status;
-  return status.WithOperation(spec_.group, sequence_.load(), Describe(spec_.operation));
+  return status.WithOperation(CommunicatorName(spec_.group, spec_.operation.device),
+                              sequence_.load(), Describe(spec_.operation));
 }
 
 bool WorkImpl::NeedsFinisher() const {
@@ -237,15 +280,40 @@ bool WorkImpl::NeedsFinisher() const {
   return !spec_.copies.empty() || spec_.finish || recordFunctionEndCallback_;
 }
 
-Status WorkImpl::WaitUntil(Deadline deadline) {
+std::vector<std::shared_ptr<Progress>> WorkImpl::Parts() const {
+  return spec_.parts.empty() ? std::vector{progress_} : spec_.parts;
+}
+
+bool WorkImpl::joined() const {
+  const auto parts = Parts();
+  return std::any_of(parts.begin(), parts.end(), [](const auto& part) { return part->joined(); });
+}
+
+bool WorkImpl::GoesOnInStream() const {
+  const auto on_device = [](const auto& part) { return part->device() != kHost; };
+  if (spec_.parts.empty()) return on_device(progress_);
+  return std::all_of(spec_.parts.begin(), spec_.parts.end(), on_device);
+}
+
+// It would wait for ever: what is to end it comes behind it.
+Status WorkImpl::CheckSubmitted() const {
+  if (!progress_->held_back()) return Status::Ok();
+  return Status(StatusCode::kFailedPrecondition,
+                c10::str(Describe(spec_.operation), " of group '", spec_.group,
+                         "' was started in a batch that has not ended: wait for it behind the "
+                         "block of its coalescing manager (in C++: behind endCoalescing)"));
+}
+
+template <typename Reached>
+Status WorkImpl::WaitWhileNot(const Reached& reached, Deadline deadline) {
   constexpr Duration kSlice = std::chrono::milliseconds(kInterruptPollMs);
   const SystemClock clock;
   const auto slice = [&] {
     return deadline.IsNever() ? kSlice : std::min(kSlice, deadline.LeftAt(clock.Now()));
   };
-  BlockedWait blocked(context_,
-                      {spec_.group, IsPointToPoint(spec_.operation.kind), sequence_.load()});
-  while (!progress_->WaitFor(slice())) {
+  BlockedWait blocked(context_, {spec_.group, spec_.operation.device,
+                                 IsPointToPoint(spec_.operation.kind), sequence_.load()});
+  while (!reached(slice())) {
     blocked.Begin();
     RESILIENT_RETURN_IF_ERROR(host_->Interrupted());
     if (!deadline.IsNever() && deadline.ExpiredAt(clock.Now())) {
@@ -255,6 +323,23 @@ Status WorkImpl::WaitUntil(Deadline deadline) {
                    "' is still running; it goes on, and can be waited for again"));
     }
   }
+  return Status::Ok();
+}
+
+Status WorkImpl::WaitUntil(Deadline deadline) {
+  RESILIENT_RETURN_IF_ERROR(CheckSubmitted());
+  RESILIENT_RETURN_IF_ERROR(
+      WaitWhileNot([this](Duration slice) { return progress_->WaitFor(slice); }, deadline));
+  return Outcome();
+}
+
+Status WorkImpl::JoinStream() {
+  RESILIENT_RETURN_IF_ERROR(CheckSubmitted());
+  for (const std::shared_ptr<Progress>& part : Parts()) {
+    RESILIENT_RETURN_IF_ERROR(WaitWhileNot(
+        [&part](Duration slice) { return part->WaitForLaunch(slice); }, Deadline::Never()));
+    if (!part->done()) RESILIENT_RETURN_IF_ERROR(part->Join());
+  }
   return Outcome();
 }
 
@@ -263,7 +348,8 @@ bool WorkImpl::wait(std::chrono::milliseconds timeout) {
   const Deadline deadline =
       bounded ? Deadline::After(SystemClock().Now(), timeout) : Deadline::Never();
   Status status;
-  host_->WithoutLock([&] { status = WaitUntil(deadline); });
+  host_->WithoutLock(
+      [&] { status = !bounded && GoesOnInStream() ? JoinStream() : WaitUntil(deadline); });
   if (const auto context = context_.lock()) context->ledger()->Drain();
   if (status.code() == StatusCode::kTimeout && bounded && !progress_->done()) {
     status = Status(status.code(),
@@ -276,12 +362,23 @@ bool WorkImpl::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
+void WorkImpl::synchronize() {
+  if (spec_.operation.device != kHost) wait();
+}
+
+void WorkImpl::blockCurrentStream() {
+  if (spec_.operation.device == kHost) return Work::blockCurrentStream();
+  wait();
+}
+
 c10::intrusive_ptr<c10::ivalue::Future> WorkImpl::getFuture() {
   if (!progress_->done()) {
     if (const auto context = context_.lock()) Check(*host_, context->finisher()->Start());
   }
-  auto fresh =
-      c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  std::vector<c10::Device> devices;
+  if (spec_.operation.device != kHost) devices.push_back(ToDevice(spec_.operation.device));
+  auto fresh = c10::make_intrusive<c10::ivalue::Future>(
+      c10::ListType::create(c10::TensorType::get()), std::move(devices));
   {
     const std::lock_guard lock(progress_->mutex_);
     if (future_) return future_;
@@ -319,8 +416,12 @@ void WorkImpl::EndProfiling() {
 Status WorkImpl::Finish() {
   try {
     const at::NoGradGuard no_grad;
+    const int device = spec_.operation.device;
+    const c10::DeviceGuard guard(ToDevice(device));
     for (const auto& [to, from] : spec_.copies) to.copy_(from);
     if (spec_.finish) spec_.finish();
+    // This thread's stream is none that a caller goes on in.
+    if (device != kHost) SynchronizeCurrentStream(device);
   } catch (const std::exception& error) {
     return Status(StatusCode::kInternal, c10::str("the result of ", Describe(spec_.operation),
                                                   " could not be put in place: ", error.what()));
@@ -332,6 +433,8 @@ void WorkImpl::CompleteFuture(c10::ivalue::Future& future) {
   if (host_->Ending()) return;  // Its callbacks belong to an interpreter that is gone.
   const Status status = Outcome();
   try {
+    // The callbacks run on the device that is current here.
+    const c10::DeviceGuard guard(ToDevice(spec_.operation.device));
     if (status.ok()) {
       future.markCompleted(c10::IValue(spec_.outputs));
     } else {
@@ -341,6 +444,21 @@ void WorkImpl::CompleteFuture(c10::ivalue::Future& future) {
     TORCH_WARN("a callback of the future of ", Describe(spec_.operation),
                " raised: ", error.what());
   }
+}
+
+Status AwaitJoined(SessionContext& context) {
+  Status first;
+  context.host()->WithoutLock([&] {
+    for (const auto& work : context.ledger()->InFlight()) {
+      auto* ours = dynamic_cast<WorkImpl*>(work.get());
+      if (ours == nullptr || !ours->joined() || ours->isCompleted()) continue;
+      const Status status = ours->WaitUntil(Deadline::Never());
+      if (first.ok()) first = status;
+      if (status.code() == StatusCode::kInterrupted) return;
+    }
+  });
+  context.ledger()->Drain();
+  return first;
 }
 
 }  // namespace resilient::plugin

@@ -59,6 +59,31 @@ class Progress : public std::enable_shared_from_this<Progress> {
   // True when all operations ended within `slice`.
   bool WaitFor(std::chrono::nanoseconds slice) const;
 
+  // All operations are on `device`, and what they leave there is the result: who waits may go on
+  // in a stream of it. The mark is for the last one. Before the first Submit.
+  std::shared_ptr<LaunchMark> GoOnBehind(int device);
+  // Nobody may after all: the last operation will never be launched.
+  void AwaitEnd() { device_.store(kHost); }
+  // Of GoOnBehind; kHost: the end has to be waited for.
+  int device() const { return device_.load(); }
+  // True when the last operation was launched within `slice`, or all have ended. REQUIRES:
+  // device() != kHost.
+  bool WaitForLaunch(Duration slice) const;
+  // The calling thread's current stream of device() goes on behind the operations. REQUIRES:
+  // WaitForLaunch has returned true.
+  Status Join();
+  // Somebody has gone on so.
+  bool joined() const { return joined_.load(); }
+
+  // Nothing is submitted yet: it waits for the end of its batch.
+  void HoldBack() { held_back_.store(true); }
+  void LetGo() { held_back_.store(false); }
+  bool held_back() const { return held_back_.load(); }
+
+  // What keeps the Work in the ledger behind a failure, while the device may still touch its
+  // memory; for the completions to own. Before the first Submit, once.
+  std::shared_ptr<void> Lend();
+
   bool done() const;
   Status status() const;                                 // OK until done.
   Duration duration() const;                             // From the making to the end, or to now.
@@ -66,12 +91,18 @@ class Progress : public std::enable_shared_from_this<Progress> {
 
  private:
   friend class WorkImpl;
+  void RetireLocked();
+  void EndLoan();
   void EndLeasesLocked();
   void FinishOnCallbackThread();
   void RunHooks(const Status& outcome) const;
 
   const SystemClock clock_{};
   const Instant started_ = clock_.Now();
+  LaunchMark mark_;
+  std::atomic<int> device_{kHost};
+  std::atomic<bool> joined_{false};
+  std::atomic<bool> held_back_{false};
   const std::shared_ptr<Ledger> ledger_;
   const std::shared_ptr<Finisher> finisher_;
   const std::shared_ptr<const CompletionHooks> hooks_;
@@ -85,6 +116,8 @@ class Progress : public std::enable_shared_from_this<Progress> {
   std::vector<TimeoutExtension::Lease> leases_;  // Guarded by mutex_.
   Instant ended_at_{};                           // Guarded by mutex_. Of pending_ == 0.
   bool requires_finisher_ = false;               // Guarded by mutex_.
+  bool lent_ = false;                            // Guarded by mutex_.
+  bool retires_behind_loan_ = false;             // Guarded by mutex_.
   bool ended_ = false;                           // Guarded by mutex_. pending_ reached 0.
   bool done_ = false;  // Guarded by mutex_. Results are in place, waiters may go.
   Status status_;      // Guarded by mutex_.
@@ -100,11 +133,17 @@ struct WorkSpec {
   std::vector<at::Tensor> outputs;                        // Value of the future.
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // At the end: (to, from).
   std::function<void()> finish;                           // After the copies; may be empty.
+  std::vector<std::shared_ptr<Progress>> parts;           // Of a batch, instead of its own.
   bool nothing = false;  // A batch without operations: no failure is one of it.
 };
 
 // The Work of ResilientBackend. wait() blocks the calling thread only, without the interpreter's
 // lock, and is interruptible; its future is made at the first getFuture and carries the same error.
+//
+// Operations on a device: wait() returns once they are launched, and the caller's current stream
+// goes on behind them; a failure that comes later is raised by what is called next. With a bound,
+// where results are put in place on the host's order, and at a barrier it waits for the end as on
+// the CPU. It has ended, and so has the future, when the communicator has seen that on the host.
 //
 // Owner: the user, and the session's Ledger while it is in flight. Thread: thread-safe. Lifetime:
 // released by the user's threads only; holds its session weakly.
@@ -122,6 +161,9 @@ class WorkImpl final : public c10d::Work {
   // kNoTimeout: as long as the peers live. Otherwise TIMEOUT on this rank only; the operation goes
   // on.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  // wait(), where there is a stream.
+  void synchronize() override;
+  void blockCurrentStream() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   float getDuration() const override;  // Milliseconds.
@@ -130,8 +172,11 @@ class WorkImpl final : public c10d::Work {
   std::uint64_t getCompletionKey() const override { return progress_->completion_key(); }
 #endif
 
-  // As wait, for callers that go on after a failure. kTimeout at the deadline.
+  // Waits for the end, for callers that go on after a failure. kTimeout at the deadline.
   Status WaitUntil(Deadline deadline);
+
+  // Whether a wait() has returned before the end.
+  bool joined() const;
 
   // Whether something remains to do when the operations have ended.
   bool NeedsFinisher() const;
@@ -142,6 +187,12 @@ class WorkImpl final : public c10d::Work {
 
  private:
   friend class Progress;
+  template <typename Reached>
+  Status WaitWhileNot(const Reached& reached, Deadline deadline);
+  std::vector<std::shared_ptr<Progress>> Parts() const;
+  bool GoesOnInStream() const;
+  Status JoinStream();
+  Status CheckSubmitted() const;
   Status Outcome() const;  // With group, sequence number and operation.
   Status Finish();         // What remains to do after the operations: on the callback thread.
   void EndProfiling();
@@ -155,5 +206,10 @@ class WorkImpl final : public c10d::Work {
   int source_ = -1;                                 // Constant once done.
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // Guarded by progress_->mutex_.
 };
+
+// Waits for the end of all from which a wait() let the program go on before: what it has computed
+// since is worth keeping only if they went well. The outcome of the first of those that run by now
+// and do not; what has failed before the session's failure() says. Blocks.
+Status AwaitJoined(SessionContext& context);
 
 }  // namespace resilient::plugin
