@@ -16,6 +16,7 @@
 
 #include "torch_plugin/csrc/convert.h"
 #include "torch_plugin/csrc/snapshot.h"
+#include "torch_plugin/csrc/work.h"
 #include "torch_plugin/csrc/world.h"
 
 namespace resilient {
@@ -190,6 +191,8 @@ struct State::Impl {
 
   void Check(const Status& status) const { plugin::Check(*context->host(), status); }
   void RaiseFailure() const { Check(context->session().failure()); }
+  // What was copied may come from operations on a device that nobody has seen the end of.
+  void AwaitJoined() const { Check(plugin::AwaitJoined(*context)); }
   // The same on all ranks, also where the session gets over a link between their reads of it.
   std::int64_t PresentGeneration() const {
     return static_cast<std::int64_t>(context->session().epoch());
@@ -387,6 +390,7 @@ void State::commit() {
   }
   Snapshot snapshot = plugin::TakeSnapshot(own.replicated, reused ? &*reused : nullptr);
   own.PutPart(key, own.PackPerRank());
+  own.AwaitJoined();
   own.RaiseFailure();
   own.commits.emplace_back(own.Hold(key), std::move(snapshot));
   own.number = key.number;

@@ -115,6 +115,8 @@ class State:
         snapshot = _snapshot.take(self._replicated, reused)
         key = (self._generation, number)
         parts = self._put_part(world, key, self._pack_per_rank())
+        # What was copied may come from operations on a device that nobody has seen the end of.
+        world.session.await_joined()
         _raise_failure(world)
         self._commits[key] = _Commit(snapshot, world.rank, world.world_size, parts)
         self.__dict__["_number"] = number

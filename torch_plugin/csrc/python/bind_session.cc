@@ -14,6 +14,7 @@
 #include "torch_plugin/csrc/python/durations.h"
 #include "torch_plugin/csrc/python/module.h"
 #include "torch_plugin/csrc/python/tls_files.h"
+#include "torch_plugin/csrc/work.h"
 
 namespace resilient::plugin {
 namespace {
@@ -222,6 +223,11 @@ void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
           "epoch", [](SessionContext& self) { return self.session().epoch(); },
           py::call_guard<py::gil_scoped_release>())
       .def("failure", [host](SessionContext& self) { return FailureObject(*host, self, 0); })
+      .def("await_joined",
+           [host](SessionContext& self) {
+             const py::gil_scoped_release unlocked;
+             Check(*host, AwaitJoined(self));
+           })
       .def(
           "await_failure",
           [host](SessionContext& self, double timeout) {
