@@ -4,19 +4,23 @@ Where the module fake_cuda is not built, only what needs no device is tested.
 """
 
 import importlib.util
+import signal
 import sys
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
+from rank_server import tell
 from tensors import joined, same, values
+
+import torch_resilient
 
 NEEDS_FAKE = pytest.mark.skipif(
     importlib.util.find_spec("fake_cuda") is None,
     reason="the module fake_cuda is not on the path (tests/support)",
 )
-SOON = timedelta(milliseconds=300)
+LATER = timedelta(seconds=30)
 
 
 def barrier_that_names_a_device():
@@ -48,11 +52,20 @@ def faked():
     return fake_cuda, rank, size
 
 
-def fake_run(world, function, size=2):
+def fetched(cuda, tensor):
+    """The values behind all that is under way."""
+    cuda.synchronize()
+    return cuda.host(tensor)
+
+
+def libraries():
     import fake_cuda
 
-    env = {name: fake_cuda.library for name in ("RESILIENT_NCCL_LIBRARY", "RESILIENT_CUDA_RUNTIME")}
-    return world.run(function, size, env=env)
+    return dict.fromkeys(["RESILIENT_NCCL_LIBRARY", "RESILIENT_CUDA_RUNTIME"], fake_cuda.library)
+
+
+def fake_run(world, function, size=2, *args):
+    return world.run(function, size, *args, env=libraries())
 
 
 def stream_goes_on():
@@ -66,8 +79,7 @@ def stream_goes_on():
         assert not work.is_completed()
         cuda.copy(copy, tensor)  # Behind it, in the same stream.
         held.release()
-    cuda.synchronize()
-    same(cuda.host(copy), sum(values(other, 1000) for other in range(size)))
+    same(fetched(cuda, copy), sum(values(other, 1000) for other in range(size)))
     work.get_future().wait()
     assert work.is_completed()
     with cuda.stream():  # Another stream: the operation begins behind what is in that one.
@@ -83,13 +95,13 @@ def test_the_stream_goes_on_behind_an_operation(world):
 
 def refusals():
     cuda, rank, _ = faked()
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    group = dist.group.WORLD
     here = cuda.tensor(torch.ones(4), device=rank)
     other = cuda.tensor(torch.ones(8), device=rank + 1)
     with pytest.raises(RuntimeError, match=f"not on cuda:{rank} and cpu"):
-        backend._allgather_base(torch.ones(8), here, dist.AllgatherOptions())
+        group._allgather_base(torch.ones(8), here)
     with pytest.raises(RuntimeError, match=f"not on cuda:{rank} and cuda:{rank + 1}"):
-        backend._allgather_base(other, here, dist.AllgatherOptions())
+        group._allgather_base(other, here)
     with pytest.raises(RuntimeError, match="UNIMPLEMENTED"):
         dist.recv(here)
     dist.all_reduce(here)
@@ -109,7 +121,7 @@ def not_contiguous():
     work = dist.all_reduce(tensor, async_op=True)
     work.wait()
     assert work.is_completed()
-    same(cuda.host(tensor.contiguous()), sum(values(other, 10) for other in range(size)))
+    same(fetched(cuda, tensor.contiguous()), sum(values(other, 10) for other in range(size)))
     dist.destroy_process_group()
 
 
@@ -128,8 +140,7 @@ def batches():
         operations = [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
-        cuda.synchronize()
-        same(cuda.host(received), values(peer, count), count)
+        same(fetched(cuda, received), values(peer, count), count)
     manager = dist.distributed_c10d._coalescing_manager
     with manager(device=sent.device, async_ops=True) as batch:
         first = dist.isend(sent, peer)
@@ -137,10 +148,10 @@ def batches():
             first.wait()
         second = dist.irecv(received, peer)
     batch.wait()
-    first.wait()
-    second.wait(SOON)
+    first.wait(LATER)
+    second.wait(LATER)
     assert first.is_success() and second.is_success()
-    same(cuda.host(received), values(peer, count))
+    same(fetched(cuda, received), values(peer, count))
     dist.destroy_process_group()
 
 
@@ -155,7 +166,7 @@ def barriers():
     tensor = cuda.tensor(torch.ones(3), device=rank)
     dist.all_reduce(tensor)
     dist.barrier()
-    same(cuda.host(tensor), torch.full((3,), float(size)))
+    same(fetched(cuda, tensor), torch.full((3,), float(size)))
     dist.barrier(device_ids=[rank])
     dist.destroy_process_group()
 
@@ -163,3 +174,132 @@ def barriers():
 @NEEDS_FAKE
 def test_a_barrier_waits_for_the_device(world):
     fake_run(world, barriers)
+
+
+def futures():
+    cuda, rank, size = faked()
+    tensor = cuda.tensor(values(rank, 100), device=rank)
+    with cuda.hold():
+        work = dist.all_reduce(tensor, async_op=True)
+        seen = work.get_future().then(lambda future: (future.value()[0], cuda.device()))
+        assert not seen.done()
+    result, device = seen.wait()
+    assert device == rank
+    same(fetched(cuda, result), sum(values(other, 100) for other in range(size)))
+    dist.destroy_process_group()
+
+
+@NEEDS_FAKE
+def test_a_future_ends_with_the_operation_on_the_device(world):
+    fake_run(world, futures)
+
+
+def profiled():
+    """The launch is shown, and wait() is none for the device because of it."""
+    cuda, rank, _ = faked()
+    tensor = cuda.tensor(torch.ones(4), device=rank)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profile, cuda.hold():
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        assert not work.is_completed()
+    work.wait(LATER)
+    assert "resilient:all_reduce" in {event.name for event in profile.events()}
+    dist.destroy_process_group()
+
+
+@NEEDS_FAKE
+def test_the_profiler_does_not_wait_for_the_device(world):
+    fake_run(world, profiled)
+
+
+def block_that_raises():
+    """Nothing of it is submitted, and the next block works."""
+    cuda, rank, _ = faked()
+    peer = 1 - rank
+    sent = cuda.tensor(values(rank, 10), device=rank)
+    received = cuda.tensor(torch.zeros(10), device=rank)
+    manager = dist.distributed_c10d._coalescing_manager
+    with pytest.raises(KeyError), manager(device=sent.device):
+        lost = dist.isend(sent, peer)
+        raise KeyError
+    dist.distributed_c10d._world.pg_coalesce_state.clear()
+    with manager(device=sent.device):
+        dist.isend(sent, peer)
+        dist.irecv(received, peer)
+    same(fetched(cuda, received), values(peer, 10))
+    with pytest.raises(torch_resilient.ResilientError, match="was never ended"):
+        lost.wait()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@NEEDS_FAKE
+def test_a_block_that_raises_submits_nothing(world):
+    fake_run(world, block_that_raises)
+
+
+def commit_over_a_loss():
+    """What wait() has gone on from is waited for: no step is kept which the loss has touched."""
+    cuda, rank, _ = faked()
+    tensor = cuda.tensor(torch.ones(4), device=rank)
+    dist.all_reduce(tensor)
+    dist.barrier()
+    torch.cuda.get_rng_state = lambda: torch.zeros(1)  # The fake has no generators.
+    state = torch_resilient.State(tensor=tensor)
+    state.commit()
+    if rank == 1:
+        tell("ready")
+        signal.pause()
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()  # Nobody knows yet that it cannot end.
+    tell("ready")
+    with pytest.raises(torch_resilient.RankLostError):
+        state.commit()
+    assert state.commits == 1
+    with pytest.raises(torch_resilient.RankLostError):
+        work.wait()
+    dist.destroy_process_group()
+
+
+@NEEDS_FAKE
+def test_no_commit_is_made_of_what_a_loss_has_touched(world):
+    survivor, victim = world.start(commit_over_a_loss, 2, env=libraries())
+    for rank in (survivor, victim):
+        assert rank.told() == "ready"
+    victim.signal()
+    assert victim.wait() == -signal.SIGKILL
+    survivor.value()
+
+
+def replaced(before):
+    cuda, rank, size = faked()
+    tensor = cuda.tensor(torch.ones(4), device=rank)
+    if before:
+        dist.all_reduce(tensor)
+        dist.barrier()  # The device's.
+        tell("ready")
+        if rank == 1:
+            signal.pause()
+        with pytest.raises(torch_resilient.RankLostError):
+            dist.barrier()
+        torch_resilient.rebuild()
+        tensor = cuda.tensor(torch.ones(4), device=rank)
+    dist.barrier()  # The host's on both: who has come now has seen no operation on a device.
+    dist.all_reduce(tensor)
+    dist.barrier()
+    same(fetched(cuda, tensor), torch.full((4,), float(size)))
+    dist.destroy_process_group()
+
+
+@NEEDS_FAKE
+def test_barriers_meet_behind_a_replacement(world):
+    env = {**libraries(), "RESILIENT_SEAT_WAIT": "60"}
+    survivor, victim = world.start(replaced, 2, True, env=env)
+    for rank in (survivor, victim):
+        assert rank.told() == "ready"
+    victim.signal()
+    assert victim.wait() == -signal.SIGKILL
+    successor = world.start_rank(replaced, 1, 2, False, env=env)
+    survivor.value()
+    successor.value()
