@@ -156,6 +156,9 @@ class CudaCommunicator final : public Communicator {
         abort_(std::move(abort)),
         transports_(std::move(transports)) {}
 
+  // Begins to connect. What comes of it the first operation there is told.
+  void Connect(int device) { (void)On(device); }
+
   int rank() const override { return host_->rank(); }
   int size() const override { return host_->size(); }
 
@@ -231,8 +234,9 @@ class CudaCommunicator final : public Communicator {
 class CudaFabric final : public CommunicatorFactory {
  public:
   CudaFabric(CommunicatorEvents& session, std::shared_ptr<DeviceTransports> transports,
-             const Clock& clock)
-      : waits_(std::make_shared<ControlWaits>()),
+             int eager_device, const Clock& clock)
+      : eager_device_(eager_device),
+        waits_(std::make_shared<ControlWaits>()),
         host_events_(session, waits_, clock),
         session_(session),
         clock_(clock),
@@ -249,8 +253,10 @@ class CudaFabric final : public CommunicatorFactory {
   std::string endpoint() const override { return host_->endpoint(); }
   std::shared_ptr<Communicator> Create(GroupSpec spec, std::shared_ptr<AbortCell> abort) override {
     auto host = host_->Create(spec, abort);
-    return std::make_shared<CudaCommunicator>(std::move(host), std::move(spec), std::move(abort),
-                                              transports_);
+    auto made = std::make_shared<CudaCommunicator>(std::move(host), std::move(spec),
+                                                   std::move(abort), transports_);
+    if (eager_device_ != kHost && !mark_.InChild()) made->Connect(eager_device_);
+    return made;
   }
   void Hold(Instant until) override {
     host_->Hold(until);
@@ -272,6 +278,7 @@ class CudaFabric final : public CommunicatorFactory {
 
  private:
   const ProcessMark mark_;
+  const int eager_device_;
   const std::shared_ptr<ControlWaits> waits_;
   HostEvents host_events_;
   CommunicatorEvents& session_;
@@ -286,8 +293,9 @@ Result<std::unique_ptr<CommunicatorFactory>> MakeCudaFabric(CpuFabricOptions cpu
                                                             CudaFabricOptions cuda,
                                                             CudaSources sources, const Clock& clock,
                                                             CommunicatorEvents& events) {
+  const int eager_device = cuda.eager_device;
   auto transports = std::make_shared<DeviceTransports>(std::move(cuda), std::move(sources), clock);
-  auto fabric = std::make_unique<CudaFabric>(events, std::move(transports), clock);
+  auto fabric = std::make_unique<CudaFabric>(events, std::move(transports), eager_device, clock);
   RESILIENT_RETURN_IF_ERROR(fabric->Open(std::move(cpu)));
   return std::unique_ptr<CommunicatorFactory>(std::move(fabric));
 }

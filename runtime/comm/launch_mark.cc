@@ -15,7 +15,13 @@ void LaunchMark::End() {
   joiner_ = nullptr;
   event_ = nullptr;
   told_ = true;
+  ended_ = true;
   changed_.notify_all();
+}
+
+bool LaunchMark::ended() const {
+  const std::lock_guard lock(mutex_);
+  return ended_;
 }
 
 bool LaunchMark::WaitFor(Duration slice) const {

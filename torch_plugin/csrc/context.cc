@@ -36,10 +36,7 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
     fabric.shm_limit = context->options_.shm_limit;
     fabric.checksums = context->options_.checksums;
     fabric.hierarchical = context->options_.hierarchical_order;
-    CudaFabricOptions cuda;
-    cuda.nccl_library = context->options_.nccl_library;
-    cuda.cuda_runtime = context->options_.cuda_runtime;
-    return MakeCudaFabric(std::move(fabric), std::move(cuda), clock, events);
+    return MakeCudaFabric(std::move(fabric), context->options_.cuda, clock, events);
   };
   auto session = OpenSession(context->options_.session,
                              store::MakeRendezvous(context->options_.connect, interrupt, clock),

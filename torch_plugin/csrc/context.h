@@ -33,8 +33,7 @@ struct ContextOptions {
   std::size_t shm_limit = CpuFabricOptions().shm_limit;
   bool checksums = false;
   bool hierarchical_order = false;
-  std::string nccl_library;
-  std::string cuda_runtime;
+  CudaFabricOptions cuda;
   bool auto_heal = false;
   // Job under which each reconfigure(uuid) has one of its own, of a process whose group's members
   // are the program's choice: this session is of that process alone then. Empty: an ordinary world.

@@ -338,7 +338,13 @@ Status WorkImpl::JoinStream() {
   for (const std::shared_ptr<Progress>& part : Parts()) {
     RESILIENT_RETURN_IF_ERROR(WaitWhileNot(
         [&part](Duration slice) { return part->WaitForLaunch(slice); }, Deadline::Never()));
-    if (!part->done()) RESILIENT_RETURN_IF_ERROR(part->Join());
+    if (part->mark_.ended()) {
+      // How it went is known in a moment: it may never have been launched.
+      RESILIENT_RETURN_IF_ERROR(WaitWhileNot(
+          [&part](Duration slice) { return part->WaitFor(slice); }, Deadline::Never()));
+    } else {
+      RESILIENT_RETURN_IF_ERROR(part->Join());
+    }
   }
   return Outcome();
 }

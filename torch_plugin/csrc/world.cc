@@ -168,8 +168,9 @@ ContextOptions MakeOptions(const InitOptions& init, const Settings& settings,
   options.shm_limit = settings.shm_limit;
   options.checksums = settings.checksums;
   options.hierarchical_order = settings.hierarchical_order;
-  options.nccl_library = settings.nccl_library;
-  options.cuda_runtime = settings.cuda_runtime;
+  options.cuda.nccl_library = settings.nccl_library;
+  options.cuda.cuda_runtime = settings.cuda_runtime;
+  if (settings.allow_shared_gpu) options.cuda.claim = NoClaim;
   options.auto_heal = settings.auto_heal;
   options.time.strict = settings.strict_timeouts;
   options.time.world_timeout = init.timeout;

@@ -92,6 +92,8 @@ class Session:
         checksums: bool = False,
         hierarchical_order: bool = False,
         cuda_libraries: tuple[str, str] = ("", ""),  # Paths of NCCL and the CUDA runtime; "": none.
+        shared_gpu: bool = False,  # Ranks claim no GPU for themselves.
+        eager_device: int = -1,  # Groups are connected for it as they are made; -1: none.
         auto_heal: bool = False,
         replay: bool = False,
         strict_timeouts: bool = False,

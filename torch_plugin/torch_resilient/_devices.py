@@ -51,6 +51,11 @@ def warn_of_crowd(world):
     )
 
 
+def bound_ordinal(device_id):
+    """N of the cuda:N that the program has bound this rank to; -1: to none that is there."""
+    return -1 if device_id is None or not torch.cuda.is_available() else _ordinal(device_id)
+
+
 def _ordinal(device_id):
     """N of the cuda:N that this rank uses; -1: not known."""
     if torch.version.hip:

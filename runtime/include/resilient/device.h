@@ -42,4 +42,7 @@ std::vector<std::string> VisibleGpus(
 DeviceClaim ClaimOf(int ordinal, const std::vector<Gpu>& gpus,
                     const std::vector<std::pair<std::string, std::string>>& environment);
 
+// That of a rank which may share its device. Pure.
+inline DeviceClaim NoClaim(int /*device*/) { return {}; }
+
 }  // namespace resilient

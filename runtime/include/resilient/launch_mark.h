@@ -33,6 +33,9 @@ class LaunchMark {
   // True once it was launched or has ended; false after `slice`.
   bool WaitFor(Duration slice) const;
 
+  // It has ended: its Completion runs, or has run.
+  bool ended() const;
+
   // What is put into `stream` from now on begins when the operation is over; at once where it is
   // already. kDeviceLost, kCommFailed in the device's words. How the operation went its Completion
   // says: a stream goes on behind a failure as well, over undefined memory. REQUIRES: WaitFor has
@@ -46,6 +49,7 @@ class LaunchMark {
   const Joiner* joiner_ = nullptr;  // Null: not launched yet, or ended.
   void* event_ = nullptr;
   bool told_ = false;  // Launched or ended.
+  bool ended_ = false;
 };
 
 }  // namespace resilient

@@ -51,8 +51,7 @@ struct SessionOptions {
   Duration stall = std::chrono::hours(1);        // How long an awaited rank may make no progress.
   // What the caller gives its operations as Operation::stall; for the line at the start.
   Duration op_deadline = std::chrono::seconds(120);
-  // What a broken link has ended is run again where nobody can see it (docs/decisions/0018).
-  // Operations on memory of a device are refused with it.
+  // What a broken link has ended is run again, unseen (decision 0018); devices are refused with it.
   bool replay = false;
   std::shared_ptr<Observer> observer;  // Says where this process is; null: not known.
   // Prefix of the names by which processes of this host are known before their init
@@ -135,8 +134,7 @@ class Group {
   // after Close.
   virtual Result<std::uint64_t> Submit(Operation op, Completion done) = 0;
 
-  // As Communicator::SubmitBatch, with the refusals of Submit. kUnimplemented with
-  // SessionOptions::replay.
+  // As Communicator::SubmitBatch, with the refusals of Submit; none with SessionOptions::replay.
   virtual Result<std::vector<std::uint64_t>> SubmitBatch(
       std::vector<Communicator::Submission> batch) = 0;
 
@@ -168,10 +166,9 @@ class Session {
 
   // Blocks until the world runs its first generation here. SETTING for options that contradict each
   // other or the store's leases (recovery/deadlines.h); at level info one line tells all deadlines.
-  // JOIN_TIMEOUT, WORLD_SIZE,
-  // DUPLICATE_RANK, connect errors, or the cause of a fence that hit before the world first ran and
-  // could not be healed within the init timeout. A session that joined a running life as a newcomer
-  // is RUNNING as well: it has nothing to acknowledge.
+  // JOIN_TIMEOUT, WORLD_SIZE, DUPLICATE_RANK, connect errors, or the cause of a fence that hit
+  // before the world first ran and could not be healed within the init timeout. A session that
+  // joined a running life as a newcomer is RUNNING as well: it has nothing to acknowledge.
   virtual Status Init() = 0;
 
   // `ranks` are global ranks in group order and contain this rank. The group is usable at once; its
@@ -221,8 +218,7 @@ class Session {
   // ranks. Returns at once. kInvalidArgument for numbers below 1.
   virtual Status OfferRoom(int max_world, std::uint64_t commit) = 0;
 
-  // Waits until `done` returns true, polling interrupt and a fence. Helper for callers that wait
-  // for completions.
+  // Polled by callers that wait for completions.
   virtual const InterruptCheck& interrupt() const = 0;
 
   // The calling thread is blocked until operation `seq` of `group` has ended (0: the collective

@@ -396,9 +396,12 @@ TEST_F(NcclFailure, AbortCell_EndsTheGroupsThatWatchIt) {
 
 TEST_F(NcclFailure, Rebuild_FiftyTimes_LeavesNothing) {
   World& world = Start(2);
+  // Kept: what was aborted may still read it.
+  std::vector<std::vector<std::vector<float>>> kept;
   for (std::uint64_t generation = 2; generation < 52; ++generation) {
     const auto group = world.CreateAll("world", generation);
-    std::vector<std::vector<float>> data = {{1}, {2}};
+    std::vector<std::vector<float>>& data = kept.emplace_back();
+    data = {{1}, {2}};
     const Pending one = Pending::Of(*group[0], AllReduceOp(data[0]));
     const Pending other = Pending::Of(*group[1], AllReduceOp(data[1]));
     ExpectAllOk({one.Wait(), other.Wait()});
