@@ -184,18 +184,21 @@ class CudaCommunicator final : public Communicator {
 
   void Abort(const Status& cause) override {
     host_->Abort(cause);
+    if (mark_.InChild()) return;
     const std::lock_guard lock(mutex_);
     if (over_.ok()) over_ = cause;
     for (const auto& [number, device] : devices_) device->Abort(cause);
   }
   bool IsQuiet() const override {
-    const std::lock_guard lock(mutex_);
     if (!host_->IsQuiet()) return false;
+    if (mark_.InChild()) return true;
+    const std::lock_guard lock(mutex_);
     return std::all_of(devices_.begin(), devices_.end(),
                        [](const auto& device) { return device.second->IsQuiet(); });
   }
   void Leave() override {
     host_->Leave();
+    if (mark_.InChild()) return;
     const std::lock_guard lock(mutex_);
     if (over_.ok())
       over_ = Status(StatusCode::kCancelled, StrCat("this rank has left the group ", spec_.name));

@@ -88,7 +88,9 @@ struct NcclApi {
   DO(EventDestroy)
 
 // Null where the library does not have them.
-#define RESILIENT_CUDA_OPTIONAL_FUNCTIONS(DO) DO(StreamIsCapturing)
+#define RESILIENT_CUDA_OPTIONAL_FUNCTIONS(DO) \
+  DO(StreamIsCapturing)                       \
+  DO(ThreadExchangeStreamCaptureMode)
 
 // Overloaded in the headers for C++.
 #define RESILIENT_CUDA_OVERLOADED_FUNCTIONS(DO) DO(Malloc)
@@ -104,6 +106,8 @@ struct CudaApi {
   CudaResult (*Free)(void* memory) = nullptr;
   CudaResult (*StreamCreateWithFlags)(CudaStreamHandle* stream, unsigned int flags) = nullptr;
   CudaResult (*StreamDestroy)(CudaStreamHandle stream) = nullptr;
+  // `mode` is that of the calling thread, and becomes what was before.
+  CudaResult (*ThreadExchangeStreamCaptureMode)(int* mode) = nullptr;
   // `capturing`: not 0 while it is being captured.
   CudaResult (*StreamIsCapturing)(CudaStreamHandle stream, int* capturing) = nullptr;
   CudaResult (*StreamWaitEvent)(CudaStreamHandle stream, CudaEventHandle event,

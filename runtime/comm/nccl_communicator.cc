@@ -58,6 +58,7 @@ class NcclLoop final : public GroupLoop {
         requests_(requests) {}
 
   void Run() override {
+    LeaveCapturesAlone(context_.options.cuda);
     while (true) {
       context_.now = context_.clock.Now();
       TakeRequests();

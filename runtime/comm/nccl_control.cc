@@ -75,11 +75,16 @@ bool NcclControl::Say(int peer, std::string bytes) {
       self->busy_.erase(peer);
       if (status.code() == StatusCode::kLeft) self->left_.insert(peer);
     }
-    if (!status.ok()) self->doorbell_->Ring();
+    self->doorbell_->Ring();
   };
   const auto submitted = link_->Submit(std::move(op), ended);
   if (!submitted.ok()) ended(submitted.status());
   return submitted.ok();
+}
+
+bool NcclControl::IsIdle() const {
+  const std::lock_guard lock(mutex_);
+  return busy_.empty();
 }
 
 std::vector<int> NcclControl::Left() const {

@@ -36,6 +36,8 @@ class NcclControl : public std::enable_shared_from_this<NcclControl> {
 
   // False: the last one to `peer` is still on its way, and this one is not sent.
   bool Say(int peer, std::string bytes);
+  // Nothing that was said is on its way any more.
+  bool IsIdle() const;
   // Those to whom nothing can be said, as they have left.
   std::vector<int> Left() const;
 

@@ -4,6 +4,12 @@
 
 namespace resilient {
 
+void LeaveCapturesAlone(const CudaApi& cuda) {
+  int mode = 1;  // cudaStreamCaptureModeThreadLocal
+  if (cuda.ThreadExchangeStreamCaptureMode != nullptr)
+    (void)cuda.ThreadExchangeStreamCaptureMode(&mode);
+}
+
 CudaDeviceScope::CudaDeviceScope(const CudaApi& cuda, int device) : cuda_(cuda) {
   int before = -1;
   result_ = cuda_.GetDevice(&before);

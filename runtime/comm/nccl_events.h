@@ -9,6 +9,9 @@
 
 namespace resilient {
 
+// What this thread calls from now on does not disturb a graph that another thread captures.
+void LeaveCapturesAlone(const CudaApi& cuda);
+
 // Makes a device that of the calling thread, for its life: what takes the default stream, and what
 // is made, is that device's. Owner: the stack. Thread: confined.
 class CudaDeviceScope {

@@ -90,14 +90,26 @@ std::string NcclGroup::Where() const {
                 spec_.name, "', generation ", spec_.generation);
 }
 
-// Of what this rank has brought about.
-FailureDetail NcclGroup::Detail() const {
-  const GroupMember& own = spec_.members[static_cast<std::size_t>(spec_.rank)];
-  return {.rank = own.global_rank,
-          .host = own.host,
-          .pid = own.pid,
+FailureDetail NcclGroup::DetailOf(int rank) const {
+  const GroupMember& member = spec_.members[static_cast<std::size_t>(rank)];
+  return {.rank = member.global_rank,
+          .host = member.host,
+          .pid = member.pid,
           .generation = spec_.generation,
           .group = spec_.name};
+}
+
+// What CUDA says of the device. OK as well where it says nothing.
+Status NcclGroup::DeviceStatus() const {
+  CudaEventHandle event = nullptr;
+  CudaResult result = context_.pool->Take(&event);
+  if (event != nullptr) {
+    result = cuda_.EventRecord(event, stream_);
+    if (result == CudaResult::kSuccess) result = cuda_.EventQuery(event);
+    context_.pool->Give(event);
+  }
+  if (!IsDeviceLost(result)) return Status::Ok();
+  return CudaStatus(cuda_, result, "work on the device", Where(), Detail());
 }
 
 Status NcclGroup::NcclStatus(NcclResult result, std::string_view what) const {
@@ -115,8 +127,17 @@ Status NcclGroup::NcclStatus(NcclResult result, std::string_view what) const {
 bool NcclGroup::Failed(NcclResult result, std::string_view what) {
   Status status = NcclStatus(result, what);
   if (status.ok()) return false;
+  // NCCL says of a lost device what it says of others.
+  if (result == NcclResult::kUnhandledCudaError) {
+    if (const Status lost = DeviceStatus(); !lost.ok()) {
+      Fail(lost);
+      return true;
+    }
+  }
   if (state_ < State::kReady) {
     connect_failure_ = std::move(status);
+  } else if (state_ == State::kDraining) {
+    End(leave_status_);  // Who leaves fences nobody.
   } else if (state_ == State::kReady && !IsOwnFault(result)) {
     RESILIENT_LOG(kInfo, status.message());
     Hold(status, context_.options.verdict_wait, false);
@@ -181,6 +202,8 @@ void NcclGroup::Advance() {
       if (state_ == State::kReady) CompleteLaunched();
       if (state_ == State::kReady) StartPending();
       return;
+    case State::kDraining:
+      return AwaitDrained();
     case State::kHolding:
       if (!hold_until_.ExpiredAt(context_.now)) return;
       return held_known_ ? End(held_) : Fail(held_);
@@ -194,7 +217,10 @@ void NcclGroup::Advance() {
 
 void NcclGroup::TakeMail() {
   port_->Take(&mail_);
-  for (SubmittedOp& op : mail_.ops) pending_.push_back(std::move(op));
+  for (SubmittedOp& op : mail_.ops) {
+    watch_.OnSubmitted(op.op, op.seq);
+    pending_.push_back(std::move(op));
+  }
   if (!mail_.aborted.ok()) return Abort(mail_.aborted);
   if (mail_.leave) Leave(mail_.left);
 }
@@ -213,6 +239,7 @@ Instant NcclGroup::NextTime() const {
       return context_.now < spin_until_ ? context_.now : context_.now + kPoll;
     case State::kHolding:
       return hold_until_.when();
+    case State::kDraining:
     case State::kFlushing:
       return std::min(flush_by_.when(), context_.now + kPoll);
     case State::kReleasing:
@@ -365,24 +392,53 @@ bool NcclGroup::TakeEvent(PooledEvent* event) {
   return true;
 }
 
+// What was launched is waited for: the program has been told that it may go on behind it, and the
+// peers need this rank's part. What was not is cancelled.
 void NcclGroup::Leave(const Status& status) {
-  if (state_ >= State::kFlushing) return;
-  if (state_ != State::kReady || !launched_.empty() || !pending_.empty()) return End(status);
-  end_status_ = status;
+  if (state_ == State::kHolding) return held_known_ ? End(held_) : Fail(held_);
+  if (state_ > State::kReady) return;
+  if (state_ != State::kReady) return End(status);
+  leave_status_ = status;
   for (SubmittedOp& op : port_->Close(status)) pending_.push_back(std::move(op));
-  // An abort could take from the peers what NCCL has not sent yet.
-  if (Failed(nccl_.CommFinalize(comm_), "ncclCommFinalize")) return End(status);
-  control_->link().Leave();
-  state_ = State::kFlushing;
+  while (!pending_.empty()) {
+    finished_.push_back({.op = pending_.pop_front(), .status = status});
+    if (const auto& mark = finished_.back().op.op.mark; mark != nullptr) mark->End();
+  }
+  state_ = State::kDraining;
   flush_by_ = Deadline::After(context_.now, context_.options.flush_timeout);
+  AwaitDrained();
+}
+
+void NcclGroup::AwaitDrained() {
+  FinishLaunch();
+  if (state_ == State::kDraining) CompleteLaunched();
+  if (state_ != State::kDraining) return;
+  if (launched_.empty()) return Flush();
+  if (flush_by_.ExpiredAt(context_.now)) End(leave_status_);
+}
+
+void NcclGroup::Flush() {
+  end_status_ = leave_status_;
+  // An abort could take from the peers what NCCL has not sent yet.
+  const NcclResult result = nccl_.CommFinalize(comm_);
+  if (result != NcclResult::kSuccess && result != NcclResult::kInProgress)
+    return End(leave_status_);
+  // So that those who wait for others know that this rank has done its part.
+  for (int rank = 0; rank < port_->size(); ++rank) {
+    if (rank != spec_.rank) Tell(rank, false);
+  }
+  state_ = State::kFlushing;
 }
 
 void NcclGroup::AwaitFlushed() {
   NcclResult result = NcclResult::kSuccess;
   const bool asked = nccl_.CommGetAsyncError(comm_, &result) == NcclResult::kSuccess;
-  if (asked && result == NcclResult::kSuccess) return Release(NcclRelease::Kind::kDestroy);
+  const bool late = flush_by_.ExpiredAt(context_.now);
   const bool flushing = asked && result == NcclResult::kInProgress;
-  if (!flushing || flush_by_.ExpiredAt(context_.now)) Release(NcclRelease::Kind::kAbort);
+  const bool flushed = asked && result == NcclResult::kSuccess;
+  if (!late && (flushing || (flushed && !control_->IsIdle()))) return;
+  control_->link().Leave();
+  Release(flushed ? NcclRelease::Kind::kDestroy : NcclRelease::Kind::kAbort);
 }
 
 void NcclGroup::Abort(const Status& cause) {
@@ -395,8 +451,10 @@ void NcclGroup::End(const Status& cause) {
   if (state_ >= State::kReleasing) return;
   if (end_status_.ok()) end_status_ = cause;
   for (SubmittedOp& op : port_->Close(end_status_)) pending_.push_back(std::move(op));
-  context_.waits->Forget(ControlName(), spec_.generation);
-  if (control_ != nullptr) control_->link().Leave();
+  if (control_ != nullptr) {
+    context_.waits->Forget(ControlName(), spec_.generation);
+    control_->link().Leave();
+  }
   Release(NcclRelease::Kind::kAbort);
 }
 

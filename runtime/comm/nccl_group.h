@@ -107,7 +107,8 @@ class NcclGroup final {
     kConnecting,  // NCCL connects.
     kComparing,   // Whether it has, on all ranks.
     kReady,
-    kHolding,  // It has failed, and others are to hear or to say why first.
+    kDraining,  // It leaves when what was launched has ended.
+    kHolding,   // It has failed, and others are to hear or to say why first.
     kFlushing,
     kReleasing,
     kDone
@@ -139,7 +140,7 @@ class NcclGroup final {
 
   // In nccl_group_watch.cc.
   void HearPeers();
-  void Tell(int peer, bool asks);
+  bool Tell(int peer, bool asks);
   void Watch();
   void NoteEntered();
   void EnterFirst(Instant now);
@@ -150,10 +151,13 @@ class NcclGroup final {
   bool EndIfLate(SubmittedOp& op, std::uint64_t number, bool entered);
   void OnMismatch(const Status& mismatch);
   std::vector<int> OthersOf(const Operation& op) const;
+  std::vector<int> NotCome() const;
   const Launched* Head() const;
 
   void TakeMail();
   void Advance();
+  void AwaitDrained();
+  void Flush();
   void AwaitFlushed();
   void CheckHealth();
   void FinishLaunch();
@@ -183,7 +187,10 @@ class NcclGroup final {
   std::optional<NcclResult> AsyncResult(std::string_view what);
   // "rank 1 (device 0) of group 'world/cuda', generation 7"
   std::string Where() const;
-  FailureDetail Detail() const;
+  FailureDetail Detail() const { return DetailOf(spec_.rank); }
+  // Of what that rank has brought about.
+  FailureDetail DetailOf(int rank) const;
+  Status DeviceStatus() const;
 
   const std::shared_ptr<GroupPort> port_;
   const GroupSpec& spec_;  // The port's.
@@ -211,6 +218,7 @@ class NcclGroup final {
   Instant next_tell_ = Instant::min();       // The peers.
   Instant next_wait_told_ = Instant::min();  // The session.
   Deadline flush_by_ = Deadline::Never();
+  Status leave_status_;   // Of kDraining: what the rest completes with.
   GroupPort::Mail mail_;  // Of a turn; kept for its memory.
   Ring<SubmittedOp> pending_;
   Ring<Launched> launched_;

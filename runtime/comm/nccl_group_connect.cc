@@ -9,9 +9,21 @@
 namespace resilient {
 namespace {
 
-std::string Cut(std::string text) {
+// What a rank says of how connecting went; empty: well. The first line is the code.
+std::string Say(const Status& failure) {
+  if (failure.ok()) return {};
+  std::string text = StrCat(CodeName(failure.code()), "\n", failure.message());
   if (text.size() > kMeetingBytes) text.resize(kMeetingBytes);
   return text;
+}
+
+Status Understand(std::string_view said, int attempts, FailureDetail detail) {
+  const std::size_t line = std::min(said.find('\n'), said.size());
+  const StatusCode code = CodeFromName(said.substr(0, line)).value_or(StatusCode::kCommFailed);
+  return Status(
+      code == StatusCode::kOk ? StatusCode::kCommFailed : code,
+      StrCat(said.substr(std::min(line + 1, said.size())), "; that was attempt ", attempts),
+      std::move(detail));
 }
 
 bool IsThere(const NcclUniqueId& id) {
@@ -46,6 +58,7 @@ void NcclGroup::AwaitMeeting() {
   if (!meeting_->IsOver()) return;
   const std::shared_ptr<NcclMeeting> meeting = std::exchange(meeting_, nullptr);
   if (!meeting->status().ok()) return End(meeting->status());
+  context_.waits->Forget(ControlName(), spec_.generation);
   std::vector<NcclIdentity> identities;
   for (int rank = 0; rank < port_->size(); ++rank) {
     auto identity = DecodeIdentity(meeting->HeardFrom(rank));
@@ -99,8 +112,7 @@ void NcclGroup::Compare() {
   if (state_ > State::kComparing) return;
   state_ = State::kComparing;
   if (!connect_failure_.ok()) RESILIENT_LOG(kWarn, connect_failure_.message());
-  meeting_ =
-      NcclMeeting::Begin(control_->link(), Cut(connect_failure_.message()), context_.doorbell);
+  meeting_ = NcclMeeting::Begin(control_->link(), Say(connect_failure_), context_.doorbell);
 }
 
 void NcclGroup::AwaitCompared() {
@@ -111,9 +123,7 @@ void NcclGroup::AwaitCompared() {
     const std::string failure = meeting->HeardFrom(rank);
     if (failure.empty()) continue;
     if (++attempt_ < kAttempts) return BeginAnew();
-    const StatusCode code =
-        connect_failure_.ok() ? StatusCode::kCommFailed : connect_failure_.code();
-    return Fail(Status(code, StrCat(failure, "; that was attempt ", attempt_), Detail()));
+    return Fail(Understand(failure, attempt_, DetailOf(rank)));
   }
   state_ = State::kReady;
   context_.waits->Forget(ControlName(), spec_.generation);

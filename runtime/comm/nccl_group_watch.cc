@@ -24,7 +24,7 @@ const NcclGroup::Launched* NcclGroup::Head() const {
 }
 
 void NcclGroup::HearPeers() {
-  if (state_ != State::kReady && state_ != State::kHolding) return;
+  if (state_ < State::kReady || state_ > State::kFlushing) return;
   for (NcclControl::Heard& heard : control_->Take()) {
     auto progress = DecodeProgress(heard.bytes);
     if (!progress) continue;
@@ -38,12 +38,12 @@ void NcclGroup::HearPeers() {
   }
 }
 
-void NcclGroup::Tell(int peer, bool asks) {
+bool NcclGroup::Tell(int peer, bool asks) {
   const Launched* head = Head();
   NcclProgress progress = watch_.Tell(peer, head == nullptr ? nullptr : &head->op.op,
                                       head == nullptr ? 0 : head->op.seq);
   progress.asks = asks;
-  control_->Say(peer, EncodeProgress(progress));
+  return control_->Say(peer, EncodeProgress(progress));
 }
 
 // The session hears of it now. Here it ends when the peers have been told what they are compared
@@ -61,7 +61,8 @@ void NcclGroup::Watch() {
   if (const Launched* head = Head(); head != nullptr) {
     for (std::size_t i = 0; i <= head->op.batch_rest && i < launched_.size(); ++i) {
       Launched& one = launched_[i];
-      if (watch_.Missing(one.op.op, one.number).empty()) one.op.timeouts.OnAllEntered(context_.now);
+      if (watch_.Missing(one.op.op, one.number, NcclWatch::Stage::kBegun).empty())
+        one.op.timeouts.OnAllEntered(context_.now);
     }
   }
   if (context_.now < next_tell_) return;
@@ -74,9 +75,9 @@ void NcclGroup::Watch() {
 }
 
 // The start of the first of launched_ is asked for only while it is not over: what has ended has
-// begun.
+// begun. Also while it is being launched: where NCCL connects for it first, that waits for peers.
 void NcclGroup::NoteEntered() {
-  if (launched_.empty() || launched_.front().entered || launching_) return;
+  if (launched_.empty() || launched_.front().entered) return;
   const Launched& first = launched_.front();
   if (first.start == nullptr) return;
   const CudaResult begun = cuda_.EventQuery(static_cast<CudaEventHandle>(first.start.get()));
@@ -100,15 +101,15 @@ void NcclGroup::TellPeers() {
   const Launched* head = Head();
   const bool waits = head != nullptr && context_.now - head->entered_at >= kTellPeers;
   if (!waits && !watch_.HasNews()) return;
-  watch_.NoteTold();
   if (waits && IsPointToPoint(head->op.op.kind)) {
     for (std::size_t i = 0; i <= head->op.batch_rest && i < launched_.size(); ++i)
       Tell(launched_[i].op.op.peer, true);
     return;
   }
+  const int next = (spec_.rank + 1) % port_->size();
   for (int rank = 0; rank < port_->size(); ++rank) {
-    const bool next = rank == (spec_.rank + 1) % port_->size();
-    if (rank != spec_.rank && (waits || next)) Tell(rank, waits);
+    if (rank == spec_.rank || (!waits && rank != next)) continue;
+    if (Tell(rank, waits) && rank == next) watch_.NoteTold();
   }
 }
 
@@ -125,12 +126,15 @@ void NcclGroup::TellWaiting() {
   if (const Launched* head = Head(); head != nullptr) {
     for (std::size_t i = 0; i <= head->op.batch_rest && i < launched_.size(); ++i) {
       const Launched& one = launched_[i];
-      add(one.op, one.entered_at, GlobalRanks(spec_, watch_.Missing(one.op.op, one.number)));
+      add(one.op, one.entered_at,
+          GlobalRanks(spec_, watch_.Missing(one.op.op, one.number, NcclWatch::Stage::kSubmitted)));
     }
   } else if (state_ < State::kReady && !pending_.empty()) {
-    // The CPU transport knows for whom.
-    add(pending_.front(), pending_.front().submitted,
-        context_.waits->Missing(ControlName(), spec_.generation, context_.now));
+    // At the meeting the CPU transport knows for whom; behind it all have come.
+    std::vector<int> missing;
+    if (state_ == State::kMeeting)
+      missing = context_.waits->Missing(ControlName(), spec_.generation, context_.now);
+    add(pending_.front(), pending_.front().submitted, std::move(missing));
   }
   if (waiting.empty()) return;
   next_wait_told_ = context_.now + kWaitTellAfter;
@@ -144,8 +148,8 @@ void NcclGroup::CheckLeft() {
   const std::vector<int> left = control_->Left();
   for (std::size_t i = 0; i <= head->op.batch_rest && i < launched_.size(); ++i) {
     const Launched& one = launched_[i];
-    for (const int rank : watch_.Missing(one.op.op, one.number)) {
-      if (std::find(left.begin(), left.end(), rank) == left.end()) continue;
+    for (const int rank : left) {
+      if (!watch_.GoneBefore(rank, one.op.op, one.number)) continue;
       return Hold(PeerLeft(spec_, rank, Describe(one.op.op), one.op.seq), kBriefly, true);
     }
   }
@@ -159,6 +163,19 @@ std::vector<int> NcclGroup::OthersOf(const Operation& op) const {
     if (rank != spec_.rank) others.push_back(rank);
   }
   return others;
+}
+
+// Group ranks that the meeting is known to wait for; where that is not known yet all others.
+std::vector<int> NcclGroup::NotCome() const {
+  const std::vector<int> told =
+      context_.waits->Missing(ControlName(), spec_.generation, context_.now);
+  std::vector<int> ranks;
+  for (int rank = 0; rank < port_->size(); ++rank) {
+    const int global = spec_.members[static_cast<std::size_t>(rank)].global_rank;
+    const bool named = std::find(told.begin(), told.end(), global) != told.end();
+    if (rank != spec_.rank && (told.empty() || named)) ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 // The others wait for the first one, but for its batch, which goes with it.
@@ -182,10 +199,10 @@ bool NcclGroup::EndIfLate(SubmittedOp& op, std::uint64_t number, bool entered) {
   if (verdict == OpTimeouts::Verdict::kInTime) return false;
   LateOp late = LateSince(op, verdict, context_.now, context_.clock);
   if (entered) {
-    late.missing = watch_.Missing(op.op, number);
+    late.missing = watch_.Missing(op.op, number, NcclWatch::Stage::kBegun);
     if (late.missing.empty()) late.awaited = OthersOf(op.op);
-  } else if (state_ < State::kReady) {
-    late.missing = OthersOf(op.op);  // Not connected to any of them.
+  } else if (state_ == State::kMeeting) {
+    late.missing = NotCome();
   }
   Fail(LateStatus(spec_, late, verdict));
   return true;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/comm/nccl_events.h"
 
 namespace resilient {
 namespace {
@@ -16,19 +17,19 @@ void Warn(const NcclApi& nccl, NcclResult result, const char* call, const std::s
 
 // The handles are dead after it, whatever it returns.
 void EndCommunicators(const NcclApi& nccl, const std::vector<NcclRelease::Work>& works) {
+  // First those that others wait for: to destroy one may wait for a peer.
   std::vector<const NcclRelease::Work*> aborted;
   for (const NcclRelease::Work& work : works) {
-    if (work.comm == nullptr) continue;
-    if (work.kind == NcclRelease::Kind::kDestroy) {
-      Warn(nccl, nccl.CommDestroy(work.comm), "ncclCommDestroy", work.name);
-    } else {
-      aborted.push_back(&work);
-    }
+    if (work.comm != nullptr && work.kind == NcclRelease::Kind::kAbort) aborted.push_back(&work);
   }
   const bool group = aborted.size() > 1 && nccl.GroupStart() == NcclResult::kSuccess;
   for (const NcclRelease::Work* work : aborted)
     Warn(nccl, nccl.CommAbort(work->comm), "ncclCommAbort", work->name);
   if (group) Warn(nccl, nccl.GroupEnd(), "ncclGroupEnd", aborted.front()->name);
+  for (const NcclRelease::Work& work : works) {
+    if (work.comm != nullptr && work.kind == NcclRelease::Kind::kDestroy)
+      Warn(nccl, nccl.CommDestroy(work.comm), "ncclCommDestroy", work.name);
+  }
 }
 
 // An error of the device (it was lost) ends the wait too: nothing runs on it any more.
@@ -42,6 +43,7 @@ void AwaitMarks(const CudaApi& cuda, const NcclRelease::Work& work) {
 
 void Run(const NcclApi& nccl, const CudaApi& cuda, int device,
          const std::vector<NcclRelease::Work>& works) {
+  LeaveCapturesAlone(cuda);
   (void)cuda.SetDevice(device);  // If that fails the device is lost, and so is what follows.
   EndCommunicators(nccl, works);
   for (const NcclRelease::Work& work : works) {

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "runtime/comm/nccl_events.h"
+
 namespace resilient {
 namespace {
 
@@ -12,6 +14,7 @@ constexpr char kThreadName[] = "res-nccl-mem";
 NcclScratch::NcclScratch(const CudaApi& cuda, int device, std::shared_ptr<const Doorbell> doorbell)
     : cuda_(cuda),
       thread_(kThreadName, [cuda, device, doorbell = std::move(doorbell), state = state_] {
+        LeaveCapturesAlone(cuda);
         state->result = cuda.SetDevice(device);
         if (state->result == CudaResult::kSuccess)
           state->result = cuda.Malloc(&state->memory, kBytes);

@@ -10,7 +10,7 @@
 namespace resilient {
 namespace {
 
-constexpr std::size_t kNumbers = 8;
+constexpr std::size_t kNumbers = 11;
 constexpr std::size_t kNumberBytes = sizeof(std::uint64_t);
 static_assert(kNumbers * kNumberBytes + kMessageHeaderBytes + kMaxCallSite <= kProgressBytes);
 
@@ -41,8 +41,10 @@ std::uint64_t SumOf(std::uint64_t before, const Operation& op) {
 
 std::string EncodeProgress(const NcclProgress& progress) {
   const std::uint64_t numbers[kNumbers] = {
-      progress.asks ? 1u : 0u, progress.entered,   progress.ended, progress.sum,
-      progress.about,          progress.about_sum, progress.sends, progress.recvs};
+      progress.asks ? 1u : 0u, progress.submitted,  progress.entered,
+      progress.ended,          progress.sum,        progress.about,
+      progress.about_sum,      progress.sends,      progress.recvs,
+      progress.sends_given,    progress.recvs_given};
   std::string bytes(reinterpret_cast<const char*>(numbers), sizeof(numbers));
   bytes += EncodeMessage(progress.head);
   bytes.resize(kProgressBytes, '\0');
@@ -58,17 +60,30 @@ std::optional<NcclProgress> DecodeProgress(std::string_view bytes) {
   if (!head.ok() || head->call_site_bytes > kMaxCallSite) return std::nullopt;
   head->call_site = bytes.substr(kMessageHeaderBytes, head->call_site_bytes);
   return NcclProgress{.asks = numbers[0] != 0,
-                      .entered = numbers[1],
-                      .ended = numbers[2],
-                      .sum = numbers[3],
-                      .about = numbers[4],
-                      .about_sum = numbers[5],
-                      .sends = numbers[6],
-                      .recvs = numbers[7],
+                      .submitted = numbers[1],
+                      .entered = numbers[2],
+                      .ended = numbers[3],
+                      .sum = numbers[4],
+                      .about = numbers[5],
+                      .about_sum = numbers[6],
+                      .sends = numbers[7],
+                      .recvs = numbers[8],
+                      .sends_given = numbers[9],
+                      .recvs_given = numbers[10],
                       .head = std::move(head).value()};
 }
 
 NcclWatch::NcclWatch(const GroupSpec& spec) : spec_(spec) {}
+
+void NcclWatch::OnSubmitted(const Operation& op, std::uint64_t seq) {
+  if (op.kind == OpKind::kSend) {
+    ++messages_[op.peer].sends_given;
+  } else if (op.kind == OpKind::kRecv) {
+    ++messages_[op.peer].recvs_given;
+  } else {
+    submitted_ = seq;
+  }
+}
 
 std::uint64_t NcclWatch::OnEntered(const Operation& op, std::uint64_t seq) {
   if (op.kind == OpKind::kSend) return ++messages_[op.peer].sends;
@@ -84,10 +99,16 @@ std::optional<std::uint64_t> NcclWatch::SumAt(std::uint64_t collective) const {
 }
 
 NcclProgress NcclWatch::Tell(int peer, const Operation* head, std::uint64_t seq) const {
-  NcclProgress told{.entered = entered_, .ended = ended_, .sum = SumAt(ended_).value_or(0)};
+  NcclProgress told;
+  told.submitted = submitted_;
+  told.entered = entered_;
+  told.ended = ended_;
+  told.sum = SumAt(ended_).value_or(0);
   if (const auto messages = messages_.find(peer); messages != messages_.end()) {
     told.sends = messages->second.sends;
     told.recvs = messages->second.recvs;
+    told.sends_given = messages->second.sends_given;
+    told.recvs_given = messages->second.recvs_given;
   }
   if (const auto heard = heard_.find(peer); heard != heard_.end()) {
     told.about = heard->second.head.seq;
@@ -140,18 +161,28 @@ Status NcclWatch::Different(int peer, std::uint64_t collective) const {
        .seq = collective});
 }
 
-std::vector<int> NcclWatch::Missing(const Operation& op, std::uint64_t number) const {
+std::vector<int> NcclWatch::Missing(const Operation& op, std::uint64_t number, Stage stage) const {
+  const bool begun = stage == Stage::kBegun;
   std::vector<int> missing;
   for (int rank = 0; rank < static_cast<int>(spec_.members.size()); ++rank) {
     if (rank == spec_.rank || (IsPointToPoint(op.kind) && rank != op.peer)) continue;
-    const auto heard = heard_.find(rank);
-    const NcclProgress told = heard == heard_.end() ? NcclProgress() : heard->second;
-    const std::uint64_t reached = op.kind == OpKind::kSend   ? told.recvs
-                                  : op.kind == OpKind::kRecv ? told.sends
-                                                             : told.entered;
+    std::uint64_t reached = 0;
+    if (const auto heard = heard_.find(rank); heard != heard_.end()) {
+      const NcclProgress& told = heard->second;
+      reached = op.kind == OpKind::kSend   ? (begun ? told.recvs : told.recvs_given)
+                : op.kind == OpKind::kRecv ? (begun ? told.sends : told.sends_given)
+                                           : (begun ? told.entered : told.submitted);
+    }
     if (reached < number) missing.push_back(rank);
   }
   return missing;
+}
+
+bool NcclWatch::GoneBefore(int peer, const Operation& op, std::uint64_t number) const {
+  if (IsPointToPoint(op.kind))
+    return peer == op.peer && !Missing(op, number, Stage::kBegun).empty();
+  const auto heard = heard_.find(peer);
+  return heard == heard_.end() || heard->second.ended < number;
 }
 
 }  // namespace resilient

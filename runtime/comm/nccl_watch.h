@@ -19,19 +19,22 @@ namespace resilient {
 
 // Where one rank of a group stands, as it tells another one. Thread: value type.
 struct NcclProgress {
-  bool asks = false;            // It waits, and wants to know where the reader stands.
-  std::uint64_t entered = 0;    // Collectives that its device has begun.
-  std::uint64_t ended = 0;      // Those that have ended.
-  std::uint64_t sum = 0;        // Over what these are.
-  std::uint64_t about = 0;      // The collective in which the reader said it waits; 0: in none.
-  std::uint64_t about_sum = 0;  // Over those up to it; 0: not known, or not begun yet.
-  std::uint64_t sends = 0;      // Messages to the reader that its device has begun.
-  std::uint64_t recvs = 0;      // Messages from the reader likewise.
-  MessageHeader head;           // The collective in which it waits. seq = 0: in none.
+  bool asks = false;              // It waits, and wants to know where the reader stands.
+  std::uint64_t submitted = 0;    // Collectives that it has been given.
+  std::uint64_t entered = 0;      // Of these the ones that its device has begun.
+  std::uint64_t ended = 0;        // Of these the ones that are over.
+  std::uint64_t sum = 0;          // Over what those are.
+  std::uint64_t about = 0;        // The collective in which the reader said it waits; 0: in none.
+  std::uint64_t about_sum = 0;    // Over those up to it; 0: not known, or not begun yet.
+  std::uint64_t sends = 0;        // Messages to the reader that its device has begun.
+  std::uint64_t recvs = 0;        // Messages from the reader likewise.
+  std::uint64_t sends_given = 0;  // Those that it has been given.
+  std::uint64_t recvs_given = 0;
+  MessageHeader head;  // The collective in which it waits. seq = 0: in none.
 };
 
 // One length for all. Of a head that says where it was called only that fits.
-inline constexpr std::size_t kProgressBytes = 240;
+inline constexpr std::size_t kProgressBytes = 272;
 std::string EncodeProgress(const NcclProgress& progress);
 // nullopt: it is none.
 std::optional<NcclProgress> DecodeProgress(std::string_view bytes);
@@ -50,6 +53,9 @@ class NcclWatch {
   // `spec` outlives it.
   explicit NcclWatch(const GroupSpec& spec);
 
+  // `op` has been submitted, the next one.
+  void OnSubmitted(const Operation& op, std::uint64_t seq);
+
   // The device has begun `op`, the next one. Returns its number among the messages to or from its
   // peer; of a collective its own.
   std::uint64_t OnEntered(const Operation& op, std::uint64_t seq);
@@ -64,8 +70,13 @@ class NcclWatch {
   // Looks again at those that were ahead when they told.
   Status Compare();
 
-  // Group ranks that are not known to have entered it, ascending. `number`: of OnEntered.
-  std::vector<int> Missing(const Operation& op, std::uint64_t number) const;
+  // Group ranks that are not known to have come so far with it, ascending. `number`: of OnEntered.
+  // Who has submitted it will come to it by itself, for all that the program does meanwhile;
+  // nothing can move before all devices have begun it.
+  enum class Stage { kSubmitted, kBegun };
+  std::vector<int> Missing(const Operation& op, std::uint64_t number, Stage stage) const;
+  // Whether `peer`, which tells nothing any more, has gone without its part in it.
+  bool GoneBefore(int peer, const Operation& op, std::uint64_t number) const;
   // Whether there is something that the next rank has not been told.
   bool HasNews() const { return ended_ > told_; }
   void NoteTold() { told_ = ended_; }
@@ -74,12 +85,15 @@ class NcclWatch {
   struct Messages {
     std::uint64_t sends = 0;
     std::uint64_t recvs = 0;
+    std::uint64_t sends_given = 0;
+    std::uint64_t recvs_given = 0;
   };
   std::optional<std::uint64_t> SumAt(std::uint64_t collective) const;
   Status Different(int peer, std::uint64_t collective) const;
   Status CompareWith(int peer, NcclProgress& told) const;
 
   const GroupSpec& spec_;
+  std::uint64_t submitted_ = 0;
   std::uint64_t entered_ = 0;
   std::uint64_t ended_ = 0;
   std::uint64_t told_ = 0;

@@ -24,9 +24,10 @@ void Dismiss(Communicator& communicator, const Flight* flight) {
   }
 }
 
-OperationRecord::OperationRecord(std::shared_ptr<Flight> flight, std::string group,
-                                 const Operation& operation)
+OperationRecord::OperationRecord(std::shared_ptr<Flight> flight, std::shared_ptr<QuietBell> bell,
+                                 std::string group, const Operation& operation)
     : flight_(std::move(flight)),
+      bell_(std::move(bell)),
       group_(std::move(group)),
       communicator_(CommunicatorName(group_, operation.device)),
       summary_(OutlineOf(operation)) {}

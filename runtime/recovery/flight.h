@@ -2,9 +2,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include <resilient/abort.h>
 #include <resilient/communicator.h>
@@ -57,6 +59,27 @@ class Flight {
   Status cause_;  // Written once, before ended_.
 };
 
+// Tells a session that nothing of a generation that has ended is in flight any more. Owner: shared
+// by the session and the operations, some of which a driver may hold for longer than the session
+// lives. Thread: thread-safe.
+class QuietBell {
+ public:
+  explicit QuietBell(std::function<void()> ring) : ring_(std::move(ring)) {}
+  void Ring() {
+    const std::lock_guard lock(mutex_);
+    if (ring_) ring_();
+  }
+  // Waits for a Ring that is under way.
+  void Silence() {
+    const std::lock_guard lock(mutex_);
+    ring_ = nullptr;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::function<void()> ring_;  // Guarded by mutex_. Does not block.
+};
+
 // The first cause as told to an operation that was never started.
 Status NotStarted(const Status& cause, const std::string& group, const std::string& what);
 
@@ -65,11 +88,18 @@ Status NotStarted(const Status& cause, const std::string& group, const std::stri
 // the cause. `flight` may be null. Thread: thread-safe.
 void Dismiss(Communicator& communicator, const Flight* flight);
 
-// One operation on its way through a communicator: what its error text needs. Owner: its
-// completion. Thread: thread-safe.
+// One operation on its way through a communicator: what its error text needs. It has entered the
+// flight, and leaves it when it is destroyed, which for a device is later than its end: when that
+// does not touch the memory any more. Owner: its completion. Thread: thread-safe.
 class OperationRecord {
  public:
-  OperationRecord(std::shared_ptr<Flight> flight, std::string group, const Operation& operation);
+  OperationRecord(std::shared_ptr<Flight> flight, std::shared_ptr<QuietBell> bell,
+                  std::string group, const Operation& operation);
+  ~OperationRecord() {
+    if (flight_->Leave()) bell_->Ring();
+  }
+  OperationRecord(const OperationRecord&) = delete;
+  OperationRecord& operator=(const OperationRecord&) = delete;
 
   // Held by the submitter while the communicator takes the operation, so that a completion which
   // is faster than the return of Submit finds the sequence number.
@@ -90,6 +120,7 @@ class OperationRecord {
 
  private:
   const std::shared_ptr<Flight> flight_;
+  const std::shared_ptr<QuietBell> bell_;
   const std::string group_;
   const std::string communicator_;
   const Operation summary_;  // Without its memory.

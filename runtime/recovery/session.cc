@@ -68,6 +68,7 @@ SessionImpl::SessionImpl(SessionOptions options, std::unique_ptr<Rendezvous> ren
 
 SessionImpl::~SessionImpl() {
   Close();
+  bell_->Silence();
   // The factory outlives its communicators.
   TakeCommunicatorsLocked();
 }

@@ -283,8 +283,9 @@ void SessionImpl::PostQuietCheck() {
   });
 }
 
-// Every operation goes through Wrap, so the count of those in flight says exactly when nothing of
-// the generation touches user memory any more; nothing has to be polled.
+// Every operation has a record, so the count of those in flight says exactly when nothing of the
+// generation touches user memory any more; nothing has to be polled. An abort that hangs in a
+// driver uses up the budget of the recovery.
 void SessionImpl::CheckQuiet() {
   {
     Lock lock(mutex_);
@@ -335,9 +336,11 @@ void SessionImpl::OnMismatch(const std::string&, std::uint64_t generation, const
 
 void SessionImpl::OnStalled(const std::string&, std::uint64_t generation, const Status& why) {
   (void)rendezvous_->Post([this, generation, why] {
-    if (!IsPresent(generation)) return;
-    rendezvous_->Send({ReportKind::kCommFailed, generation, why.detail().rank, why});
-    // No call on the device succeeds any more: the others go on with a process that takes its seat.
+    if (IsPresent(generation)) {
+      rendezvous_->Send({ReportKind::kCommFailed, generation, why.detail().rank, why});
+    }
+    // No call on the device succeeds any more, in whatever generation: the others go on with a
+    // process that takes its seat.
     if (why.code() == StatusCode::kDeviceLost) Apply({EventKind::kSessionLost, 0, why, {}});
   });
 }

@@ -106,7 +106,7 @@ Result<std::uint64_t> SessionImpl::Submit(GroupSlot& slot, Operation operation, 
   if (mark_.InChild()) return ForkedStatus();
   Result<Entry> entry = Enter(slot, operation);
   if (!entry.ok()) return entry.status();
-  auto record = std::make_shared<OperationRecord>(entry->flight, slot.name, operation);
+  auto record = std::make_shared<OperationRecord>(entry->flight, bell_, slot.name, operation);
   Result<std::uint64_t> seq = Status(StatusCode::kInternal, "not submitted");
   {
     std::lock_guard lock(record->submit_mutex());
@@ -127,7 +127,7 @@ Result<std::vector<std::uint64_t>> SessionImpl::SubmitBatch(
   std::vector<std::shared_ptr<OperationRecord>> records;
   std::vector<std::unique_lock<std::mutex>> locks;
   for (Communicator::Submission& one : batch) {
-    records.push_back(std::make_shared<OperationRecord>(entry->flight, slot.name, one.op));
+    records.push_back(std::make_shared<OperationRecord>(entry->flight, bell_, slot.name, one.op));
     locks.emplace_back(records.back()->submit_mutex());
     one.done = Wrap(records.back(), std::move(one.done));
   }
@@ -150,7 +150,7 @@ Result<Communicator::Ran> SessionImpl::Run(GroupSlot& slot, Operation operation,
   const Communicator::KeepWaiting noting = [&blocked] { return blocked.KeepWaiting(); };
   Result<Entry> entry = Enter(slot, operation);
   if (!entry.ok()) return entry.status();
-  auto record = std::make_shared<OperationRecord>(entry->flight, slot.name, operation);
+  auto record = std::make_shared<OperationRecord>(entry->flight, bell_, slot.name, operation);
   Result<Communicator::Ran> ran = Status(StatusCode::kInternal, "not run");
   {
     std::lock_guard lock(record->submit_mutex());
@@ -161,16 +161,14 @@ Result<Communicator::Ran> SessionImpl::Run(GroupSlot& slot, Operation operation,
   if (ran->outcome) {
     waits_.NoteEnd(record->communicator(), record->point_to_point());
     ran->outcome = record->Outcome(*ran->outcome);
-    if (entry->flight->Leave()) PostQuietCheck();
   }
   return ran;
 }
 
 // What a caller is told of an operation that the communicator did not take.
 Status SessionImpl::Refused(const OperationRecord& record, const std::string& group, Status why) {
-  Flight& flight = record.flight();
+  const Flight& flight = record.flight();
   if (flight.Ended()) why = NotStarted(flight.cause(), group, record.Name());
-  if (flight.Leave()) PostQuietCheck();
   return why;
 }
 
@@ -296,8 +294,6 @@ Completion SessionImpl::Wrap(std::shared_ptr<OperationRecord> record, Completion
     OwnThreadScope scope(this);
     waits_.NoteEnd(record->communicator(), record->point_to_point());
     if (done) done(record->Outcome(status));
-    // After the user's part: quiet means that this has run, too.
-    if (record->flight().Leave()) PostQuietCheck();
   };
 }
 

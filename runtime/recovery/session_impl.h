@@ -241,6 +241,8 @@ class SessionImpl final : public Session,
   std::deque<std::shared_ptr<Communicator>> left_;  // Of closed groups of this generation.
 
   // Self-synchronised.
+  const std::shared_ptr<QuietBell> bell_ =
+      std::make_shared<QuietBell>([this] { PostQuietCheck(); });
   Callers callers_;
   WaitDesk waits_;
   PauseWatch pause_watch_;

@@ -3,11 +3,11 @@
 Where the module fake_cuda is not built, only what needs no device is tested.
 """
 
-import importlib.util
 import signal
 import sys
 from datetime import timedelta
 
+import fake_device
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,8 +17,7 @@ from tensors import joined, same, values
 import torch_resilient
 
 NEEDS_FAKE = pytest.mark.skipif(
-    importlib.util.find_spec("fake_cuda") is None,
-    reason="the module fake_cuda is not on the path (tests/support)",
+    fake_device.refusal() is not None, reason=fake_device.refusal() or ""
 )
 LATER = timedelta(seconds=30)
 
@@ -44,9 +43,7 @@ def test_a_barrier_that_names_a_device_works_without_any(world):
 
 def faked():
     """(fake_cuda, rank, world size) of a rank whose device is the fake cuda:rank."""
-    import fake_cuda
-
-    fake_cuda.install()
+    fake_cuda = fake_device.load()
     rank, size = joined()
     fake_cuda.set_device(rank)
     return fake_cuda, rank, size
@@ -59,9 +56,8 @@ def fetched(cuda, tensor):
 
 
 def libraries():
-    import fake_cuda
-
-    return dict.fromkeys(["RESILIENT_NCCL_LIBRARY", "RESILIENT_CUDA_RUNTIME"], fake_cuda.library)
+    path = str(fake_device.LIBRARY)
+    return {"RESILIENT_NCCL_LIBRARY": path, "RESILIENT_CUDA_RUNTIME": path}
 
 
 def fake_run(world, function, size=2, *args):
@@ -303,3 +299,110 @@ def test_barriers_meet_behind_a_replacement(world):
     successor = world.start_rank(replaced, 1, 2, False, env=env)
     survivor.value()
     successor.value()
+
+
+def healed():
+    """A rank is killed in the midst of an operation on devices; the group is rebuilt in place."""
+    cuda, rank, size = faked()
+    group = dist.group.WORLD
+    tensor = cuda.tensor(torch.ones(4), device=rank)
+    dist.all_reduce(tensor)
+    dist.barrier()
+    tell("ready")
+    if rank == 1:
+        signal.pause()
+    with pytest.raises(torch_resilient.RankLostError) as caught:
+        for _ in range(1000):
+            dist.all_reduce(tensor)
+            dist.barrier()
+    assert caught.value.rank == 1
+    torch_resilient.rebuild()
+    assert dist.group.WORLD is group
+    again(cuda, rank, size)
+
+
+def again(cuda, rank, size):
+    for _ in range(3):
+        tensor = cuda.tensor(values(rank, 1000), device=rank)
+        dist.all_reduce(tensor)
+        same(fetched(cuda, tensor), sum(values(other, 1000) for other in range(size)))
+    dist.barrier()
+    counts = cuda.counts()
+    assert counts["misuse"] == [], counts
+    dist.destroy_process_group()
+
+
+def joins_again():
+    cuda, rank, size = faked()
+    again(cuda, rank, size)
+
+
+@NEEDS_FAKE
+def test_a_killed_rank_is_raised_and_the_group_rebuilt(world):
+    env = {**libraries(), "RESILIENT_SEAT_WAIT": "60"}
+    ranks = world.start(healed, 3, env=env)
+    for rank in ranks:
+        assert rank.told() == "ready"
+    ranks[1].signal()
+    assert ranks[1].wait() == -signal.SIGKILL
+    successor = world.start_rank(joins_again, 1, 3, env=env)
+    for rank in (ranks[0], ranks[2], successor):
+        rank.value()
+
+
+def mismatched():
+    cuda, rank, size = faked()
+    tensor = cuda.tensor(torch.ones(4 + rank), device=rank)
+    with pytest.raises(torch_resilient.MismatchError) as caught:
+        dist.all_reduce(tensor, async_op=True).wait(LATER)
+    assert "all_reduce(float32[4], sum)" in str(caught.value)
+    assert "all_reduce(float32[5], sum)" in str(caught.value)
+    assert "mismatched" in str(caught.value)  # The function that called.
+    torch_resilient.rebuild()
+    tensor = cuda.tensor(torch.ones(4), device=rank)
+    dist.all_reduce(tensor)
+    same(fetched(cuda, tensor), torch.full((4,), float(size)))
+    dist.destroy_process_group()
+
+
+@NEEDS_FAKE
+def test_different_sizes_are_a_mismatch_on_every_rank(world):
+    fake_run(world, mismatched)
+
+
+def leaves_behind_wait():
+    """What wait() has let the program go on from is not taken back by the goodbye."""
+    cuda, rank, size = faked()
+    tensors = [cuda.tensor(values(rank, 50_000), device=rank) for _ in range(10)]
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    for tensor in tensors:
+        same(fetched(cuda, tensor), sum(values(other, 50_000) for other in range(size)))
+
+
+@NEEDS_FAKE
+def test_a_goodbye_waits_for_what_was_launched(world):
+    fake_run(world, leaves_behind_wait, 3)
+
+
+def bound():
+    """The group is connected for the device that it is bound to, before its first operation."""
+    cuda = fake_device.load()
+    import os
+
+    rank = int(os.environ["RANK"])
+    dist.init_process_group(
+        "resilient", device_id=torch.device("cuda", rank), timeout=timedelta(seconds=60)
+    )
+    assert cuda.wait("communicators", 1)
+    dist.barrier()  # On the device, as the group is bound to one.
+    tensor = cuda.tensor(torch.ones(2), device=rank)
+    dist.all_reduce(tensor)
+    same(fetched(cuda, tensor), torch.full((2,), 2.0))
+    dist.destroy_process_group()
+
+
+@NEEDS_FAKE
+def test_a_group_that_is_bound_to_a_device_connects_as_it_is_made(world):
+    fake_run(world, bound)

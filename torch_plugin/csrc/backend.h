@@ -242,6 +242,8 @@ class ResilientBackend final : public c10d::Backend {
   WorkPtr Launch(Plan plan, bool waits);
   // What a failure that was raised asks for under RESILIENT_HEAL=auto.
   void HealIfDue();
+  // A failure of what the program has gone on behind, which it has not been told.
+  void RaiseLate();
   Result<c10::intrusive_ptr<ResilientBackend>> MakeSplit(const std::vector<int>& ranks,
                                                          const Options& options);
   [[noreturn]] void Raise(const Status& status) const;

@@ -43,9 +43,16 @@ void ResilientBackend::HealIfDue() {
   if (!healed.ok()) Raise(healed);
 }
 
+void ResilientBackend::RaiseLate() {
+  if (!context_->late_failure()->any()) return;
+  const Status late = context_->late_failure()->Take(context_->session().epoch());
+  if (!late.ok()) Raise(late);
+}
+
 WorkPtr ResilientBackend::Launch(Plan plan, bool waits) {
   context_->ledger()->Drain();
   HealIfDue();
+  RaiseLate();
   BoundInTime(plan);
   plan.Place();
   if (has_batch_.load(std::memory_order_relaxed)) {
@@ -115,7 +122,8 @@ ResilientBackend::Prepared ResilientBackend::Prepare(Plan plan,
   const int device = operations.front().device;
   const auto progress = std::make_shared<Progress>(*context_, operations.size(), parts_.completion);
   progress->Hold(std::move(plan.lease_));
-  if (ends_in_stream) operations.back().mark = progress->GoOnBehind(device);
+  if (ends_in_stream)
+    operations.back().mark = progress->GoOnBehind(device, context_->session().epoch());
   WorkSpec spec = SpecOf(std::move(plan));
   spec.operation = OutlineOf(operations.front());
   // The profiler has its launch. Its end would have to be waited for on the host.

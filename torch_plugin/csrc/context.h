@@ -18,6 +18,7 @@
 #include "torch_plugin/csrc/finisher.h"
 #include "torch_plugin/csrc/hooks.h"
 #include "torch_plugin/csrc/host.h"
+#include "torch_plugin/csrc/late_failure.h"
 #include "torch_plugin/csrc/ledger.h"
 #include "torch_plugin/csrc/time_policy.h"
 
@@ -80,6 +81,7 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   const TimePolicy& time() const { return options_.time; }
   std::uint64_t round() const { return session_->membership().round; }
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
+  const std::shared_ptr<LateFailure>& late_failure() const { return late_failure_; }
   const std::shared_ptr<Finisher>& finisher() const { return finisher_; }
 
   // Ends what is in flight, says goodbye, joins every thread of the session, releases every Work.
@@ -94,6 +96,7 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   ContextOptions options_;  // Constant after Open.
   const Ladder ladder_;
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
+  const std::shared_ptr<LateFailure> late_failure_ = std::make_shared<LateFailure>();
   const std::shared_ptr<Finisher> finisher_ = std::make_shared<Finisher>();
   AbortWatch abort_watch_;
   std::shared_ptr<Session> session_;  // Constant after Open.

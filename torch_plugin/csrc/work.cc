@@ -59,6 +59,7 @@ Progress::Progress(SessionContext& context, std::size_t parts,
                    std::shared_ptr<const CompletionHooks> hooks)
     : ledger_(context.ledger()),
       finisher_(context.finisher()),
+      late_failure_(context.late_failure()),
       hooks_(std::move(hooks)),
       key_(NextKey()),
       pending_(parts) {}
@@ -131,6 +132,7 @@ void Progress::Complete(const Status& status) {
     ended_ = true;
     ended_at_ = clock_.Now();
     EndLeasesLocked();  // Before a waiter goes on to what it starts next.
+    if (!status_.ok() && joined_.load()) late_failure_->Note(status_, epoch_.load());
     finish = requires_finisher_;
     if (!finish) {
       RetireLocked();  // First, so that the waiter's Drain finds it.
@@ -200,7 +202,8 @@ void Progress::EndLoan() {
   if (std::exchange(retires_behind_loan_, false)) ledger_->Retire(id_);
 }
 
-std::shared_ptr<LaunchMark> Progress::GoOnBehind(int device) {
+std::shared_ptr<LaunchMark> Progress::GoOnBehind(int device, std::uint64_t epoch) {
+  epoch_.store(epoch);
   device_.store(device);
   return {shared_from_this(), &mark_};
 }
@@ -208,9 +211,16 @@ std::shared_ptr<LaunchMark> Progress::GoOnBehind(int device) {
 bool Progress::WaitForLaunch(Duration slice) const { return done() || mark_.WaitFor(slice); }
 
 Status Progress::Join() {
-  const Result<ExecutionStream> stream = CurrentStream(device());
+  const int device = this->device();
+  if (device == kHost) return Status::Ok();  // Refused since: it is done.
+  const Result<ExecutionStream> stream = CurrentStream(device);
   if (!stream.ok()) return stream.status();
-  joined_.store(true);
+  {
+    // Who has ended by now has not been told of it.
+    const std::lock_guard lock(mutex_);
+    if (ended_) return Status::Ok();
+    joined_.store(true);
+  }
   return mark_.Join(*stream);
 }
 
@@ -464,7 +474,8 @@ Status AwaitJoined(SessionContext& context) {
     }
   });
   context.ledger()->Drain();
-  return first;
+  const Status late = context.late_failure()->Take(context.session().epoch());
+  return first.ok() ? late : first;
 }
 
 }  // namespace resilient::plugin

@@ -61,7 +61,7 @@ class Progress : public std::enable_shared_from_this<Progress> {
 
   // All operations are on `device`, and what they leave there is the result: who waits may go on
   // in a stream of it. The mark is for the last one. Before the first Submit.
-  std::shared_ptr<LaunchMark> GoOnBehind(int device);
+  std::shared_ptr<LaunchMark> GoOnBehind(int device, std::uint64_t epoch);
   // Nobody may after all: the last operation will never be launched.
   void AwaitEnd() { device_.store(kHost); }
   // Of GoOnBehind; kHost: the end has to be waited for.
@@ -101,10 +101,12 @@ class Progress : public std::enable_shared_from_this<Progress> {
   const Instant started_ = clock_.Now();
   LaunchMark mark_;
   std::atomic<int> device_{kHost};
+  std::atomic<std::uint64_t> epoch_{0};  // Of the session, for who goes on in a stream.
   std::atomic<bool> joined_{false};
   std::atomic<bool> held_back_{false};
   const std::shared_ptr<Ledger> ledger_;
   const std::shared_ptr<Finisher> finisher_;
+  const std::shared_ptr<LateFailure> late_failure_;
   const std::shared_ptr<const CompletionHooks> hooks_;
   const std::uint64_t key_;
   mutable std::mutex mutex_;

@@ -225,7 +225,19 @@ TEST_F(NcclTest, Leave_WhenIdle_FlushesInsteadOfAborting) {
   EXPECT_EQ(fake_.Counts().aborts_begun, 0);
 }
 
-TEST_F(NcclTest, Leave_WithOperationsInFlight_CancelsThem) {
+// The program has been told that it may go on behind it.
+TEST_F(NcclTest, Leave_WaitsForWhatWasLaunched) {
+  World& world = Start(2);
+  std::vector<std::vector<float>> data = {{1}, {2}};
+  const Pending first = Pending::Of(world.at(0), AllReduceOp(data[0]));
+  ASSERT_TRUE(WaitForKernels(0, 1));
+  world.at(0).Leave();
+  const Pending second = Pending::Of(world.at(1), AllReduceOp(data[1]));
+  ExpectAllOk({first.Wait(), second.Wait()});
+  EXPECT_THAT(data, Each(ElementsAre(3)));
+}
+
+TEST_F(NcclTest, Leave_WithOperationsThatDoNotEnd_CancelsThem) {
   World& world = Start(2);
   std::vector<float> data = {1};
   const Pending waiting = Pending::Of(world.at(0), AllReduceOp(data));

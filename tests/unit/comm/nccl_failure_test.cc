@@ -329,6 +329,24 @@ TEST_F(NcclFailure, AsyncError_WaitsForTheFence) {
   EXPECT_TRUE(world.log(0).WaitFor([](EventLog& log) { return log.stalls.empty(); }));
 }
 
+TEST_F(NcclFailure, RankThatHasDoneItsPart_MayLeave) {
+  World& world = Start(3);
+  std::vector<std::vector<float>> data = {{1}, {2}, {3}};
+  const auto reduce = [&](int rank) {
+    Operation op = AllReduceOp(data[static_cast<std::size_t>(rank)]);
+    return op;
+  };
+  ExpectAllOk(world.RunAll(reduce));
+  world.at(2).Leave();
+  // The others have a message between them.
+  const Pending send = Pending::Of(world.at(0), SendOp(data[0], 1, 0));
+  EXPECT_TRUE(Pending::Of(world.at(1), RecvOp(data[1], 0, 0)).Wait().ok());
+  EXPECT_TRUE(send.Wait().ok());
+  const Status left = Pending::Of(world.at(0), reduce(0)).Wait();
+  EXPECT_EQ(left.code(), StatusCode::kLeft) << left.ToString();
+  EXPECT_THAT(left.message(), HasSubstr("rank 2 (node2, pid 1002) has left the group"));
+}
+
 TEST_F(NcclFailure, LateRank_IsNamed) {
   World& world = Start(3);
   std::vector<std::vector<float>> data = {{1}, {2}, {3}};
@@ -368,6 +386,18 @@ TEST_F(NcclFailure, DeviceLost_SaysSoAndEndsTheGroup) {
   EXPECT_THAT(status.message(), AllOf(HasSubstr("cudaErrorLaunchFailure"),
                                       HasSubstr("the device is lost to this process")));
   EXPECT_TRUE(Eventually([&] { return world.at(0).IsQuiet(); }));
+}
+
+// NCCL's word for it is that of any failure of CUDA's.
+TEST_F(NcclFailure, DeviceLost_AsNcclSeesIt_IsSaidAsSuch) {
+  World& world = Start(2);
+  const Pending waiting = LaunchAlone(data_);
+  Change(0, [](NcclScript& script) {
+    script.async_error = NcclResult::kUnhandledCudaError;
+    script.lose_device = true;
+  });
+  EXPECT_EQ(waiting.Wait().code(), StatusCode::kDeviceLost);
+  EXPECT_TRUE(world.log(0).WaitFor([](EventLog& log) { return log.stalls.size() == 1; }));
 }
 
 TEST_F(NcclFailure, NoEvent_RefusesTheOperation) {

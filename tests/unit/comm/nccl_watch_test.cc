@@ -41,6 +41,9 @@ Operation Collective(std::size_t count, ReduceOp reduce = ReduceOp::kSum) {
   return op;
 }
 
+constexpr NcclWatch::Stage kBegun = NcclWatch::Stage::kBegun;
+constexpr NcclWatch::Stage kSubmitted = NcclWatch::Stage::kSubmitted;
+
 Operation Message(OpKind kind, int peer) {
   Operation op;
   op.kind = kind;
@@ -69,14 +72,44 @@ class NcclWatchTest : public ::testing::Test {
 TEST_F(NcclWatchTest, Collective_WhoHasNotEntered_IsMissing) {
   const Operation op = Collective(4);
   const std::uint64_t number = zero_.OnEntered(op, 1);
-  EXPECT_THAT(zero_.Missing(op, number), ElementsAre(1, 2)) << "nobody has been heard";
+  EXPECT_THAT(zero_.Missing(op, number, kBegun), ElementsAre(1, 2)) << "nobody has been heard";
   one_.OnEntered(op, 1);
   EXPECT_TRUE(Pass(one_, 1, zero_, 0).ok());
   EXPECT_TRUE(Pass(two_, 2, zero_, 0).ok());
-  EXPECT_THAT(zero_.Missing(op, number), ElementsAre(2));
+  EXPECT_THAT(zero_.Missing(op, number, kBegun), ElementsAre(2));
   two_.OnEntered(op, 1);
   EXPECT_TRUE(Pass(two_, 2, zero_, 0).ok());
-  EXPECT_THAT(zero_.Missing(op, number), IsEmpty());
+  EXPECT_THAT(zero_.Missing(op, number, kBegun), IsEmpty());
+}
+
+// Its device has other work before it: it will come to it whatever the program does.
+TEST_F(NcclWatchTest, WhoHasSubmittedIt_IsNotMissing_ThoughNothingCanMove) {
+  const Operation op = Collective(4);
+  const std::uint64_t number = zero_.OnEntered(op, 1);
+  one_.OnSubmitted(op, 1);
+  EXPECT_TRUE(Pass(one_, 1, zero_, 0).ok());
+  EXPECT_THAT(zero_.Missing(op, number, kSubmitted), ElementsAre(2));
+  EXPECT_THAT(zero_.Missing(op, number, kBegun), ElementsAre(1, 2));
+  const Operation recv = Message(OpKind::kRecv, 1);
+  const std::uint64_t message = zero_.OnEntered(recv, 1);
+  one_.OnSubmitted(Message(OpKind::kSend, 0), 1);
+  EXPECT_TRUE(Pass(one_, 1, zero_, 0).ok());
+  EXPECT_THAT(zero_.Missing(recv, message, kSubmitted), IsEmpty());
+  EXPECT_THAT(zero_.Missing(recv, message, kBegun), ElementsAre(1));
+}
+
+TEST_F(NcclWatchTest, WhoHasDoneItsPart_MayLeave) {
+  const Operation op = Collective(4);
+  zero_.OnEntered(op, 1);
+  one_.OnEntered(op, 1);
+  EXPECT_TRUE(Pass(one_, 1, zero_, 0).ok());
+  EXPECT_TRUE(zero_.GoneBefore(1, op, 1)) << "it had begun, and has not said that it ended";
+  one_.OnEnded(1);
+  EXPECT_TRUE(Pass(one_, 1, zero_, 0).ok());
+  EXPECT_FALSE(zero_.GoneBefore(1, op, 1));
+  EXPECT_TRUE(zero_.GoneBefore(2, op, 1)) << "nothing was heard of it";
+  EXPECT_FALSE(zero_.GoneBefore(2, Message(OpKind::kRecv, 1), 1)) << "it is not needed";
+  EXPECT_TRUE(zero_.GoneBefore(1, Message(OpKind::kRecv, 1), 1));
 }
 
 TEST_F(NcclWatchTest, Messages_AreCountedForEachPair) {
@@ -85,14 +118,14 @@ TEST_F(NcclWatchTest, Messages_AreCountedForEachPair) {
   EXPECT_EQ(zero_.OnEntered(recv, 2), 2u);
   one_.OnEntered(Message(OpKind::kSend, 2), 1);
   EXPECT_TRUE(Pass(one_, 1, zero_, 0).ok());
-  EXPECT_THAT(zero_.Missing(recv, 1), ElementsAre(1)) << "that one was for another rank";
+  EXPECT_THAT(zero_.Missing(recv, 1, kBegun), ElementsAre(1)) << "that one was for another rank";
   one_.OnEntered(Message(OpKind::kSend, 0), 2);
   EXPECT_TRUE(Pass(one_, 1, zero_, 0).ok());
-  EXPECT_THAT(zero_.Missing(recv, 1), IsEmpty());
-  EXPECT_THAT(zero_.Missing(recv, 2), ElementsAre(1));
+  EXPECT_THAT(zero_.Missing(recv, 1, kBegun), IsEmpty());
+  EXPECT_THAT(zero_.Missing(recv, 2, kBegun), ElementsAre(1));
   const Operation send = Message(OpKind::kSend, 0);
   EXPECT_TRUE(Pass(zero_, 0, one_, 1).ok());
-  EXPECT_THAT(one_.Missing(send, 1), IsEmpty()) << "the receiver has entered two";
+  EXPECT_THAT(one_.Missing(send, 1, kBegun), IsEmpty()) << "the receiver has entered two";
 }
 
 TEST_F(NcclWatchTest, TwoThatWaitInDifferentCollectives_NameBoth) {

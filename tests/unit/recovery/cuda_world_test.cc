@@ -188,6 +188,39 @@ TEST_F(CudaWorldTest, KilledRank_EndsWhatIsOnTheDevice_AndTheNextGenerationRuns)
   });
 }
 
+// The device may still write into what the program would restore.
+TEST_F(CudaWorldTest, AbortThatHangs_TheNextGenerationWaitsForTheMemory) {
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  OnRanks(kAllRanks,
+          [&](int rank) { ExpectSum(*ranks[static_cast<std::size_t>(rank)].world, rank); });
+  double value = 1;
+  Outcome outcome;
+  ASSERT_TRUE(ranks[0].world->Submit(SumOp(&value, 0), outcome.Callback()).ok());
+  ASSERT_TRUE(WaitForKernels(0, 2));
+  fake_.Change(0, [](NcclScript& script) { script.hang_abort = true; });
+  hub.Kill(2);
+  EXPECT_EQ(outcome.Await().code(), StatusCode::kRankLost) << "told at once";
+  ranks[2] = {};
+  std::thread next([&] {
+    OnRanks(kAllRanks, [&](int rank) {
+      Rank& self = ranks[static_cast<std::size_t>(rank)];
+      if (rank == 2) {
+        self = Start(hub, rank);
+      } else {
+        EXPECT_TRUE(self.session->Rebuild({}).ok());
+      }
+      ExpectSum(*self.world, rank);
+    });
+  });
+  while (ranks[1].session->membership().state != SessionState::kJoining) std::this_thread::yield();
+  EXPECT_EQ(ranks[0].session->membership().state, SessionState::kAborting);
+  EXPECT_EQ(hub.generation(), 1u);
+  fake_.Change(0, [](NcclScript& script) { script.hang_abort = false; });
+  next.join();
+  EXPECT_EQ(hub.generation(), 2u);
+}
+
 // NCCL notices first, and names nobody: what the user hears is who.
 TEST_F(CudaWorldTest, ErrorOfNccl_WaitsForTheVerdict) {
   MembershipHub hub(kWorldSize);
