@@ -3,8 +3,10 @@
 Where the module fake_cuda is not built, only what needs no device is tested.
 """
 
+import os
 import signal
 import sys
+import types
 from datetime import timedelta
 
 import fake_device
@@ -389,9 +391,12 @@ def test_a_goodbye_waits_for_what_was_launched(world):
 def bound():
     """The group is connected for the device that it is bound to, before its first operation."""
     cuda = fake_device.load()
-    import os
-
     rank = int(os.environ["RANK"])
+    cuda.set_device(rank)
+    # The fake has no properties. A UUID for each, as ranks that share a device are refused.
+    torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(
+        uuid=f"fake-{device}", name="fake"
+    )
     dist.init_process_group(
         "resilient", device_id=torch.device("cuda", rank), timeout=timedelta(seconds=60)
     )
