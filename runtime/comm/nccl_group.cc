@@ -288,10 +288,10 @@ void NcclGroup::CompleteLaunched() {
     if (Failed(result, "work on the device")) return;
   }
   if (over == 0) return;
-  // Asked after the events: a kernel that NCCL has stopped leaves the device as one that has done
-  // its work. While a launch is under way the answer is not to be had.
-  const std::optional<NcclResult> health = AsyncResult("the communicator");
-  if (!health || *health == NcclResult::kInProgress) return;
+  // Asked after the events: a kernel that is stopped leaves the device as one that has done its
+  // work. kInProgress: a later one is being launched, which may wait for a peer that waits for this
+  // one. It hides other errors; but then no kernel has left by them, as only an abort lets it.
+  if (!AsyncResult("the communicator")) return;
   for (; over > 0; --over) {
     if (!launched_.front().entered) EnterFirst(context_.now);
     Launched one = launched_.pop_front();

@@ -58,6 +58,8 @@ void NcclGroup::Watch() {
   if (state_ < State::kReady) return TellWaiting();
   if (state_ != State::kReady) return;
   NoteEntered();
+  if (context_.now < next_tell_) return;
+  next_tell_ = context_.now + kTellPeers;
   if (const Launched* head = Head(); head != nullptr) {
     for (std::size_t i = 0; i <= head->op.batch_rest && i < launched_.size(); ++i) {
       Launched& one = launched_[i];
@@ -65,8 +67,6 @@ void NcclGroup::Watch() {
         one.op.timeouts.OnAllEntered(context_.now);
     }
   }
-  if (context_.now < next_tell_) return;
-  next_tell_ = context_.now + kTellPeers;
   const Status mismatch = watch_.Compare();
   if (!mismatch.ok()) return OnMismatch(mismatch);
   TellPeers();

@@ -64,6 +64,8 @@ Status SessionImpl::CheckNewGroupLocked(const std::string& name,
   std::string wrong;
   if (name.empty()) {
     wrong = "has no name";
+  } else if (name.ends_with("/cuda") || name.ends_with("/control")) {
+    wrong = "is called as what serves the devices of another one; take another name";
   } else if (groups_.count(name) != 0) {
     wrong = "exists already";
   } else if (used_names_.count(name) != 0) {

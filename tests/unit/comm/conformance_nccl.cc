@@ -27,7 +27,7 @@ Transport NcclTransport() {
 std::vector<ConformanceCase> ConformanceCases() {
   std::vector<ConformanceCase> cases;
   for (const int size : {1, 2, 3, 4}) {
-    if (!kThreadSanitized || size == 2 || size == 3)
+    if (!kSanitized || size == 2 || size == 3)
       cases.push_back({.transport = NcclTransport(), .size = size});
   }
   return cases;

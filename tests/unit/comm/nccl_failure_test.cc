@@ -127,6 +127,25 @@ TEST_F(NcclFailure, Launch_NeverEnds_AbortEndsIt) {
   EXPECT_TRUE(Eventually([&] { return world.at(0).IsQuiet(); }));
 }
 
+// NCCL may connect for an operation only when it is launched, and so wait for a peer that waits for
+// the one before.
+TEST_F(NcclFailure, Launch_ThatHangs_HoldsUpNothingBeforeIt) {
+  World& world = Start(2);
+  std::vector<std::vector<float>> data = {{1}, {2}, {3}};
+  Change(0, [](NcclScript& script) { script.hold_kernels = true; });
+  const Pending first = Pending::Of(world.at(0), AllReduceOp(data[0]));
+  ASSERT_TRUE(WaitForKernels(0, 1));
+  Change(0, [](NcclScript& script) { script.hang_launch = true; });
+  const Pending second = Pending::Of(world.at(0), AllReduceOp(data[1]));
+  ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.events == 2 * 3; }));
+  Change(0, [](NcclScript& script) { script.hold_kernels = false; });
+  const Pending other = Pending::Of(world.at(1), AllReduceOp(data[2]));
+  ExpectAllOk({first.Wait(), other.Wait()});
+  EXPECT_FALSE(second.IsDone());
+  world.at(0).Abort(Lost());
+  EXPECT_EQ(second.Wait().code(), StatusCode::kRankLost);
+}
+
 TEST_F(NcclFailure, Launch_Fails_EndsTheGroup) {
   Change(0, [](NcclScript& script) { script.launch_result = NcclResult::kInvalidUsage; });
   World& world = Start(1);
