@@ -56,7 +56,7 @@ void ResilientBackend::release_resources() {
     const std::lock_guard lock(mutex_);
     forgotten = TakeBatchLocked();
   }
-  if (forgotten) Forget(*std::move(forgotten));
+  if (forgotten) Forget(*forgotten);
   if (!gave_way_.load()) group_->Close();
 }
 

@@ -258,7 +258,7 @@ class ResilientBackend final : public c10d::Backend {
   Prepared HoldBack(Plan plan, const std::shared_ptr<Progress>& whole);
   Result<std::uint64_t> SubmitHeld(std::vector<Prepared> held);  // The last one's number.
   std::optional<Batch> TakeBatchLocked();
-  void Forget(Batch batch);
+  void Forget(const Batch& batch);
   // Where a barrier runs.
   std::optional<c10::Device> BarrierDevice(const c10d::BarrierOptions& options) const;
   WorkSpec SpecOf(Plan plan);

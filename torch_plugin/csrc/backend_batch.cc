@@ -23,7 +23,7 @@ WorkPtr ResilientBackend::LaunchInBatch(Plan& plan) {
       forgotten = TakeBatchLocked();
     }
   }
-  if (forgotten) Forget(*std::move(forgotten));
+  if (forgotten) Forget(*forgotten);
   if (!whole) return nullptr;
   whole->Hold(std::move(plan.lease_));  // All of a batch is one Work.
   const Operation first = OutlineOf(plan.operations_.front());
@@ -40,7 +40,7 @@ WorkPtr ResilientBackend::LaunchInBatch(Plan& plan) {
     lock.unlock();
     Batch gone;
     if (held) gone.held.push_back(*std::move(held));
-    Forget(std::move(gone));
+    Forget(gone);
     return work;
   }
   if (batch_->parts.empty()) batch_->first = first;
@@ -97,7 +97,7 @@ std::optional<ResilientBackend::Batch> ResilientBackend::TakeBatchLocked() {
   return batch;
 }
 
-void ResilientBackend::Forget(Batch batch) {
+void ResilientBackend::Forget(const Batch& batch) {
   for (const Prepared& one : batch.held) {
     const auto& progress = one.work->progress();
     progress->AwaitEnd();
@@ -118,14 +118,17 @@ void ResilientBackend::startCoalescing() {
     const std::uint64_t epoch = context_->session().epoch();
     const std::lock_guard lock(mutex_);
     forgotten = TakeBatchLocked();
-    batch_.emplace();
-    batch_->thread = std::this_thread::get_id();
-    batch_->epoch = epoch;
-    // Ended by endCoalescing.
-    batch_->progress = std::make_shared<Progress>(*context_, 1, parts_.completion);
+    batch_ = Batch{.thread = std::this_thread::get_id(),
+                   .epoch = epoch,
+                   // Ended by endCoalescing.
+                   .progress = std::make_shared<Progress>(*context_, 1, parts_.completion),
+                   .first = {},
+                   .last_sequence = 0,
+                   .parts = {},
+                   .held = {}};
     has_batch_.store(true, std::memory_order_relaxed);
   }
-  if (forgotten) Forget(*std::move(forgotten));
+  if (forgotten) Forget(*forgotten);
 }
 
 WorkPtr ResilientBackend::endCoalescing() {
