@@ -48,7 +48,7 @@ class Lines {
   std::string Text() {
     const std::size_t end = rest_.find(kEnd);
     complete_ = complete_ && end != std::string_view::npos;
-    const std::string line(rest_.substr(0, end));
+    std::string line(rest_.substr(0, end));
     rest_.remove_prefix(end == std::string_view::npos ? rest_.size() : end + 1);
     return line;
   }

@@ -25,7 +25,7 @@ std::uint64_t SumOf(std::uint64_t before, const Operation& op) {
   std::uint64_t sum = Add(before, static_cast<std::uint64_t>(op.kind));
   sum = Add(sum, static_cast<std::uint64_t>(op.dtype));
   sum = Add(sum, static_cast<std::uint64_t>(op.reduce));
-  sum = Add(sum, static_cast<std::uint64_t>(op.root + 1));
+  sum = Add(sum, static_cast<std::uint64_t>(op.root) + 1);
   sum = Add(sum, std::bit_cast<std::uint64_t>(op.factor));
   sum = Add(sum, op.one_block ? 1 : 0);
   if (HasOneCount(op.kind)) sum = Add(sum, op.count);
