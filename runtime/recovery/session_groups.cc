@@ -133,7 +133,7 @@ Result<std::vector<std::uint64_t>> SessionImpl::SubmitBatch(
     locks.emplace_back(records.back()->submit_mutex());
     one.done = Wrap(records.back(), std::move(one.done));
   }
-  const auto seqs = entry->communicator->SubmitBatch(std::move(batch));
+  auto seqs = entry->communicator->SubmitBatch(std::move(batch));
   if (seqs.ok()) {
     for (std::size_t i = 0; i < records.size(); ++i) records[i]->set_seq((*seqs)[i]);
     return seqs;
