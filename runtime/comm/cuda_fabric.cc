@@ -19,9 +19,6 @@
 namespace resilient {
 namespace {
 
-// What the destructor gives the devices when Close was not called.
-constexpr Duration kCloseByDefault = Millis(1000);
-
 bool IsControl(const std::string& group) { return group.ends_with(kControlSuffix); }
 
 // Between the CPU transport and the session, which does not know of the control groups: what these
@@ -200,18 +197,13 @@ class CudaCommunicator final : public Communicator {
     host_->Leave();
     if (mark_.InChild()) return;
     const std::lock_guard lock(mutex_);
-    if (over_.ok())
-      over_ = Status(StatusCode::kCancelled, StrCat("this rank has left the group ", spec_.name));
+    if (over_.ok()) over_ = GroupLeft(spec_.name);
     for (const auto& [number, device] : devices_) device->Leave();
   }
 
  private:
   Result<std::shared_ptr<Communicator>> On(int device) {
-    if (mark_.InChild()) {
-      return Status(StatusCode::kForked,
-                    "this process was forked from a rank and has no part in its groups; start "
-                    "workers with spawn, or call init_process_group in the child");
-    }
+    if (mark_.InChild()) return ForkedFromRank();
     const std::lock_guard lock(mutex_);
     if (const auto found = devices_.find(device); found != devices_.end()) return found->second;
     if (!over_.ok()) return over_;

@@ -11,9 +11,6 @@
 namespace resilient {
 namespace {
 
-// What the destructor gives the groups when Close was not called.
-constexpr Duration kCloseByDefault = Millis(1000);
-
 // What a caller holds of a group on the fabric's thread. Owner: Session, through Group. Thread:
 // thread-safe. Lifetime: may outlive the fabric; its operations then are refused.
 class PortCommunicator final : public Communicator {
@@ -40,10 +37,7 @@ class PortCommunicator final : public Communicator {
   }
   void Abort(const Status& cause) override { port_->Abort(cause); }
   bool IsQuiet() const override { return port_->IsQuiet(); }
-  void Leave() override {
-    port_->Leave(Status(StatusCode::kCancelled,
-                        StrCat("this rank has left the group ", port_->spec().name)));
-  }
+  void Leave() override { port_->Leave(GroupLeft(port_->spec().name)); }
 
  private:
   std::shared_ptr<GroupPort> port_;
@@ -149,6 +143,10 @@ std::unique_ptr<CommunicatorFactory> MakeFabric(FabricParts parts, const Clock& 
 
 Status SessionClosed() {
   return Status(StatusCode::kCancelled, "the session was closed on this rank");
+}
+
+Status GroupLeft(const std::string& group) {
+  return Status(StatusCode::kCancelled, StrCat("this rank has left the group ", group));
 }
 
 }  // namespace resilient

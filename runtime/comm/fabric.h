@@ -60,7 +60,12 @@ struct FabricParts {
 // part that all transports share. Close gives what is left a second when nobody has called it.
 std::unique_ptr<CommunicatorFactory> MakeFabric(FabricParts parts, const Clock& clock);
 
-// What operations of a session that was closed complete with.
+// What the destructor gives the groups when Close was not called.
+inline constexpr Duration kCloseByDefault = Millis(1000);
+
+// What operations complete with: of a session that was closed, and of a group that this rank has
+// left.
 Status SessionClosed();
+Status GroupLeft(const std::string& group);
 
 }  // namespace resilient

@@ -19,12 +19,6 @@ Status Invalid(const Operation& op, std::string_view why) {
   return Status(StatusCode::kInvalidArgument, StrCat(Describe(op), " cannot run: ", why));
 }
 
-Status Forked() {
-  return Status(StatusCode::kForked,
-                "this process was forked from a rank and has no part in its groups; start "
-                "workers with spawn, or call init_process_group in the child");
-}
-
 bool KnownEnums(const Operation& op) {
   return op.kind >= OpKind::kAllReduce && op.kind <= OpKind::kAllToAll &&
          op.dtype >= DataType::kFloat32 && op.dtype <= DataType::kFloat8E5M2 &&
@@ -112,6 +106,12 @@ Status ValidateBatched(const Operation& op, const Operation& first) {
 
 }  // namespace
 
+Status ForkedFromRank() {
+  return Status(StatusCode::kForked,
+                "this process was forked from a rank and has no part in its groups; start "
+                "workers with spawn, or call init_process_group in the child");
+}
+
 Status ValidateOperation(Operation& op, int rank, int size) {
   if (!KnownEnums(op))
     return Status(StatusCode::kInvalidArgument, "the operation has an unknown kind or type");
@@ -168,7 +168,7 @@ GroupPort::GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort,
       observer_(std::move(observer)) {}
 
 Result<SubmittedOp> GroupPort::Admit(Operation op, Completion done) const {
-  if (doorbell_->InChild()) return Forked();
+  if (doorbell_->InChild()) return ForkedFromRank();
   RESILIENT_RETURN_IF_ERROR(ValidateOperation(op, spec_.rank, size()));
   SubmittedOp submitted{
       .op = std::move(op), .done = std::move(done), .ready = nullptr, .timeouts = {}};

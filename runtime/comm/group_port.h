@@ -172,6 +172,9 @@ struct FinishedOp {
   Status status;
 };
 
+// kForked: what an operation in a child of a rank's process is told.
+Status ForkedFromRank();
+
 // kInvalidArgument when `op` can never run in a group of this size; otherwise OK, and the fields
 // that this kind of operation does not have are set to their defaults, so that ranks compare equal.
 Status ValidateOperation(Operation& op, int rank, int size);

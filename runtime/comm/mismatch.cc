@@ -29,16 +29,6 @@ const GroupMember& MemberOf(const GroupSpec& spec, int rank) {
   return spec.members[static_cast<std::size_t>(rank)];
 }
 
-FailureDetail DetailOf(const GroupSpec& spec, int peer, std::uint64_t seq) {
-  const GroupMember& member = MemberOf(spec, peer);
-  return {.rank = member.global_rank,
-          .host = member.host,
-          .pid = member.pid,
-          .generation = spec.generation,
-          .group = spec.name,
-          .seq = seq};
-}
-
 std::string Where(const GroupSpec& spec, std::uint64_t seq) {
   return StrCat(" (group ", spec.name, ", operation ", seq, ")");
 }
@@ -101,6 +91,16 @@ Status Stalled(const GroupSpec& spec, const LateOp& late, FailureDetail detail) 
 
 std::string NameOf(const GroupMember& member) {
   return StrCat("rank ", member.global_rank, " (", member.host, ", pid ", member.pid, ")");
+}
+
+FailureDetail DetailOf(const GroupSpec& spec, int rank, std::uint64_t seq) {
+  const GroupMember& member = MemberOf(spec, rank);
+  return {.rank = member.global_rank,
+          .host = member.host,
+          .pid = member.pid,
+          .generation = spec.generation,
+          .group = spec.name,
+          .seq = seq};
 }
 
 MessageHeader HeaderOf(const Operation& op, std::uint64_t seq) {

@@ -21,6 +21,9 @@ struct SubmittedOp;
 // "rank 2 (node1, pid 77)"
 std::string NameOf(const GroupMember& member);
 
+// Of what a rank of the group has brought about. `seq`: of the operation; 0: of none.
+FailureDetail DetailOf(const GroupSpec& spec, int rank, std::uint64_t seq);
+
 // What `op` says of itself on the wire; the sender adds phase, root of the message and payload.
 MessageHeader HeaderOf(const Operation& op, std::uint64_t seq);
 

@@ -22,7 +22,14 @@ CudaDeviceScope::~CudaDeviceScope() {
   if (before_ >= 0) (void)cuda_.SetDevice(before_);
 }
 
-CudaResult NcclEvents::Take(CudaEventHandle* event) {
+CudaResult NcclEvents::Take(PooledEvent* event) {
+  CudaEventHandle handle = nullptr;
+  const CudaResult taken = TakeHandle(&handle);
+  if (taken == CudaResult::kSuccess) *event = PooledEvent(handle, ReturnEvent{shared_from_this()});
+  return taken;
+}
+
+CudaResult NcclEvents::TakeHandle(CudaEventHandle* event) {
   {
     const std::lock_guard lock(mutex_);
     if (!free_.empty()) {
@@ -37,7 +44,6 @@ CudaResult NcclEvents::Take(CudaEventHandle* event) {
 }
 
 void NcclEvents::Give(void* event) {
-  if (event == nullptr) return;
   {
     const std::lock_guard lock(mutex_);
     if (!closed_) return free_.push_back(static_cast<CudaEventHandle>(event));
@@ -46,13 +52,11 @@ void NcclEvents::Give(void* event) {
 }
 
 CudaResult NcclEvents::Mark(CudaStreamHandle stream, PooledEvent* mark) {
-  CudaEventHandle event = nullptr;
-  const CudaResult taken = Take(&event);
+  const CudaResult taken = Take(mark);
   if (taken != CudaResult::kSuccess) return taken;
-  *mark = PooledEvent(event, ReturnEvent{shared_from_this()});
   const CudaDeviceScope scope(cuda_, device_);  // The default stream is that of a device.
   if (scope.result() != CudaResult::kSuccess) return scope.result();
-  return cuda_.EventRecord(event, stream);
+  return cuda_.EventRecord(HandleOf(*mark), stream);
 }
 
 void NcclEvents::Close() {

@@ -12,6 +12,10 @@ namespace resilient {
 // What this thread calls from now on does not disturb a graph that another thread captures.
 void LeaveCapturesAlone(const CudaApi& cuda);
 
+inline CudaEventHandle HandleOf(const PooledEvent& event) {
+  return static_cast<CudaEventHandle>(event.get());
+}
+
 // Makes a device that of the calling thread, for its life: what takes the default stream, and what
 // is made, is that device's. Owner: the stack. Thread: confined.
 class CudaDeviceScope {
@@ -37,11 +41,11 @@ class NcclEvents final : public EventPool, public std::enable_shared_from_this<N
   NcclEvents(const NcclEvents&) = delete;
   NcclEvents& operator=(const NcclEvents&) = delete;
 
-  // Makes one where none is left.
-  CudaResult Take(CudaEventHandle* event);
+  // One that comes back to here; makes one where none is left.
+  CudaResult Take(PooledEvent* event);
   void Give(void* event) override;
 
-  // What the work of `stream` has by now, as an event that comes back to here.
+  // As Take, with what the work of `stream` has by now.
   CudaResult Mark(CudaStreamHandle stream, PooledEvent* mark);
 
   // Destroys those that are here and whatever comes back later. On a thread that may wait for the
@@ -49,6 +53,8 @@ class NcclEvents final : public EventPool, public std::enable_shared_from_this<N
   void Close();
 
  private:
+  CudaResult TakeHandle(CudaEventHandle* event);
+
   const CudaApi cuda_;
   const int device_;
   std::mutex mutex_;

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "runtime/base/log.h"
-#include "runtime/comm/mismatch.h"
 #include "runtime/comm/nccl_launch.h"
 
 namespace resilient {
@@ -90,24 +89,11 @@ std::string NcclGroup::Where() const {
                 spec_.name, "', generation ", spec_.generation);
 }
 
-FailureDetail NcclGroup::DetailOf(int rank) const {
-  const GroupMember& member = spec_.members[static_cast<std::size_t>(rank)];
-  return {.rank = member.global_rank,
-          .host = member.host,
-          .pid = member.pid,
-          .generation = spec_.generation,
-          .group = spec_.name};
-}
-
 // What CUDA says of the device. OK as well where it says nothing.
 Status NcclGroup::DeviceStatus() const {
-  CudaEventHandle event = nullptr;
-  CudaResult result = context_.pool->Take(&event);
-  if (event != nullptr) {
-    result = cuda_.EventRecord(event, stream_);
-    if (result == CudaResult::kSuccess) result = cuda_.EventQuery(event);
-    context_.pool->Give(event);
-  }
+  PooledEvent event;
+  CudaResult result = context_.pool->Mark(stream_, &event);
+  if (result == CudaResult::kSuccess) result = cuda_.EventQuery(HandleOf(event));
   if (!IsDeviceLost(result)) return Status::Ok();
   return CudaStatus(cuda_, result, "work on the device", Where(), Detail());
 }
@@ -271,9 +257,7 @@ void NcclGroup::OnLaunched() {
     return;
   for (std::size_t i = launched_.size(); i > 0 && !launched_[i - 1].recorded; --i) {
     Launched& one = launched_[i - 1];
-    if (Failed(cuda_.EventRecord(static_cast<CudaEventHandle>(one.end.get()), stream_),
-               "cudaEventRecord"))
-      return;
+    if (Failed(cuda_.EventRecord(HandleOf(one.end), stream_), "cudaEventRecord")) return;
     one.recorded = true;
     if (one.op.op.mark != nullptr) one.op.op.mark->Launch(context_.joiner, one.end.get());
   }
@@ -282,8 +266,7 @@ void NcclGroup::OnLaunched() {
 void NcclGroup::CompleteLaunched() {
   std::size_t over = 0;
   for (; over < launched_.size() && launched_[over].recorded; ++over) {
-    const CudaResult result =
-        cuda_.EventQuery(static_cast<CudaEventHandle>(launched_[over].end.get()));
+    const CudaResult result = cuda_.EventQuery(HandleOf(launched_[over].end));
     if (result == CudaResult::kNotReady) break;
     if (Failed(result, "work on the device")) return;
   }
@@ -293,14 +276,18 @@ void NcclGroup::CompleteLaunched() {
   // one. It hides other errors; but then no kernel has left by them, as only an abort lets it.
   if (!AsyncResult("the communicator")) return;
   for (; over > 0; --over) {
-    if (!launched_.front().entered) EnterFirst(context_.now);
+    if (!launched_.front().entered) EnterFirst();
     Launched one = launched_.pop_front();
     if (!IsPointToPoint(one.op.op.kind)) watch_.OnEnded(one.op.seq);
     if (one.op.op.sender != nullptr) *one.op.op.sender = one.op.op.peer;
-    finished_.push_back({.op = std::move(one.op), .status = Status::Ok()});
-    // Before its event is used again.
-    if (finished_.back().op.op.mark != nullptr) finished_.back().op.op.mark->End();
+    Finish(std::move(one.op), Status::Ok());  // Before its event is used again.
   }
+}
+
+// Its completion runs between turns.
+void NcclGroup::Finish(SubmittedOp op, const Status& status) {
+  if (op.op.mark != nullptr) op.op.mark->End();
+  finished_.push_back({.op = std::move(op), .status = status});
 }
 
 void NcclGroup::StartPending() {
@@ -334,15 +321,11 @@ bool NcclGroup::LaunchNext() {
 
 // Behind what its caller's stream had, its start is marked. False: the group has ended.
 bool NcclGroup::PutOnStream(Launched& launched, bool first) {
-  if (!TakeEvent(&launched.end)) return false;
-  if (Failed(
-          cuda_.StreamWaitEvent(stream_, static_cast<CudaEventHandle>(launched.op.ready.get()), 0),
-          "cudaStreamWaitEvent"))
+  if (Failed(context_.pool->Take(&launched.end), "cudaEventCreate")) return false;
+  if (Failed(cuda_.StreamWaitEvent(stream_, HandleOf(launched.op.ready), 0), "cudaStreamWaitEvent"))
     return false;
   if (!first) return true;
-  if (!TakeEvent(&launched.start)) return false;
-  return !Failed(cuda_.EventRecord(static_cast<CudaEventHandle>(launched.start.get()), stream_),
-                 "cudaEventRecord");
+  return !Failed(context_.pool->Mark(stream_, &launched.start), "cudaEventRecord");
 }
 
 // The last of launched_.
@@ -385,13 +368,6 @@ bool NcclGroup::MakePremulSum(const Operation& op) {
   return true;
 }
 
-bool NcclGroup::TakeEvent(PooledEvent* event) {
-  CudaEventHandle taken = nullptr;
-  if (Failed(context_.pool->Take(&taken), "cudaEventCreate")) return false;
-  *event = PooledEvent(taken, ReturnEvent{context_.pool});
-  return true;
-}
-
 // What was launched is waited for: the program has been told that it may go on behind it, and the
 // peers need this rank's part. What was not is cancelled.
 void NcclGroup::Leave(const Status& status) {
@@ -400,10 +376,7 @@ void NcclGroup::Leave(const Status& status) {
   if (state_ != State::kReady) return End(status);
   leave_status_ = status;
   for (SubmittedOp& op : port_->Close(status)) pending_.push_back(std::move(op));
-  while (!pending_.empty()) {
-    finished_.push_back({.op = pending_.pop_front(), .status = status});
-    if (const auto& mark = finished_.back().op.op.mark; mark != nullptr) mark->End();
-  }
+  while (!pending_.empty()) Finish(pending_.pop_front(), status);
   state_ = State::kDraining;
   flush_by_ = Deadline::After(context_.now, context_.options.flush_timeout);
   AwaitDrained();
@@ -424,9 +397,7 @@ void NcclGroup::Flush() {
   if (result != NcclResult::kSuccess && result != NcclResult::kInProgress)
     return End(leave_status_);
   // So that those who wait for others know that this rank has done its part.
-  for (int rank = 0; rank < port_->size(); ++rank) {
-    if (rank != spec_.rank) Tell(rank, false);
-  }
+  for (const int rank : Others()) Tell(rank, false);
   state_ = State::kFlushing;
 }
 
@@ -472,7 +443,7 @@ void NcclGroup::Release(NcclRelease::Kind kind) {
                                   .name = spec_.name};
   for (std::size_t i = 0; i < launched_.size(); ++i) {
     const Launched& one = launched_[i];
-    to_release_->marks.push_back({static_cast<CudaEventHandle>(one.end.get()), one.recorded});
+    to_release_->marks.push_back({HandleOf(one.end), one.recorded});
   }
 }
 
@@ -488,12 +459,7 @@ void NcclGroup::AwaitReleased() {
   state_ = State::kDone;
 }
 
-void NcclGroup::Tell(SubmittedOp& op, const Status& status) {
-  if (op.op.mark != nullptr) op.op.mark->End();
-  if (op.done) op.done(status);
-}
-
-void NcclGroup::RunCompletions() {
+void NcclGroup::RunFinished() {
   telling_.swap(finished_);
   for (Finished& one : telling_) {
     if (one.op.done) one.op.done(one.status);
@@ -501,17 +467,21 @@ void NcclGroup::RunCompletions() {
     port_->OnCompleted();
   }
   telling_.clear();
+}
+
+// In the order of their submission.
+void NcclGroup::RunCompletions() {
+  RunFinished();
   if (end_status_.ok()) return;
+  // What these hold stays until the device is done with it.
   for (std::size_t i = 0; i < launched_.size(); ++i) {
-    if (!std::exchange(launched_[i].told, true)) Tell(launched_[i].op, end_status_);
+    Launched& one = launched_[i];
+    if (std::exchange(one.told, true)) continue;
+    if (one.op.op.mark != nullptr) one.op.op.mark->End();
+    if (one.op.done) one.op.done(end_status_);
   }
-  while (!pending_.empty()) {
-    {
-      SubmittedOp op = pending_.pop_front();
-      Tell(op, end_status_);
-    }
-    port_->OnCompleted();
-  }
+  while (!pending_.empty()) Finish(pending_.pop_front(), end_status_);
+  RunFinished();
 }
 
 }  // namespace resilient

@@ -13,6 +13,7 @@
 
 #include "runtime/base/ring.h"
 #include "runtime/comm/group_port.h"
+#include "runtime/comm/mismatch.h"
 #include "runtime/comm/nccl_communicator.h"
 #include "runtime/comm/nccl_control.h"
 #include "runtime/comm/nccl_events.h"
@@ -143,16 +144,20 @@ class NcclGroup final {
   bool Tell(int peer, bool asks);
   void Watch();
   void NoteEntered();
-  void EnterFirst(Instant now);
+  void EnterFirst();
   void TellPeers();
   void TellWaiting();
   void CheckLeft();
   void CheckDeadline();
   bool EndIfLate(SubmittedOp& op, std::uint64_t number, bool entered);
   void OnMismatch(const Status& mismatch);
-  std::vector<int> OthersOf(const Operation& op) const;
+  // Group ranks but this one.
+  std::vector<int> Others() const;
   std::vector<int> NotCome() const;
-  const Launched* Head() const;
+  // Of launched_ those that the device has begun and not ended, the first of them first: one
+  // operation, or a batch.
+  std::size_t HeadSize() const;
+  const Launched* Head() const { return HeadSize() == 0 ? nullptr : &launched_[0]; }
 
   void TakeMail();
   void Advance();
@@ -171,10 +176,10 @@ class NcclGroup final {
   bool PutOnStream(Launched& launched, bool first);
   NcclResult Launch(std::size_t operations);
   void OnLaunched();
-  bool TakeEvent(PooledEvent* event);
   void Release(NcclRelease::Kind kind);
   void AwaitReleased();
-  static void Tell(SubmittedOp& op, const Status& status);
+  void Finish(SubmittedOp op, const Status& status);
+  void RunFinished();
 
   // True when `result` is a failure, which has ended the group or is held.
   bool Failed(NcclResult result, std::string_view what);
@@ -187,9 +192,8 @@ class NcclGroup final {
   std::optional<NcclResult> AsyncResult(std::string_view what);
   // "rank 1 (device 0) of group 'world/cuda', generation 7"
   std::string Where() const;
-  FailureDetail Detail() const { return DetailOf(spec_.rank); }
-  // Of what that rank has brought about.
-  FailureDetail DetailOf(int rank) const;
+  // Of what this rank has brought about.
+  FailureDetail Detail() const { return DetailOf(spec_, spec_.rank, 0); }
   Status DeviceStatus() const;
 
   const std::shared_ptr<GroupPort> port_;

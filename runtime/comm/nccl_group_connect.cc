@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "runtime/base/log.h"
-#include "runtime/comm/mismatch.h"
 #include "runtime/comm/nccl_group.h"
 
 // How the ranks of an NCCL communicator come together.
@@ -123,7 +122,7 @@ void NcclGroup::AwaitCompared() {
     const std::string failure = meeting->HeardFrom(rank);
     if (failure.empty()) continue;
     if (++attempt_ < kAttempts) return BeginAnew();
-    return Fail(Understand(failure, attempt_, DetailOf(rank)));
+    return Fail(Understand(failure, attempt_, DetailOf(spec_, rank, 0)));
   }
   state_ = State::kReady;
   context_.waits->Forget(ControlName(), spec_.generation);

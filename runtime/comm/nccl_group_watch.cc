@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "runtime/base/log.h"
-#include "runtime/comm/mismatch.h"
 #include "runtime/comm/nccl_group.h"
 
 // What the ranks of an NCCL communicator tell each other and the session of what they wait for.
@@ -17,10 +16,9 @@ constexpr Duration kBriefly = Millis(200);
 
 }  // namespace
 
-// The device has begun it and has not ended it.
-const NcclGroup::Launched* NcclGroup::Head() const {
-  const bool entered = !launched_.empty() && launched_.front().entered;
-  return entered ? &launched_.front() : nullptr;
+std::size_t NcclGroup::HeadSize() const {
+  const bool entered = !launched_.empty() && launched_[0].entered;
+  return entered ? launched_[0].op.batch_rest + 1 : 0;
 }
 
 void NcclGroup::HearPeers() {
@@ -60,12 +58,10 @@ void NcclGroup::Watch() {
   NoteEntered();
   if (context_.now < next_tell_) return;
   next_tell_ = context_.now + kTellPeers;
-  if (const Launched* head = Head(); head != nullptr) {
-    for (std::size_t i = 0; i <= head->op.batch_rest && i < launched_.size(); ++i) {
-      Launched& one = launched_[i];
-      if (watch_.Missing(one.op.op, one.number, NcclWatch::Stage::kBegun).empty())
-        one.op.timeouts.OnAllEntered(context_.now);
-    }
+  for (std::size_t i = 0; i < HeadSize(); ++i) {
+    Launched& one = launched_[i];
+    if (watch_.Missing(one.op.op, one.number, NcclWatch::Stage::kBegun).empty())
+      one.op.timeouts.OnAllEntered(context_.now);
   }
   const Status mismatch = watch_.Compare();
   if (!mismatch.ok()) return OnMismatch(mismatch);
@@ -80,17 +76,18 @@ void NcclGroup::NoteEntered() {
   if (launched_.empty() || launched_.front().entered) return;
   const Launched& first = launched_.front();
   if (first.start == nullptr) return;
-  const CudaResult begun = cuda_.EventQuery(static_cast<CudaEventHandle>(first.start.get()));
-  if (begun == CudaResult::kSuccess) EnterFirst(context_.now);
+  const CudaResult begun = cuda_.EventQuery(HandleOf(first.start));
+  if (begun == CudaResult::kSuccess) EnterFirst();
 }
 
-void NcclGroup::EnterFirst(Instant now) {
-  const std::size_t rest = launched_.front().op.batch_rest;
-  for (std::size_t i = 0; i <= rest && i < launched_.size(); ++i) {
+// With the rest of its batch.
+void NcclGroup::EnterFirst() {
+  const std::size_t rest = launched_[0].op.batch_rest;
+  for (std::size_t i = 0; i <= rest; ++i) {
     Launched& one = launched_[i];
     if (one.entered) continue;
     one.entered = true;
-    one.entered_at = now;
+    one.entered_at = context_.now;
     one.number = watch_.OnEntered(one.op.op, one.op.seq);
   }
 }
@@ -102,13 +99,12 @@ void NcclGroup::TellPeers() {
   const bool waits = head != nullptr && context_.now - head->entered_at >= kTellPeers;
   if (!waits && !watch_.HasNews()) return;
   if (waits && IsPointToPoint(head->op.op.kind)) {
-    for (std::size_t i = 0; i <= head->op.batch_rest && i < launched_.size(); ++i)
-      Tell(launched_[i].op.op.peer, true);
+    for (std::size_t i = 0; i < HeadSize(); ++i) Tell(launched_[i].op.op.peer, true);
     return;
   }
   const int next = (spec_.rank + 1) % port_->size();
-  for (int rank = 0; rank < port_->size(); ++rank) {
-    if (rank == spec_.rank || (!waits && rank != next)) continue;
+  for (const int rank : Others()) {
+    if (!waits && rank != next) continue;
     if (Tell(rank, waits) && rank == next) watch_.NoteTold();
   }
 }
@@ -123,13 +119,12 @@ void NcclGroup::TellWaiting() {
     told.missing = std::move(missing);
     waiting.push_back(std::move(told));
   };
-  if (const Launched* head = Head(); head != nullptr) {
-    for (std::size_t i = 0; i <= head->op.batch_rest && i < launched_.size(); ++i) {
-      const Launched& one = launched_[i];
-      add(one.op, one.entered_at,
-          GlobalRanks(spec_, watch_.Missing(one.op.op, one.number, NcclWatch::Stage::kSubmitted)));
-    }
-  } else if (state_ < State::kReady && !pending_.empty()) {
+  for (std::size_t i = 0; i < HeadSize(); ++i) {
+    const Launched& one = launched_[i];
+    add(one.op, one.entered_at,
+        GlobalRanks(spec_, watch_.Missing(one.op.op, one.number, NcclWatch::Stage::kSubmitted)));
+  }
+  if (state_ < State::kReady && !pending_.empty()) {
     // At the meeting the CPU transport knows for whom; behind it all have come.
     std::vector<int> missing;
     if (state_ == State::kMeeting)
@@ -143,10 +138,8 @@ void NcclGroup::TellWaiting() {
 
 // NCCL knows no goodbye: who waits for a rank that has said one would wait for ever.
 void NcclGroup::CheckLeft() {
-  const Launched* head = Head();
-  if (head == nullptr) return;
   const std::vector<int> left = control_->Left();
-  for (std::size_t i = 0; i <= head->op.batch_rest && i < launched_.size(); ++i) {
+  for (std::size_t i = 0; i < HeadSize(); ++i) {
     const Launched& one = launched_[i];
     for (const int rank : left) {
       if (!watch_.GoneBefore(rank, one.op.op, one.number)) continue;
@@ -155,9 +148,7 @@ void NcclGroup::CheckLeft() {
   }
 }
 
-// Group ranks.
-std::vector<int> NcclGroup::OthersOf(const Operation& op) const {
-  if (IsPointToPoint(op.kind)) return {op.peer};
+std::vector<int> NcclGroup::Others() const {
   std::vector<int> others;
   for (int rank = 0; rank < port_->size(); ++rank) {
     if (rank != spec_.rank) others.push_back(rank);
@@ -167,14 +158,14 @@ std::vector<int> NcclGroup::OthersOf(const Operation& op) const {
 
 // Group ranks that the meeting is known to wait for; where that is not known yet all others.
 std::vector<int> NcclGroup::NotCome() const {
+  std::vector<int> ranks = Others();
   const std::vector<int> told =
       context_.waits->Missing(ControlName(), spec_.generation, context_.now);
-  std::vector<int> ranks;
-  for (int rank = 0; rank < port_->size(); ++rank) {
+  if (told.empty()) return ranks;
+  std::erase_if(ranks, [&](int rank) {
     const int global = spec_.members[static_cast<std::size_t>(rank)].global_rank;
-    const bool named = std::find(told.begin(), told.end(), global) != told.end();
-    if (rank != spec_.rank && (told.empty() || named)) ranks.push_back(rank);
-  }
+    return std::find(told.begin(), told.end(), global) == told.end();
+  });
   return ranks;
 }
 
@@ -200,7 +191,8 @@ bool NcclGroup::EndIfLate(SubmittedOp& op, std::uint64_t number, bool entered) {
   LateOp late = LateSince(op, verdict, context_.now, context_.clock);
   if (entered) {
     late.missing = watch_.Missing(op.op, number, NcclWatch::Stage::kBegun);
-    if (late.missing.empty()) late.awaited = OthersOf(op.op);
+    const bool message = IsPointToPoint(op.op.kind);
+    if (late.missing.empty()) late.awaited = message ? std::vector{op.op.peer} : Others();
   } else if (state_ == State::kMeeting) {
     late.missing = NotCome();
   }

@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <cstdint>
 #include <map>
+#include <span>
 
 #include "runtime/base/device_sharing.h"
 #include "runtime/base/log.h"
+#include "runtime/comm/checksum.h"
 #include "runtime/comm/mismatch.h"
 #include "runtime/comm/nccl_library.h"
 #include "runtime/comm/nccl_meeting.h"
@@ -29,16 +30,9 @@ constexpr std::size_t kTextMax = 48;
 constexpr std::string_view kForm = "nccl-identity-1";
 constexpr char kEnd = '\n';
 
-// FNV-1a.
-std::uint64_t SumOf(std::string_view text) {
-  std::uint64_t sum = 0xcbf29ce484222325;
-  for (const char c : text) sum = (sum ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return sum;
-}
-
 std::string Short(const std::string& text, std::size_t most) {
   if (text.size() <= most) return text;
-  return StrCat(text.substr(0, most - 20), "~", SumOf(text));
+  return StrCat(text.substr(0, most - 20), "~", ChecksumOf(std::as_bytes(std::span(text))));
 }
 
 // Lines from the front of a text. Thread: confined.

@@ -1,10 +1,13 @@
 #include "runtime/comm/nccl_watch.h"
 
+#include <array>
 #include <bit>
 #include <cstring>
+#include <span>
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/comm/checksum.h"
 #include "runtime/comm/mismatch.h"
 
 namespace resilient {
@@ -14,10 +17,9 @@ constexpr std::size_t kNumbers = 11;
 constexpr std::size_t kNumberBytes = sizeof(std::uint64_t);
 static_assert(kNumbers * kNumberBytes + kMessageHeaderBytes + kMaxCallSite <= kProgressBytes);
 
-// One step of FNV-1a over whole numbers, mixed once more: the order counts.
 std::uint64_t Add(std::uint64_t sum, std::uint64_t number) {
-  sum = (sum ^ number) * 0x100000001b3;
-  return sum ^ (sum >> 29);
+  const std::array numbers = {sum, number};
+  return ChecksumOf(std::as_bytes(std::span(numbers)));
 }
 
 // Of what every rank knows alike where all are in one operation. Never 0.
@@ -153,12 +155,7 @@ Status NcclWatch::Different(int peer, std::uint64_t collective) const {
           " or before it their kinds, types, sizes, roots or reductions differ, and what came of "
           "it is not to be used; compare torch_resilient.status() of both ranks, or set "
           "NCCL_DEBUG=INFO, and let all ranks run the same collectives in the same order"),
-      {.rank = other.global_rank,
-       .host = other.host,
-       .pid = other.pid,
-       .generation = spec_.generation,
-       .group = spec_.name,
-       .seq = collective});
+      DetailOf(spec_, peer, collective));
 }
 
 std::vector<int> NcclWatch::Missing(const Operation& op, std::uint64_t number, Stage stage) const {

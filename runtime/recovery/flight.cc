@@ -29,7 +29,6 @@ OperationRecord::OperationRecord(std::shared_ptr<Flight> flight, std::shared_ptr
     : flight_(std::move(flight)),
       bell_(std::move(bell)),
       group_(std::move(group)),
-      communicator_(CommunicatorName(group_, operation.device)),
       summary_(OutlineOf(operation)) {}
 
 Status OperationRecord::Outcome(const Status& status) {

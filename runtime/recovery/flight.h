@@ -115,14 +115,13 @@ class OperationRecord {
   std::string Name() const { return Describe(summary_); }
   Flight& flight() const { return *flight_; }
   // CommunicatorName of the one that runs it.
-  const std::string& communicator() const { return communicator_; }
+  std::string communicator() const { return CommunicatorName(group_, summary_.device); }
   bool point_to_point() const { return IsPointToPoint(summary_.kind); }
 
  private:
   const std::shared_ptr<Flight> flight_;
   const std::shared_ptr<QuietBell> bell_;
   const std::string group_;
-  const std::string communicator_;
   const Operation summary_;  // Without its memory.
   std::mutex submit_mutex_;
   std::uint64_t seq_ = 0;  // Guarded by submit_mutex_.

@@ -49,8 +49,8 @@ class Communicator {
   // that order. None of a batch waits for another of it, on a transport where one that waits for
   // its peer holds up what is behind it: two ranks that each send and receive may do so in any
   // order. Sends and receives on one device and stream only. When one is refused, all are. Messages
-  // match as
-  // if they were submitted one by one: the batches of two ranks need not be alike.
+  // match as if they were submitted one by one:
+  // the batches of two ranks need not be alike.
   struct Submission {
     Operation op;
     Completion done;
@@ -73,7 +73,7 @@ class Communicator {
   // IsQuiet.
   virtual void Abort(const Status& cause) = 0;
 
-  // True once nothing of this communicator touches user memory any more: all completions have run.
+  // True once nothing of this communicator touches user memory any more: no completion is left.
   virtual bool IsQuiet() const = 0;
 
   // Says goodbye: peers that still need this rank fail with kLeft instead of waiting for a verdict.

@@ -117,6 +117,24 @@ class CudaWorldTest : public ::testing::Test {
     ASSERT_TRUE(sum.ok()) << "rank " << rank << ": " << sum.status().ToString();
     EXPECT_EQ(*sum, 6);
   }
+  static void ExpectSums(Ranks& ranks) {
+    OnRanks(kAllRanks,
+            [&](int rank) { ExpectSum(*ranks[static_cast<std::size_t>(rank)].world, rank); });
+  }
+  // All go on in the next generation, `newcomer` as another process.
+  static constexpr int kNobody = -1;
+  void RebuildWith(MembershipHub& hub, Ranks& ranks, int newcomer) {
+    OnRanks(kAllRanks, [&](int rank) {
+      Rank& self = ranks[static_cast<std::size_t>(rank)];
+      if (rank == newcomer) {
+        self = Start(hub, rank);
+      } else {
+        const Status status = self.session->Rebuild({});
+        ASSERT_TRUE(status.ok()) << status.ToString();
+      }
+      ExpectSum(*self.world, rank);
+    });
+  }
   bool WaitForKernels(int rank, int count) {
     return fake_.WaitFor([&](const NcclCounts& counts) {
       const auto begun = counts.kernels_begun.find(rank);
@@ -175,25 +193,16 @@ TEST_F(CudaWorldTest, KilledRank_EndsWhatIsOnTheDevice_AndTheNextGenerationRuns)
   });
   killer.join();
   ranks[2] = {};
-  OnRanks(kAllRanks, [&](int rank) {
-    Rank& self = ranks[static_cast<std::size_t>(rank)];
-    if (rank == 2) {
-      self = Start(hub, rank);
-    } else {
-      const Status status = self.session->Rebuild({});
-      ASSERT_TRUE(status.ok()) << status.ToString();
-    }
-    for (int i = 0; i < 5; ++i) ExpectSum(*self.world, rank);
-    EXPECT_EQ(self.session->membership().generation, 2u);
-  });
+  RebuildWith(hub, ranks, 2);
+  for (int i = 0; i < 4; ++i) ExpectSums(ranks);
+  for (const Rank& rank : ranks) EXPECT_EQ(rank.session->membership().generation, 2u);
 }
 
 // The device may still write into what the program would restore.
 TEST_F(CudaWorldTest, AbortThatHangs_TheNextGenerationWaitsForTheMemory) {
   MembershipHub hub(kWorldSize);
   Ranks ranks = StartAll(hub);
-  OnRanks(kAllRanks,
-          [&](int rank) { ExpectSum(*ranks[static_cast<std::size_t>(rank)].world, rank); });
+  ExpectSums(ranks);
   double value = 1;
   Outcome outcome;
   ASSERT_TRUE(ranks[0].world->Submit(SumOp(&value, 0), outcome.Callback()).ok());
@@ -202,17 +211,7 @@ TEST_F(CudaWorldTest, AbortThatHangs_TheNextGenerationWaitsForTheMemory) {
   hub.Kill(2);
   EXPECT_EQ(outcome.Await().code(), StatusCode::kRankLost) << "told at once";
   ranks[2] = {};
-  std::thread next([&] {
-    OnRanks(kAllRanks, [&](int rank) {
-      Rank& self = ranks[static_cast<std::size_t>(rank)];
-      if (rank == 2) {
-        self = Start(hub, rank);
-      } else {
-        EXPECT_TRUE(self.session->Rebuild({}).ok());
-      }
-      ExpectSum(*self.world, rank);
-    });
-  });
+  std::thread next([&] { RebuildWith(hub, ranks, 2); });
   while (ranks[1].session->membership().state != SessionState::kJoining) std::this_thread::yield();
   EXPECT_EQ(ranks[0].session->membership().state, SessionState::kAborting);
   EXPECT_EQ(hub.generation(), 1u);
@@ -225,8 +224,7 @@ TEST_F(CudaWorldTest, AbortThatHangs_TheNextGenerationWaitsForTheMemory) {
 TEST_F(CudaWorldTest, ErrorOfNccl_WaitsForTheVerdict) {
   MembershipHub hub(kWorldSize);
   Ranks ranks = StartAll(hub);
-  OnRanks(kAllRanks,
-          [&](int rank) { ExpectSum(*ranks[static_cast<std::size_t>(rank)].world, rank); });
+  ExpectSums(ranks);
   std::array<Outcome, 2> outcomes;
   std::array<double, 2> values = {1, 2};
   for (const int rank : {0, 1}) {
@@ -247,8 +245,7 @@ TEST_F(CudaWorldTest, ErrorOfNccl_WithoutAVerdict_EndsTheGenerationForAll) {
   verdict_wait_ = Millis(50);
   MembershipHub hub(kWorldSize);
   Ranks ranks = StartAll(hub);
-  OnRanks(kAllRanks,
-          [&](int rank) { ExpectSum(*ranks[static_cast<std::size_t>(rank)].world, rank); });
+  ExpectSums(ranks);
   fake_.Change(1, [](NcclScript& script) { script.async_error = NcclResult::kSystemError; });
   OnRanks(kAllRanks, [&](int rank) {
     Rank& self = ranks[static_cast<std::size_t>(rank)];
@@ -258,18 +255,13 @@ TEST_F(CudaWorldTest, ErrorOfNccl_WithoutAVerdict_EndsTheGenerationForAll) {
                 AllOf(HasSubstr("rank 1 (device 1)"), HasSubstr("unhandled system error")));
   });
   fake_.Change(1, [](NcclScript& script) { script.async_error = NcclResult::kSuccess; });
-  OnRanks(kAllRanks, [&](int rank) {
-    Rank& self = ranks[static_cast<std::size_t>(rank)];
-    ASSERT_TRUE(self.session->Rebuild({}).ok());
-    ExpectSum(*self.world, rank);
-  });
+  RebuildWith(hub, ranks, kNobody);
 }
 
 TEST_F(CudaWorldTest, DeviceLost_FencesTheOthers_AndIsNotRebuilt) {
   MembershipHub hub(kWorldSize);
   Ranks ranks = StartAll(hub);
-  OnRanks(kAllRanks,
-          [&](int rank) { ExpectSum(*ranks[static_cast<std::size_t>(rank)].world, rank); });
+  ExpectSums(ranks);
   double value = 1;
   Outcome outcome;
   ASSERT_TRUE(ranks[1].world->Submit(SumOp(&value, 1), outcome.Callback()).ok());
@@ -288,23 +280,13 @@ TEST_F(CudaWorldTest, DeviceLost_FencesTheOthers_AndIsNotRebuilt) {
   ranks[1] = {};
   hub.Kill(1);
   fake_.Change(1, [](NcclScript& script) { script.lose_device = false; });
-  OnRanks(kAllRanks, [&](int rank) {
-    Rank& self = ranks[static_cast<std::size_t>(rank)];
-    if (rank == 1) {
-      self = Start(hub, rank);
-    } else {
-      const Status status = self.session->Rebuild({});
-      ASSERT_TRUE(status.ok()) << status.ToString();
-    }
-    ExpectSum(*self.world, rank);
-  });
+  RebuildWith(hub, ranks, 1);
 }
 
 TEST_F(CudaWorldTest, Mismatch_IsRaisedOnEveryRank_AndHeals) {
   MembershipHub hub(kWorldSize);
   Ranks ranks = StartAll(hub);
-  OnRanks(kAllRanks,
-          [&](int rank) { ExpectSum(*ranks[static_cast<std::size_t>(rank)].world, rank); });
+  ExpectSums(ranks);
   OnRanks(kAllRanks, [&](int rank) {
     Rank& self = ranks[static_cast<std::size_t>(rank)];
     double values[2] = {1, 1};
@@ -345,8 +327,7 @@ TEST_F(CudaWorldTest, TwoRanksOnOneGpu_AreRefusedOnEveryRank_BeforeNccl) {
 TEST_F(CudaWorldTest, StreamsGoOnBehindAnOperation_WithoutTheHost) {
   MembershipHub hub(kWorldSize);
   Ranks ranks = StartAll(hub);
-  OnRanks(kAllRanks,
-          [&](int rank) { ExpectSum(*ranks[static_cast<std::size_t>(rank)].world, rank); });
+  ExpectSums(ranks);
   CudaApi cuda = FakeNccl::cuda();
   CudaStreamHandle stream = nullptr;
   ASSERT_EQ(cuda.StreamCreateWithFlags(&stream, kCudaStreamNonBlocking), CudaResult::kSuccess);
