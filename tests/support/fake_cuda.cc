@@ -70,8 +70,6 @@ void FakeNccl::Enqueue(CudaStreamHandle stream, std::function<void(Lock&)> item)
   changed_.notify_all();
 }
 
-int FakeNccl::DeviceOfThisThread() { return DeviceOfThread(); }
-
 CudaResult FakeNccl::LaunchHostFunction(CudaStreamHandle stream, std::function<void()> function) {
   Lock lock(mutex_);
   Enqueue(StreamOf(stream), [function = std::move(function)](Lock& held) {

@@ -82,6 +82,7 @@ NcclResult ncclRedOpDestroy(NcclReduceOp op, NcclCommHandle comm) {
 
 const char* cudaGetErrorName(CudaResult error) { return Cuda().GetErrorName(error); }
 const char* cudaGetErrorString(CudaResult error) { return Cuda().GetErrorString(error); }
+CudaResult cudaGetDevice(int* device) { return Cuda().GetDevice(device); }
 CudaResult cudaSetDevice(int device) { return Cuda().SetDevice(device); }
 CudaResult cudaDeviceGetAttribute(int* value, CudaDeviceAttribute attribute, int device) {
   return Cuda().DeviceGetAttribute(value, attribute, device);
@@ -106,10 +107,6 @@ CudaResult cudaEventSynchronize(CudaEventHandle event) { return Cuda().EventSync
 CudaResult cudaEventDestroy(CudaEventHandle event) { return Cuda().EventDestroy(event); }
 
 // What the tables have not: for who makes a device of torch's of it.
-CudaResult cudaGetDevice(int* device) {
-  *device = FakeNccl::DeviceOfThisThread();
-  return CudaResult::kSuccess;
-}
 CudaResult cudaGetDeviceCount(int* count) {
   *count = kDevices;
   return CudaResult::kSuccess;

@@ -95,7 +95,6 @@ class FakeNccl {
   CudaResult QueryStream(CudaStreamHandle stream);
   CudaResult SynchronizeStream(CudaStreamHandle stream);
   CudaResult SynchronizeDevice();
-  static int DeviceOfThisThread();
 
  private:
   friend struct FakeNcclFunctions;
