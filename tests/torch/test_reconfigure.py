@@ -559,6 +559,9 @@ def adds_time():
             hear()
         total()
         tell("done")
+    # What the other had sent before it gave up is enough for one operation that is begun before the
+    # fence is here.
+    total()
 
 
 def test_what_is_added_to_the_timeout_outlives_a_reconfigure(world):
