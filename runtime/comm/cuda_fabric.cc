@@ -10,6 +10,7 @@
 
 #include <resilient/settings.h>
 
+#include "runtime/base/exit_watch.h"
 #include "runtime/base/fork_guard.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process.h"
@@ -101,7 +102,9 @@ class DeviceTransports {
       transports.swap(transports_);
     }
     for (auto& [device, transport] : transports) {
-      if (transport != nullptr) transport->Close(deadline);
+      if (transport == nullptr) continue;
+      const DriverCall call(StrCat("the end of the communicators on device ", device));
+      transport->Close(deadline);
     }
   }
 

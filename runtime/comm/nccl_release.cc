@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "runtime/base/exit_watch.h"
 #include "runtime/base/log.h"
 #include "runtime/comm/nccl_events.h"
 
@@ -43,6 +44,8 @@ void AwaitMarks(const CudaApi& cuda, const NcclRelease::Work& work) {
 
 void Run(const NcclApi& nccl, const CudaApi& cuda, int device,
          const std::vector<NcclRelease::Work>& works) {
+  const DriverCall call(StrCat("the abort of the NCCL communicator of group '",
+                               works.front().name, "' on device ", device));
   LeaveCapturesAlone(cuda);
   (void)cuda.SetDevice(device);  // If that fails the device is lost, and so is what follows.
   EndCommunicators(nccl, works);

@@ -3,9 +3,11 @@
 Where the module fake_cuda is not built, only what needs no device is tested.
 """
 
+import atexit
 import os
 import signal
 import sys
+import time
 import types
 from datetime import timedelta
 
@@ -411,3 +413,31 @@ def bound():
 @NEEDS_FAKE
 def test_a_group_that_is_bound_to_a_device_connects_as_it_is_made(world):
     fake_run(world, bound)
+
+
+def ends_with_an_abort_that_hangs(blocked):
+    cuda, rank, _ = faked()
+    dist.all_reduce(cuda.tensor(torch.ones(4), device=rank))
+    cuda.synchronize()
+    if blocked:
+        cuda.hold(cuda.new_stream())  # The device never comes back to whoever waits for it at exit.
+        atexit.register(cuda.synchronize)
+    cuda.change("hang_abort=1")
+    tensor = cuda.tensor(torch.ones(5 + rank), device=rank)
+    with pytest.raises(torch_resilient.MismatchError):
+        dist.all_reduce(tensor, async_op=True).wait(LATER)
+
+
+@NEEDS_FAKE
+@pytest.mark.parametrize("blocked", [True, False])
+def test_an_abort_that_hangs_does_not_keep_a_process_from_its_end(world, blocked):
+    env = {**libraries(), "RESILIENT_BUDGET": "6"}
+    for rank in world.start(ends_with_an_abort_that_hangs, 2, blocked, env=env):
+        assert rank.outcome()[0] == "returned", rank.outcome()[2]
+        began = time.monotonic()
+        assert rank.wait() == (86 if blocked else 0)
+        assert time.monotonic() - began < 15
+        told = [line for line in rank.stderr().splitlines() if "exit code 86" in line]
+        assert len(told) == blocked
+        if blocked:
+            assert "the abort of the NCCL communicator of group 'world/cuda'" in told[0]

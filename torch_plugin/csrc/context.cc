@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <resilient/communicator.h>
+#include <resilient/exit.h>
 
 namespace resilient::plugin {
 namespace {
@@ -21,6 +22,7 @@ SessionContext::~SessionContext() { Close(); }
 
 Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions options,
                                                              std::shared_ptr<Host> host) {
+  SetExitBudget(options.session.budget);
   const InterruptCheck interrupt = [host] { return host->Interrupted(); };
   options.connect.session = store::NewSessionId();
   options.session.interrupt = interrupt;

@@ -23,6 +23,9 @@ def parse_settings(environment: dict[str, str]) -> dict[str, Any]:
     """Fields of Settings by name; durations in seconds. Raises SETTING. 'warnings' is a list of lines to print."""
 
 def set_log(level: str, tag: str) -> None: ...
+def exit_begins() -> None:
+    """The process is ending: a call into a driver that keeps it from that for longer than the budget of the last session
+    ends it with exit code 86."""
 
 def probe_store(
     address: str,

@@ -4,10 +4,16 @@ import atexit
 import contextlib
 import os
 import sys
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_resilient import _native
+
 OWNER_VARIABLE = "RESILIENT_OWNER"
+# The program's exit handlers run before ours, and one may be what a call into a driver holds up.
+# Python has no public way to come first; concurrent.futures goes this one too.
+_before_exit_handlers = getattr(threading, "_register_atexit", atexit.register)
 _seat_file = ""  # RESILIENT_SEATED, which is for this process and none that it starts.
 
 
@@ -45,17 +51,28 @@ class World:
             self.session.close()
 
 
+def _main_thread_ends():
+    """Python goes on as long as another thread that is no daemon does."""
+    main = threading.main_thread()
+    if all(thread is main or thread.daemon for thread in threading.enumerate()):
+        _native.load().exit_begins()
+
+
 class Registry:
     """The open worlds of this process. Used by the threads that call init and destroy."""
 
     def __init__(self):
         self._worlds = []
         self._at_exit = False
+        self._began = False  # This process has had one.
         self._on_begin = None
         self._on_end = None
 
     def add(self, world):
         self._worlds.append(world)
+        if not self._began:
+            self._began = True
+            _before_exit_handlers(_main_thread_ends)
         self._close_at_exit()
         if self._on_begin is not None and world.reconfigurable is None:
             self._on_begin(world)
@@ -98,6 +115,9 @@ class Registry:
             del os.environ[OWNER_VARIABLE]
 
     def close_all(self):
+        """At the end of the process."""
+        if self._began:
+            _native.load().exit_begins()
         for world in list(self._worlds):
             self.remove(world)
             world.close()

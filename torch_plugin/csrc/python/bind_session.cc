@@ -8,6 +8,8 @@
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
+#include <resilient/exit.h>
+
 #include "torch_plugin/csrc/c10d_store.h"
 #include "torch_plugin/csrc/context.h"
 #include "torch_plugin/csrc/convert.h"
@@ -206,6 +208,7 @@ py::dict MembershipObject(SessionContext& context) {
 }  // namespace
 
 void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
+  m.def("exit_begins", &ExitBegins);
   py::class_<SessionContext, ContextPtr> session(m, "Session");
   DefineInit(session, host);
   session

@@ -1,0 +1,107 @@
+#include <resilient/exit.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "runtime/base/exit_watch.h"
+#include "runtime/base/fork_guard.h"
+#include "runtime/base/log.h"
+#include "runtime/base/thread.h"
+
+namespace resilient {
+namespace {
+
+constexpr Duration kWaitMax = std::chrono::hours(1);  // Of one wait: a condition's time is smaller.
+
+// Owner: the process, which never destroys it: its exit is what it watches. Thread: thread-safe.
+class ProcessExit {
+ public:
+  void SetBudget(Duration budget) {
+    if (mark_.InChild()) return;
+    const std::lock_guard lock(mutex_);
+    watch_.SetBudget(budget);
+    changed_.notify_all();
+    if (std::exchange(registered_, true)) return;
+    // Registered late, it runs early: before what was there already is taken down. Where it cannot
+    // be registered the exit is not bounded.
+    (void)std::atexit([] { ExitBegins(); });
+  }
+
+  ExitWatch::CallId Begin(std::string what) {
+    if (mark_.InChild()) return 0;
+    const std::lock_guard lock(mutex_);
+    const ExitWatch::CallId id = watch_.Begin(std::move(what), clock_.Now());
+    WatchLocked();
+    return id;
+  }
+
+  void End(ExitWatch::CallId id) {
+    if (mark_.InChild()) return;
+    const std::lock_guard lock(mutex_);
+    watch_.End(id);
+    changed_.notify_all();
+  }
+
+  void OnExit() {
+    if (mark_.InChild()) return;
+    const std::lock_guard lock(mutex_);
+    watch_.OnExit(clock_.Now());
+    WatchLocked();
+  }
+
+ private:
+  // Only once there is something to watch: most processes have none.
+  void WatchLocked() {
+    if (watching_ || watch_.Due() == kNever) return;
+    watching_ = true;
+    // Nobody can join it: it is there for the time in which the process ends.
+    Thread("res-exit", [this] { Watch(); }).Detach();
+  }
+
+  void Watch() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      if (const auto blocked = watch_.Blocked(clock_.Now())) {
+        RESILIENT_LOG(kError, "the process is ending, and is ended now with exit code ",
+                      kBlockedExitCode, ", as a call into a driver keeps it from that: ", *blocked,
+                      "; only the end of a process ends such a call");
+        ::_exit(kBlockedExitCode);
+      }
+      const Instant due = watch_.Due();
+      if (due == kNever) break;
+      const Duration left = Deadline::At(due).LeftAt(clock_.Now());
+      changed_.wait_for(lock, std::min<Duration>(left, kWaitMax));
+    }
+    watching_ = false;
+  }
+
+  const SystemClock clock_;
+  const ProcessMark mark_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_:
+  ExitWatch watch_;
+  bool registered_ = false;
+  bool watching_ = false;
+};
+
+ProcessExit& ThisExit() {
+  static auto* const exit = new ProcessExit();
+  return *exit;
+}
+
+}  // namespace
+
+void SetExitBudget(Duration budget) { ThisExit().SetBudget(budget); }
+void ExitBegins() { ThisExit().OnExit(); }
+
+DriverCall::DriverCall(std::string what) : id_(ThisExit().Begin(std::move(what))) {}
+DriverCall::~DriverCall() { ThisExit().End(id_); }
+
+}  // namespace resilient
