@@ -137,12 +137,14 @@ class NcclGroup final {
   void Compare();
   void AwaitCompared();
   void BeginAnew();
+  std::uint64_t Attempt() const { return static_cast<std::uint64_t>(attempt_) + 1; }
   std::string ControlName() const;
 
   // In nccl_group_watch.cc.
   void HearPeers();
   bool Tell(int peer, bool asks);
   void Watch();
+  void WatchConnecting();
   void NoteEntered();
   void EnterFirst();
   void TellPeers();
@@ -204,9 +206,11 @@ class NcclGroup final {
   State state_ = State::kMeeting;
   std::shared_ptr<NcclControl> control_;
   std::shared_ptr<NcclMeeting> meeting_;
-  int attempt_ = 0;
+  int attempt_ = 0;  // Those that have failed.
   Deadline connect_by_ = Deadline::Never();
-  Status connect_failure_;  // Of this rank in this attempt.
+  Status connect_failure_;  // Of this rank in this attempt. kCancelled: because of a peer's.
+  std::uint64_t failed_attempt_ = 0;       // Of this rank, from 1: the latest.
+  std::uint64_t peer_failed_attempt_ = 0;  // Of a peer's.
   NcclCommHandle comm_ = nullptr;
   CudaStreamHandle stream_ = nullptr;
   bool launching_ = false;  // Of launched_ those not recorded are not on the stream yet.

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/base/exit_watch.h"
 #include "runtime/base/log.h"
 #include "runtime/comm/nccl_group.h"
 
@@ -38,6 +39,7 @@ void NcclGroup::Start() {
   spec.name = ControlName();
   control_ = NcclControl::Make(context_.control.Create(std::move(spec), port_->abort_cell()),
                                kProgressBytes, context_.doorbell);
+  control_->Listen();
   BeginMeeting();
 }
 
@@ -83,6 +85,7 @@ void NcclGroup::Connect(const NcclUniqueId& id) {
   connect_by_ = Deadline::After(context_.now, context_.options.connect_timeout);
   if (Failed(cuda_.SetDevice(context_.options.device), "cudaSetDevice")) return Compare();
   NcclConfig config;
+  const DriverCall call(StrCat("ncclCommInitRankConfig of ", Where()));
   // The handle is there before the call has ended, and must be released even if it fails.
   if (Failed(nccl_.CommInitRankConfig(&comm_, port_->size(), id, spec_.rank, &config),
              "ncclCommInitRankConfig"))
@@ -111,6 +114,10 @@ void NcclGroup::Compare() {
   if (state_ > State::kComparing) return;
   state_ = State::kComparing;
   if (!connect_failure_.ok()) RESILIENT_LOG(kWarn, connect_failure_.message());
+  if (!connect_failure_.ok() && connect_failure_.code() != StatusCode::kCancelled) {
+    failed_attempt_ = Attempt();
+    next_tell_ = context_.now;
+  }
   meeting_ = NcclMeeting::Begin(control_->link(), Say(connect_failure_), context_.doorbell);
 }
 
@@ -118,15 +125,19 @@ void NcclGroup::AwaitCompared() {
   if (!meeting_->IsOver()) return;
   const std::shared_ptr<NcclMeeting> meeting = std::exchange(meeting_, nullptr);
   if (!meeting->status().ok()) return End(meeting->status());
-  for (int rank = 0; rank < port_->size(); ++rank) {
+  std::optional<int> failed;
+  for (int rank = port_->size() - 1; rank >= 0; --rank) {
     const std::string failure = meeting->HeardFrom(rank);
-    if (failure.empty()) continue;
+    // Who has given up because of another one says nothing that explains it.
+    const bool explains = !failure.starts_with(CodeName(StatusCode::kCancelled));
+    if (!failure.empty() && (explains || !failed)) failed = rank;
+  }
+  if (failed) {
     if (++attempt_ < kAttempts) return BeginAnew();
-    return Fail(Understand(failure, attempt_, DetailOf(spec_, rank, 0)));
+    return Fail(Understand(meeting->HeardFrom(*failed), attempt_, DetailOf(spec_, *failed, 0)));
   }
   state_ = State::kReady;
   context_.waits->Forget(ControlName(), spec_.generation);
-  control_->Listen();
   next_tell_ = context_.now;
   context_.events.OnConnected(spec_.name, spec_.generation);
   StartPending();

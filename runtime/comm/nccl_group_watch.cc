@@ -22,11 +22,12 @@ std::size_t NcclGroup::HeadSize() const {
 }
 
 void NcclGroup::HearPeers() {
-  if (state_ < State::kReady || state_ > State::kFlushing) return;
+  if (control_ == nullptr || state_ > State::kFlushing) return;
   for (NcclControl::Heard& heard : control_->Take()) {
     auto progress = DecodeProgress(heard.bytes);
     if (!progress) continue;
     const bool asks = progress->asks;
+    peer_failed_attempt_ = std::max(peer_failed_attempt_, progress->failed_attempt);
     const Launched* head = Head();
     const Operation* op = head == nullptr ? nullptr : &head->op.op;
     const std::uint64_t seq = head == nullptr ? 0 : head->op.seq;
@@ -41,6 +42,7 @@ bool NcclGroup::Tell(int peer, bool asks) {
   NcclProgress progress = watch_.Tell(peer, head == nullptr ? nullptr : &head->op.op,
                                       head == nullptr ? 0 : head->op.seq);
   progress.asks = asks;
+  progress.failed_attempt = failed_attempt_;
   return control_->Say(peer, EncodeProgress(progress));
 }
 
@@ -53,7 +55,10 @@ void NcclGroup::OnMismatch(const Status& mismatch) {
 }
 
 void NcclGroup::Watch() {
-  if (state_ < State::kReady) return TellWaiting();
+  if (state_ < State::kReady) {
+    WatchConnecting();
+    return TellWaiting();
+  }
   if (state_ != State::kReady) return;
   NoteEntered();
   if (context_.now < next_tell_) return;
@@ -68,6 +73,25 @@ void NcclGroup::Watch() {
   TellPeers();
   TellWaiting();
   CheckLeft();
+}
+
+// NCCL waits for a rank that has failed or left as for any other. Who has failed says so, until all
+// compare; that one has left shows when something is said to it.
+void NcclGroup::WatchConnecting() {
+  const bool connecting = state_ == State::kConnecting;
+  if (connecting && peer_failed_attempt_ == Attempt()) {
+    connect_failure_ = Status(StatusCode::kCancelled, "another rank could not connect");
+    return Compare();
+  }
+  const bool failed = state_ == State::kComparing && failed_attempt_ == Attempt();
+  if ((!connecting && !failed) || context_.now < next_tell_) return;
+  next_tell_ = context_.now + kTellPeers;
+  const std::vector<int> left = control_->Left();
+  if (connecting && !left.empty()) {
+    connect_failure_ = PeerLeft(spec_, left.front(), "", 0);
+    return Compare();
+  }
+  for (const int rank : Others()) Tell(rank, false);
 }
 
 // The start of the first of launched_ is asked for only while it is not over: what has ended has

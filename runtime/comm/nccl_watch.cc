@@ -13,7 +13,7 @@
 namespace resilient {
 namespace {
 
-constexpr std::size_t kNumbers = 11;
+constexpr std::size_t kNumbers = 12;
 constexpr std::size_t kNumberBytes = sizeof(std::uint64_t);
 static_assert(kNumbers * kNumberBytes + kMessageHeaderBytes + kMaxCallSite <= kProgressBytes);
 
@@ -43,10 +43,10 @@ std::uint64_t SumOf(std::uint64_t before, const Operation& op) {
 
 std::string EncodeProgress(const NcclProgress& progress) {
   const std::uint64_t numbers[kNumbers] = {
-      progress.asks ? 1u : 0u, progress.submitted,  progress.entered,
-      progress.ended,          progress.sum,        progress.about,
-      progress.about_sum,      progress.sends,      progress.recvs,
-      progress.sends_given,    progress.recvs_given};
+      progress.asks ? 1u : 0u, progress.submitted,   progress.entered,
+      progress.ended,          progress.sum,         progress.about,
+      progress.about_sum,      progress.sends,       progress.recvs,
+      progress.sends_given,    progress.recvs_given, progress.failed_attempt};
   std::string bytes(reinterpret_cast<const char*>(numbers), sizeof(numbers));
   bytes += EncodeMessage(progress.head);
   bytes.resize(kProgressBytes, '\0');
@@ -72,6 +72,7 @@ std::optional<NcclProgress> DecodeProgress(std::string_view bytes) {
                       .recvs = numbers[8],
                       .sends_given = numbers[9],
                       .recvs_given = numbers[10],
+                      .failed_attempt = numbers[11],
                       .head = std::move(head).value()};
 }
 

@@ -30,11 +30,12 @@ struct NcclProgress {
   std::uint64_t recvs = 0;        // Messages from the reader likewise.
   std::uint64_t sends_given = 0;  // Those that it has been given.
   std::uint64_t recvs_given = 0;
-  MessageHeader head;  // The collective in which it waits. seq = 0: in none.
+  std::uint64_t failed_attempt = 0;  // The latest in which it could not connect, from 1; 0: none.
+  MessageHeader head;                // The collective in which it waits. seq = 0: in none.
 };
 
 // One length for all. Of a head that says where it was called only that fits.
-inline constexpr std::size_t kProgressBytes = 272;
+inline constexpr std::size_t kProgressBytes = 280;
 std::string EncodeProgress(const NcclProgress& progress);
 // nullopt: it is none.
 std::optional<NcclProgress> DecodeProgress(std::string_view bytes);

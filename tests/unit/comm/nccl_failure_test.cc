@@ -100,6 +100,17 @@ TEST_F(NcclFailure, Init_Hangs_AbortEndsIt) {
   }));
 }
 
+TEST_F(NcclFailure, Init_WhilePeerLeaves_EndsWithThat) {
+  Change(0, [](NcclScript& script) { script.hang_init = true; });
+  World& world = Start(2);
+  const Pending waiting = Pending::Of(world.at(0), AllReduceOp(data_));
+  ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.communicators == 2; }));
+  world.at(1).Leave();
+  const Status status = waiting.Wait();  // Long before the time that connecting has.
+  EXPECT_EQ(status.code(), StatusCode::kLeft);
+  EXPECT_THAT(status.message(), HasSubstr("rank 1"));
+}
+
 TEST_F(NcclFailure, Operation_NeverCompletes_AbortEndsItWithTheCause) {
   World& world = Start(2);
   const Pending waiting = LaunchAlone(data_);

@@ -362,6 +362,12 @@ TEST_F(NcclTest, Barrier_WhoseMemoryDoesNotCome_HoldsUpNobodyElse) {
   std::vector<std::vector<float>> data = {{1}, {2}};
   ExpectAllOk(
       world.RunAll([&](int rank) { return AllReduceOp(data[static_cast<std::size_t>(rank)]); }));
+  // Who still connects asks for no memory, and ends when the other one goes.
+  for (int rank : {0, 1}) {
+    ASSERT_TRUE(world.log(rank).WaitFor([](EventLog& log) {
+      return log.connected[{"side", 1}] == 1;
+    }));
+  }
   EXPECT_FALSE(waiting.IsDone());
   side[0]->Abort(Lost());
   EXPECT_EQ(waiting.Wait().code(), StatusCode::kRankLost);

@@ -1,0 +1,317 @@
+// Goal: whichever call into NCCL or CUDA goes wrong, of all that a communicator makes in its life,
+// every operation of every rank ends, memory is let go, and the next generation works.
+// Method: a program of all kinds of launches is run once to see which calls it makes; then again
+// for each of them, which fails, complains or stands still. What the session would do (a fence once
+// it is told of a failure) the test does.
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/call_faults.h"
+#include "tests/unit/comm/nccl_world.h"
+
+namespace resilient::testing {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using Effect = CallFault::Effect;
+
+constexpr int kRanks = 2;
+constexpr int kCallsMax = 6;                // Of one function, that go wrong in turn.
+constexpr std::chrono::seconds kAtOnce(5);  // What does not wait, on a machine that is busy.
+
+bool IsOfLeaving(const std::string& call) {
+  return call == "CommFinalize" || call == "CommDestroy";
+}
+
+// The operations of one rank and their memory. Lifetime: outlives them.
+class Program {
+ public:
+  Program(Communicator& communicator, int rank) {
+    const int peer = 1 - rank;
+    data_ = {1.0F + static_cast<float>(rank), 5};
+    given_ = {10.0F + static_cast<float>(rank)};
+    gathered_.assign(kRanks, {0});
+    parts_.assign(kRanks, {static_cast<float>(rank)});
+    Operation premul = AllReduceOp(scaled_, ReduceOp::kPremulSum);
+    premul.factor = 2;
+    Add(communicator, AllReduceOp(data_));
+    Add(communicator, premul);
+    for (const Pending& one :
+         Pending::TryBatch(communicator, {SendOp(given_, peer, 0), RecvOp(taken_, peer, 0)}))
+      pending_.push_back(one);
+    Add(communicator, BarrierOp());
+    Add(communicator, AllGatherOp(given_, gathered_));
+    Operation scatter = MakeOp(OpKind::kReduceScatter, DataType::kFloat32, sum_);
+    scatter.reduce = ReduceOp::kSum;
+    for (std::vector<float>& part : parts_)
+      scatter.inputs.push_back({.data = part.data(), .count = part.size()});
+    Add(communicator, scatter);
+  }
+
+  bool AreDone() const {
+    return std::all_of(pending_.begin(), pending_.end(),
+                       [](const Pending& one) { return one.IsDone(); });
+  }
+  // Whether all went well; waits for all.
+  bool AllOk() const {
+    bool ok = true;
+    for (const Pending& one : pending_) ok = one.Wait().ok() && ok;
+    return ok;
+  }
+  bool AnyFailed() const {
+    return std::any_of(pending_.begin(), pending_.end(),
+                       [](const Pending& one) { return one.IsDone() && !one.Wait().ok(); });
+  }
+  void ExpectResults() const {
+    EXPECT_THAT(data_, ElementsAre(3, 10));
+    EXPECT_THAT(scaled_, ElementsAre(4));
+    EXPECT_TRUE(taken_[0] == 21 - given_[0]) << taken_[0];
+    EXPECT_THAT(gathered_, ElementsAre(ElementsAre(10), ElementsAre(11)));
+    EXPECT_THAT(sum_, ElementsAre(1));
+  }
+
+ private:
+  void Add(Communicator& communicator, Operation op) {
+    pending_.push_back(Pending::Try(communicator, std::move(op)));
+  }
+
+  std::vector<float> data_, given_;
+  std::vector<float> scaled_ = {1}, taken_ = {0}, sum_ = {0};
+  std::vector<std::vector<float>> gathered_, parts_;
+  std::vector<Pending> pending_;
+};
+
+// Two ranks and a program of each, in one generation.
+class Programs {
+ public:
+  Programs(World& world, std::uint64_t generation)
+      : group_(generation == 1 ? world.group : world.CreateAll("world", generation)) {
+    for (int rank = 0; rank < kRanks; ++rank)
+      programs_.push_back(std::make_unique<Program>(*group_[static_cast<std::size_t>(rank)], rank));
+  }
+
+  bool AreDone() const {
+    return std::all_of(programs_.begin(), programs_.end(),
+                       [](const auto& program) { return program->AreDone(); });
+  }
+  bool AnyFailed() const {
+    return std::any_of(programs_.begin(), programs_.end(),
+                       [](const auto& program) { return program->AnyFailed(); });
+  }
+  bool AllOk() const {
+    bool ok = true;
+    for (const auto& program : programs_) ok = program->AllOk() && ok;
+    return ok;
+  }
+  void ExpectResults() const {
+    for (const auto& program : programs_) program->ExpectResults();
+  }
+  // As a fence does, or a goodbye.
+  void End(bool leave) {
+    for (const auto& communicator : group_) {
+      if (leave) {
+        communicator->Leave();
+      } else {
+        communicator->Abort(Status(StatusCode::kRankLost, "the fence of the test"));
+      }
+    }
+  }
+  bool AreQuiet() const {
+    return std::all_of(group_.begin(), group_.end(),
+                       [](const auto& communicator) { return communicator->IsQuiet(); });
+  }
+
+ private:
+  const std::vector<std::shared_ptr<Communicator>> group_;
+  std::vector<std::unique_ptr<Program>> programs_;
+};
+
+class NcclFaults : public ::testing::Test {
+ protected:
+  NcclFaults() { SetLogLevel(LogLevel::kOff); }  // Of each fault there is a line.
+  ~NcclFaults() override { SetLogLevel(LogLevel::kWarn); }
+
+  // One life of a world in which a rank meets `fault`, and the next generation, in which nothing
+  // goes wrong.
+  void Live(const CallFault& fault) {
+    SCOPED_TRACE(StrCat("rank ", fault.rank, ", ", fault.call, " number ", fault.nth,
+                        " of communicator ", fault.communicator,
+                        fault.effect == Effect::kFails       ? " fails with "
+                        : fault.effect == Effect::kComplains ? " complains with "
+                                                             : " stands, with ",
+                        fault.result));
+    const auto environment = MakeEnvironment();
+    faults_.Set(fault);
+    World world(TransportOf(environment), kRanks);
+    Programs first(world, 1);
+    const bool stands = fault.effect == Effect::kStands;
+    EXPECT_TRUE(Eventually([&] {
+      return first.AreDone() || first.AnyFailed() || (stands && faults_.Hit()) || IsTold(world);
+    }));
+    if (first.AreDone() && first.AllOk()) first.ExpectResults();
+    const auto before = std::chrono::steady_clock::now();
+    first.End(IsOfLeaving(fault.call));
+    EXPECT_LT(std::chrono::steady_clock::now() - before, kAtOnce);
+    if (stands) {
+      EXPECT_TRUE(Eventually([&] { return faults_.Hit() || first.AreQuiet(); }));
+      faults_.Release();
+    }
+    (void)first.AllOk();  // All end.
+    EXPECT_TRUE(Eventually([&] { return first.AreQuiet(); }));
+    hits_ += faults_.Hit() ? 1 : 0;
+    faults_.Clear();
+    Programs second(world, 2);
+    EXPECT_TRUE(second.AllOk());
+    second.ExpectResults();
+  }
+
+  // What the program calls, without faults, on that rank, and how often.
+  std::map<std::string, int> Calls(int rank) {
+    const auto environment = MakeEnvironment();
+    {
+      World world(TransportOf(environment), kRanks);
+      faults_.Clear();
+      Programs programs(world, 1);
+      EXPECT_TRUE(programs.AllOk());
+      programs.ExpectResults();
+    }
+    return faults_.Calls(rank);
+  }
+
+  int hits_ = 0;
+  CallFaults faults_;
+
+ private:
+  static std::shared_ptr<NcclEnvironment> MakeEnvironment() {
+    auto environment = std::make_shared<NcclEnvironment>();
+    NcclFabricOptions& options = environment->options();
+    options.nccl = CallFaults::Around(options.nccl);
+    options.cuda = CallFaults::Around(options.cuda);
+    options.verdict_wait = Millis(10);
+    options.flush_timeout = Millis(100);
+    return environment;
+  }
+  static Transport TransportOf(const std::shared_ptr<NcclEnvironment>& environment) {
+    return {.name = "nccl", .make = nullptr, .environment = [environment] { return environment; }};
+  }
+  static bool IsTold(World& world) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      bool told = false;
+      world.log(rank).WaitFor([&](EventLog& log) {
+        told = !log.stalls.empty() || !log.mismatches.empty();
+        return true;
+      });
+      if (told) return true;
+    }
+    return false;
+  }
+};
+
+// What is not done when it fails: the memory or the communicator would be left, as with CUDA.
+const std::set<std::string>& Endings() {
+  static const std::set<std::string> calls = {"CommAbort",    "CommDestroy",   "CommFinalize",
+                                              "EventDestroy", "StreamDestroy", "Free",
+                                              "RedOpDestroy", "GroupEnd"};
+  return calls;
+}
+
+const std::set<std::string>& Makers() {
+  static const std::set<std::string> calls = {"EventCreateWithFlags", "Malloc",
+                                              "RedOpCreatePreMulSum", "StreamCreateWithFlags"};
+  return calls;
+}
+
+// Of a function of NCCL's, else of CUDA's.
+bool IsOfNccl(const std::string& call) {
+  static const std::set<std::string> calls = [] {
+    std::set<std::string> names;
+#define RESILIENT_NAME(NAME) names.insert(#NAME);
+    RESILIENT_NCCL_FUNCTIONS(RESILIENT_NAME)
+    RESILIENT_NCCL_OPTIONAL_FUNCTIONS(RESILIENT_NAME)
+#undef RESILIENT_NAME
+    return names;
+  }();
+  return calls.count(call) != 0;
+}
+
+// One that comes again at the next try, and one that stays.
+std::vector<int> ErrorsOf(const std::string& call) {
+  if (IsOfNccl(call)) {
+    return {static_cast<int>(NcclResult::kSystemError), static_cast<int>(NcclResult::kRemoteError)};
+  }
+  return {static_cast<int>(CudaResult::kInvalidValue),
+          static_cast<int>(CudaResult::kLaunchFailure)};
+}
+
+TEST_F(NcclFaults, ProgramsCalls_AreThoseOfTheTables) {
+  const auto calls = Calls(0);
+  for (const char* call :
+       {"GetUniqueId", "CommInitRankConfig", "CommGetAsyncError", "AllReduce",
+        "RedOpCreatePreMulSum", "Send", "Recv", "Broadcast", "Reduce", "CommFinalize",
+        "CommDestroy", "EventRecord", "StreamWaitEvent", "Malloc"})
+    EXPECT_EQ(calls.count(call), 1u) << call;
+}
+
+TEST_F(NcclFaults, ACallThatFails_EndsWhatItIsForAndNothingElse) {
+  for (const int rank : {0, 1}) {
+    for (const auto& [call, times] : Calls(rank)) {
+      if (Endings().count(call) != 0) continue;
+      for (int nth = 1; nth <= std::min(times, kCallsMax); ++nth) {
+        for (const int error : ErrorsOf(call))
+          Live({.rank = rank, .call = call, .nth = nth, .effect = Effect::kFails, .result = error});
+      }
+    }
+  }
+  EXPECT_GE(hits_, 150);
+}
+
+// What was begun or made is there, whatever the call says: left out, as there is no such answer.
+TEST_F(NcclFaults, ACallThatComplains_LeavesNothingBehind) {
+  for (const int rank : {0, 1}) {
+    for (const auto& [call, times] : Calls(rank)) {
+      if (call == "GroupStart" || Makers().count(call) != 0) continue;
+      for (const int error : ErrorsOf(call))
+        Live({.rank = rank, .call = call, .effect = Effect::kComplains, .result = error});
+    }
+  }
+  EXPECT_GE(hits_, 60);
+}
+
+// But for what whoever submits calls himself, as he would for any work of the device's.
+TEST_F(NcclFaults, ACallThatStands_HoldsUpNoSubmitAndNoAbort) {
+  const std::set<std::string> submitting = {"DeviceGetAttribute", "EventCreateWithFlags",
+                                            "EventRecord", "GetDevice", "SetDevice"};
+  for (const int rank : {0, 1}) {
+    for (const auto& [call, times] : Calls(rank)) {
+      if (submitting.count(call) != 0) continue;
+      for (int nth = 1; nth <= std::min(times, 2); ++nth)
+        Live({.rank = rank, .call = call, .nth = nth, .effect = Effect::kStands});
+    }
+  }
+  EXPECT_GE(hits_, 30);
+}
+
+// The second attempt's communicator is the second one.
+TEST_F(NcclFaults, AFaultOfOneCommunicator_IsNotOfTheOthers) {
+  Live({.rank = 1,
+        .call = "CommInitRankConfig",
+        .communicator = 1,
+        .result = static_cast<int>(NcclResult::kSystemError)});
+  EXPECT_EQ(hits_, 1);
+  Live({.rank = 1,
+        .call = "CommInitRankConfig",
+        .communicator = 2,
+        .result = static_cast<int>(NcclResult::kSystemError)});
+  EXPECT_EQ(hits_, 1) << "the first attempt connects";
+}
+
+}  // namespace
+}  // namespace resilient::testing
