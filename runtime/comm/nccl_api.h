@@ -31,6 +31,8 @@ namespace resilient {
 
 // Null where the library does not have them.
 #define RESILIENT_NCCL_OPTIONAL_FUNCTIONS(DO) \
+  DO(MemAlloc)                                \
+  DO(MemFree)                                 \
   DO(RedOpCreatePreMulSum)                    \
   DO(RedOpDestroy)
 
@@ -69,6 +71,9 @@ struct NcclApi {
   NcclResult (*RedOpCreatePreMulSum)(NcclReduceOp* op, void* scalar, NcclDataType type,
                                      NcclScalarResidence residence, NcclCommHandle comm) = nullptr;
   NcclResult (*RedOpDestroy)(NcclReduceOp op, NcclCommHandle comm) = nullptr;
+  // On the calling thread's device.
+  NcclResult (*MemAlloc)(void** memory, std::size_t bytes) = nullptr;
+  NcclResult (*MemFree)(void* memory) = nullptr;
 };
 
 #define RESILIENT_CUDA_FUNCTIONS(DO) \
@@ -89,6 +94,8 @@ struct NcclApi {
 
 // Null where the library does not have them.
 #define RESILIENT_CUDA_OPTIONAL_FUNCTIONS(DO) \
+  DO(DeviceGetStreamPriorityRange)            \
+  DO(StreamCreateWithPriority)                \
   DO(StreamIsCapturing)                       \
   DO(ThreadExchangeStreamCaptureMode)
 
@@ -105,6 +112,10 @@ struct CudaApi {
   CudaResult (*Malloc)(void** memory, std::size_t bytes) = nullptr;
   CudaResult (*Free)(void* memory) = nullptr;
   CudaResult (*StreamCreateWithFlags)(CudaStreamHandle* stream, unsigned int flags) = nullptr;
+  // The lower the number the higher the priority.
+  CudaResult (*StreamCreateWithPriority)(CudaStreamHandle* stream, unsigned int flags,
+                                         int priority) = nullptr;
+  CudaResult (*DeviceGetStreamPriorityRange)(int* least, int* greatest) = nullptr;
   CudaResult (*StreamDestroy)(CudaStreamHandle stream) = nullptr;
   // `mode` is that of the calling thread, and becomes what was before.
   CudaResult (*ThreadExchangeStreamCaptureMode)(int* mode) = nullptr;

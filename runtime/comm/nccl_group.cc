@@ -42,6 +42,15 @@ bool IsOwnFault(NcclResult result) {
   return result == NcclResult::kInvalidArgument || result == NcclResult::kInvalidUsage;
 }
 
+CudaResult MakeStream(const CudaApi& cuda, bool is_high_priority, CudaStreamHandle* stream) {
+  if (!is_high_priority) return cuda.StreamCreateWithFlags(stream, kCudaStreamNonBlocking);
+  int least = 0;
+  int greatest = 0;
+  const CudaResult asked = cuda.DeviceGetStreamPriorityRange(&least, &greatest);
+  if (asked != CudaResult::kSuccess) return asked;
+  return cuda.StreamCreateWithPriority(stream, kCudaStreamNonBlocking, greatest);
+}
+
 }  // namespace
 
 Status CudaStatus(const CudaApi& cuda, CudaResult result, std::string_view what,
@@ -345,7 +354,8 @@ NcclResult NcclGroup::Launch(std::size_t operations) {
 
 bool NcclGroup::IsStreamReady() {
   if (stream_ != nullptr) return true;
-  return !Failed(cuda_.StreamCreateWithFlags(&stream_, kCudaStreamNonBlocking), "cudaStreamCreate");
+  return !Failed(MakeStream(cuda_, spec_.nccl.is_high_priority_stream, &stream_),
+                 "cudaStreamCreate");
 }
 
 bool NcclGroup::IsScratchReady() {

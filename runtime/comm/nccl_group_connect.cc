@@ -4,6 +4,7 @@
 #include "runtime/base/exit_watch.h"
 #include "runtime/base/log.h"
 #include "runtime/comm/nccl_group.h"
+#include "runtime/comm/nccl_options.h"
 
 // How the ranks of an NCCL communicator come together.
 namespace resilient {
@@ -47,6 +48,7 @@ void NcclGroup::BeginMeeting() {
   state_ = State::kMeeting;
   connect_failure_ = Status::Ok();
   NcclIdentity identity = context_.options.identity;
+  identity.options = ToString(spec_.nccl);
   if (spec_.rank == 0) {
     const NcclResult made = nccl_.GetUniqueId(&identity.id);
     connect_failure_ = NcclStatus(made, "ncclGetUniqueId");
@@ -76,6 +78,8 @@ void NcclGroup::AwaitMeeting() {
   // The same on all ranks.
   const Status differ = CompareIdentities(spec_, identities);
   if (!differ.ok()) return End(differ);
+  const Status lacks = CheckLibrariesHave(spec_, context_.options.identity.nccl_version, cuda_);
+  if (!lacks.ok()) return End(lacks);
   if (!IsThere(identities.front().id)) return Compare();
   Connect(identities.front().id);
 }
@@ -84,7 +88,7 @@ void NcclGroup::Connect(const NcclUniqueId& id) {
   state_ = State::kConnecting;
   connect_by_ = Deadline::After(context_.now, context_.options.connect_timeout);
   if (Failed(cuda_.SetDevice(context_.options.device), "cudaSetDevice")) return Compare();
-  NcclConfig config;
+  NcclConfig config = ConfigOf(spec_.nccl);
   const DriverCall call(StrCat("ncclCommInitRankConfig of ", Where()));
   // The handle is there before the call has ended, and must be released even if it fails.
   if (Failed(nccl_.CommInitRankConfig(&comm_, port_->size(), id, spec_.rank, &config),

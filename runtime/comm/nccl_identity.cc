@@ -25,9 +25,10 @@ constexpr std::array kShared = {
     "NCCL_NVLS_ENABLE",    "NCCL_P2P_DISABLE",   "NCCL_P2P_LEVEL",      "NCCL_PROTO",
     "NCCL_PXN_DISABLE",    "NCCL_SHM_DISABLE",   "NCCL_SOCKET_FAMILY"};
 constexpr std::size_t kSettingsMax = 160;
+constexpr std::size_t kOptionsMax = 320;
 constexpr std::size_t kTextMax = 48;
 // Of this form of an identity; another one is of another version of this library.
-constexpr std::string_view kForm = "nccl-identity-1";
+constexpr std::string_view kForm = "nccl-identity-2";
 constexpr char kEnd = '\n';
 
 std::string Short(const std::string& text, std::size_t most) {
@@ -95,9 +96,10 @@ std::string EncodeIdentity(const NcclIdentity& identity) {
   std::string text(identity.id.bytes.begin(), identity.id.bytes.end());
   for (const std::string& line :
        {std::string(kForm), StrCat(identity.nccl_version), Short(identity.boot_id, kTextMax),
-        Short(identity.settings, kSettingsMax), Short(device.uuid, kTextMax),
-        Short(device.host, kTextMax), StrCat(device.ordinal), StrCat(device.visible),
-        Short(device.visible_devices, kTextMax), StrCat(device.local_rank)}) {
+        Short(identity.settings, kSettingsMax), Short(identity.options, kOptionsMax),
+        Short(device.uuid, kTextMax), Short(device.host, kTextMax), StrCat(device.ordinal),
+        StrCat(device.visible), Short(device.visible_devices, kTextMax),
+        StrCat(device.local_rank)}) {
     text += line;
     text += kEnd;
   }
@@ -113,6 +115,7 @@ std::optional<NcclIdentity> DecodeIdentity(std::string_view text) {
   identity.nccl_version = lines.Number();
   identity.boot_id = lines.Text();
   identity.settings = lines.Text();
+  identity.options = lines.Text();
   identity.device.uuid = lines.Text();
   identity.device.host = lines.Text();
   identity.device.ordinal = lines.Number();
@@ -127,11 +130,13 @@ Status CompareIdentities(const GroupSpec& spec, const std::vector<NcclIdentity>&
   std::vector<DeviceHolder> holders;
   std::vector<std::string> versions;
   std::vector<std::string> settings;
+  std::vector<std::string> options;
   for (std::size_t rank = 0; rank < identities.size(); ++rank) {
     const NcclIdentity& one = identities[rank];
     const GroupMember& member = spec.members[rank];
     versions.push_back(NcclVersionText(one.nccl_version));
     settings.push_back(one.settings);
+    options.push_back(one.options);
     holders.push_back({.rank = member.global_rank,
                        .process = {.host = member.host, .boot_id = one.boot_id, .pid = member.pid},
                        .device = &one.device});
@@ -142,7 +147,9 @@ Status CompareIdentities(const GroupSpec& spec, const std::vector<NcclIdentity>&
   RESILIENT_RETURN_IF_ERROR(Differ(spec, "versions of NCCL", versions,
                                    "install one version on all hosts, or name one library by "
                                    "RESILIENT_NCCL_LIBRARY"));
-  return Differ(spec, "settings of NCCL", settings, "set them alike on all hosts");
+  RESILIENT_RETURN_IF_ERROR(
+      Differ(spec, "settings of NCCL", settings, "set them alike on all hosts"));
+  return Differ(spec, "options of NCCL", options, "make the group with the same on all ranks");
 }
 
 }  // namespace resilient

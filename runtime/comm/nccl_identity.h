@@ -22,6 +22,7 @@ struct NcclIdentity {
   int nccl_version = 0;  // 23007 for 2.30.7.
   std::string boot_id;   // Of the host; UUIDs count within it.
   std::string settings;  // "NCCL_ALGO=Ring NCCL_PROTO=Simple": those that must be equal.
+  std::string options;   // Of the group: "max_ctas=16", as NcclOptions are said.
   DeviceClaim device;    // Without a uuid: it does not say, or ranks may share.
 };
 
@@ -29,13 +30,13 @@ struct NcclIdentity {
 // their names.
 std::string NcclSettings(const std::vector<std::pair<std::string, std::string>>& environment);
 
-// At most kMeetingBytes; long texts are cut, settings to their beginning and a sum over all.
+// At most kMeetingBytes; long texts are cut, to their beginning and a sum over all.
 std::string EncodeIdentity(const NcclIdentity& identity);
 // nullopt: it is none.
 std::optional<NcclIdentity> DecodeIdentity(std::string_view text);
 
-// kDuplicateDevice where two ranks use one GPU, kSetting where versions or settings differ, in
-// words that are the same on all ranks. `identities` by group rank. Pure.
+// kDuplicateDevice where two ranks use one GPU, kSetting where versions, settings or options
+// differ, in words that are the same on all ranks. `identities` by group rank. Pure.
 Status CompareIdentities(const GroupSpec& spec, const std::vector<NcclIdentity>& identities);
 
 }  // namespace resilient

@@ -14,7 +14,7 @@
 namespace resilient {
 
 // What a rank can say at a meeting.
-inline constexpr std::size_t kMeetingBytes = 640;
+inline constexpr std::size_t kMeetingBytes = 1024;
 
 // What all ranks of a group tell each other at once: one all_gather over its group of the CPU
 // transport. A rank that does not come is waited for as long as it lives.

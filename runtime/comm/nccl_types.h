@@ -49,12 +49,13 @@ enum class NcclDataType : int {
 // Where the factor of ncclRedOpCreatePreMulSum is, and when it is read: within the call.
 enum class NcclScalarResidence : int { kHostImmediate = 1 };
 
-// The layout of NCCL 2.18. The library reads as many bytes as `size` says and takes its own
-// defaults for every field that came after `version`.
+// The layout of NCCL 2.30. The library reads as many bytes as `size` says and takes its own
+// defaults for every field that came after `version`: those of NCCL 2.18, where nothing else is set
+// (nccl_options.h).
 struct NcclConfig {
   static constexpr int kUndefined = INT_MIN;
 
-  std::size_t size = sizeof(NcclConfig);
+  std::size_t size = 48;
   unsigned int magic = 0xcafebeef;
   unsigned int version = 21801;
   int blocking = 0;  // The calls return kInProgress instead of waiting for the peers.
@@ -63,6 +64,17 @@ struct NcclConfig {
   int max_ctas = kUndefined;
   const char* net_name = nullptr;
   int split_share = kUndefined;
+  int traffic_class = kUndefined;   // From NCCL 2.26 on.
+  const char* comm_name = nullptr;  // 2.27, as the next four.
+  int collnet_enable = kUndefined;
+  int cta_policy = kUndefined;
+  int shrink_share = kUndefined;
+  int nvls_ctas = kUndefined;
+  int nchannels_per_net_peer = kUndefined;  // 2.28, as the next.
+  int nvlink_centric_sched = kUndefined;
+  int graph_usage_mode = kUndefined;  // 2.29, as the next.
+  int rma_contexts = kUndefined;
+  int max_p2p_peers = kUndefined;  // 2.30.
 };
 
 struct CudaStream;  // Opaque: cudaStream_t is a pointer to it; null is the device's default stream.

@@ -69,9 +69,9 @@ Status ReplaySession::Init() {
   return Status::Ok();
 }
 
-Result<std::shared_ptr<Group>> ReplaySession::CreateGroup(std::string name,
-                                                          std::vector<int> ranks) {
-  auto inner = inner_->CreateGroup(name, ranks);
+Result<std::shared_ptr<Group>> ReplaySession::CreateGroup(std::string name, std::vector<int> ranks,
+                                                          NcclOptions nccl) {
+  auto inner = inner_->CreateGroup(name, ranks, std::move(nccl));
   if (!inner.ok()) return inner.status();
   Lock lock(mutex_);
   LanePtr lane(

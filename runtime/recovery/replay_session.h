@@ -55,7 +55,8 @@ class ReplaySession final : public Session, public std::enable_shared_from_this<
   ~ReplaySession() override;
 
   Status Init() override;
-  Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks) override;
+  Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks,
+                                             NcclOptions nccl) override;
   Membership membership() const override;
   Membership acknowledged() const override;
   std::uint64_t epoch() const override;

@@ -401,6 +401,7 @@ Result<std::shared_ptr<Session>> OpenSession(SessionOptions options,
                          "; ranks run from 0 to world size - 1"));
   }
   RESILIENT_RETURN_IF_ERROR(recovery::CheckDeadlines(options, Duration::zero()));
+  RESILIENT_RETURN_IF_ERROR(CheckNcclOptions(options.nccl));
   if (rendezvous == nullptr || !make_factory) {
     return Status(StatusCode::kInvalidArgument,
                   "a session needs a rendezvous and a communicator factory");

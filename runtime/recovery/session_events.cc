@@ -238,6 +238,7 @@ void SessionImpl::BuildWorld(const View& view) {
   std::shared_ptr<Flight> flight;
   bool wanted = false;
   if (failed.ok()) {
+    spec->nccl = options_.nccl;
     std::lock_guard create_lock(create_mutex_);
     {
       Lock lock(mutex_);

@@ -92,14 +92,17 @@ Status SessionImpl::CheckNewGroupLocked(const std::string& name,
   return Status::Ok();
 }
 
-Result<std::shared_ptr<Group>> SessionImpl::CreateGroup(std::string name, std::vector<int> ranks) {
+Result<std::shared_ptr<Group>> SessionImpl::CreateGroup(std::string name, std::vector<int> ranks,
+                                                        NcclOptions nccl) {
   if (mark_.InChild()) return ForkedStatus();
+  RESILIENT_RETURN_IF_ERROR(CheckNcclOptions(nccl));
+  if (name == kWorldGroup) nccl = options_.nccl;  // Its communicator is made before it is.
   Lock lock(mutex_);
   RESILIENT_RETURN_IF_ERROR(CheckNewGroupLocked(name, ranks));
   const auto position = std::find(ranks.begin(), ranks.end(), rank_);
   const int rank = static_cast<int>(position - ranks.begin());
-  auto group =
-      std::make_shared<GroupImpl>(shared_from_this(), std::move(name), std::move(ranks), rank);
+  auto group = std::make_shared<GroupImpl>(shared_from_this(), std::move(name), std::move(ranks),
+                                           rank, std::move(nccl));
   groups_[group->name()] = &group->slot();
   return std::shared_ptr<Group>(std::move(group));
 }
@@ -243,6 +246,7 @@ Status SessionImpl::CreateCommunicator(GroupSlot& slot, const Flight& flight) {
     Result<GroupSpec> made = SpecOf(slot.name, slot.ranks, slot.rank, machine_.view());
     if (!made.ok()) return made.status();
     spec = std::move(made).value();
+    spec.nccl = slot.nccl;
   }
   std::shared_ptr<Communicator> communicator = factory_->Create(std::move(spec), flight.cell());
   if (communicator == nullptr) {

@@ -44,6 +44,7 @@ struct GroupSlot {
   const std::string name;
   std::vector<int> ranks;  // Global ranks in group order.
   int rank = -1;           // Group rank of this process.
+  const NcclOptions nccl;  // The world's: of the session.
   // Of the ranks of a world that has been numbered anew since; never the world's group.
   bool outdated = false;
 
@@ -72,7 +73,8 @@ class SessionImpl final : public Session,
 
   // Session.
   Status Init() override;
-  Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks) override;
+  Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks,
+                                             NcclOptions nccl) override;
   Membership membership() const override;
   Membership acknowledged() const override;
   std::uint64_t epoch() const override { return acknowledged().generation; }
@@ -283,10 +285,13 @@ struct SessionDeleter {
 class GroupImpl final : public Group {
  public:
   GroupImpl(std::shared_ptr<SessionImpl> session, std::string name, std::vector<int> ranks,
-            int rank)
+            int rank, NcclOptions nccl)
       : session_(std::move(session)),
-        slot_{
-            .name = std::move(name), .ranks = std::move(ranks), .rank = rank, .communicator = {}} {}
+        slot_{.name = std::move(name),
+              .ranks = std::move(ranks),
+              .rank = rank,
+              .nccl = std::move(nccl),
+              .communicator = {}} {}
   ~GroupImpl() override { Close(); }
 
   const std::string& name() const override { return slot_.name; }

@@ -34,6 +34,14 @@ CudaStreamHandle FakeNccl::NewStream() {
   return stream;
 }
 
+CudaResult FakeNccl::MakeStream(CudaStreamHandle* stream) {
+  Lock lock(mutex_);
+  // Those before it that have nothing more to do.
+  JoinStreams(lock, [](CudaStreamHandle ended) { return ended->left; });
+  *stream = NewStream();
+  return CudaResult::kSuccess;
+}
+
 CudaResult FakeNccl::EndStream(CudaStreamHandle stream) {
   if (streams_.erase(stream) == 0) {
     Misuse("cudaStreamDestroy of a stream that is not there");
@@ -116,11 +124,11 @@ bool FakeNccl::IsUsable(CudaEventHandle event, const char* what) {
   return false;
 }
 
-CudaResult FakeNccl::Allocate(Lock& lock, void** memory, std::size_t bytes) {
+CudaResult FakeNccl::Allocate(Lock& lock, void** memory, std::size_t bytes, bool of_nccl) {
   const int device = DeviceOfThread();
   changed_.wait(lock, [&] { return over_ || !ScriptOf(device).hang_memory; });
   if (ScriptOf(device).refuse_memory) return CudaResult::kInvalidValue;
-  Block block{.bytes = std::vector<std::byte>(bytes)};
+  Block block{.bytes = std::vector<std::byte>(bytes), .of_nccl = of_nccl};
   *memory = block.bytes.data();
   blocks_[block.bytes.data()] = std::move(block);
   ++counts_.allocations;
@@ -129,7 +137,7 @@ CudaResult FakeNccl::Allocate(Lock& lock, void** memory, std::size_t bytes) {
 }
 
 // Waits for the device, as cudaFree does.
-CudaResult FakeNccl::Deallocate(Lock& lock, void* memory) {
+CudaResult FakeNccl::Deallocate(Lock& lock, void* memory, bool of_nccl) {
   const int device = DeviceOfThread();
   changed_.wait(lock, [&] {
     const bool busy = std::any_of(comms_.begin(), comms_.end(), [&](const auto& comm) {
@@ -138,8 +146,8 @@ CudaResult FakeNccl::Deallocate(Lock& lock, void* memory) {
     return over_ || (!busy && !ScriptOf(device).hang_memory);
   });
   const auto found = blocks_.find(static_cast<const std::byte*>(memory));
-  if (found == blocks_.end() || found->second.freed) {
-    Misuse("cudaFree of memory that is not there");
+  if (found == blocks_.end() || found->second.freed || found->second.of_nccl != of_nccl) {
+    Misuse(StrCat(of_nccl ? "ncclMemFree" : "cudaFree", " of memory that is not there"));
     return CudaResult::kInvalidValue;
   }
   found->second.freed = true;
@@ -220,6 +228,13 @@ struct FakeCudaFunctions {
     fake().changed_.notify_all();
     return CudaResult::kSuccess;
   }
+  static CudaResult StreamCreateWithPriority(CudaStreamHandle* stream, unsigned int, int priority) {
+    {
+      Lock lock(fake().mutex_);
+      fake().counts_.priorities.push_back(priority);
+    }
+    return fake().MakeStream(stream);
+  }
   static CudaResult StreamWaitEvent(CudaStreamHandle stream, CudaEventHandle event, unsigned int) {
     Lock lock(fake().mutex_);
     if (!fake().IsUsable(event, "cudaStreamWaitEvent")) return CudaResult::kInvalidValue;
@@ -247,10 +262,12 @@ CudaApi FakeNccl::cuda() {
     return CudaResult::kSuccess;
   };
   api.StreamCreateWithFlags = [](CudaStreamHandle* stream, unsigned int) {
-    Lock lock(current->mutex_);
-    // Those before it that have nothing more to do.
-    current->JoinStreams(lock, [](CudaStreamHandle ended) { return ended->left; });
-    *stream = current->NewStream();
+    return current->MakeStream(stream);
+  };
+  api.StreamCreateWithPriority = &F::StreamCreateWithPriority;
+  api.DeviceGetStreamPriorityRange = [](int* least, int* greatest) {
+    *least = 0;
+    *greatest = -5;
     return CudaResult::kSuccess;
   };
   api.StreamDestroy = [](CudaStreamHandle stream) {
@@ -260,11 +277,11 @@ CudaApi FakeNccl::cuda() {
   api.StreamWaitEvent = &F::StreamWaitEvent;
   api.Malloc = [](void** memory, std::size_t bytes) {
     Lock lock(current->mutex_);
-    return current->Allocate(lock, memory, bytes);
+    return current->Allocate(lock, memory, bytes, false);
   };
   api.Free = [](void* memory) {
     Lock lock(current->mutex_);
-    return current->Deallocate(lock, memory);
+    return current->Deallocate(lock, memory, false);
   };
   api.DeviceGetAttribute = [](int* value, CudaDeviceAttribute, int) {
     *value = 9;  // A Hopper.

@@ -79,6 +79,8 @@ NcclResult ncclRedOpCreatePreMulSum(NcclReduceOp* op, void* scalar, NcclDataType
 NcclResult ncclRedOpDestroy(NcclReduceOp op, NcclCommHandle comm) {
   return Nccl().RedOpDestroy(op, comm);
 }
+NcclResult ncclMemAlloc(void** memory, std::size_t bytes) { return Nccl().MemAlloc(memory, bytes); }
+NcclResult ncclMemFree(void* memory) { return Nccl().MemFree(memory); }
 
 const char* cudaGetErrorName(CudaResult error) { return Cuda().GetErrorName(error); }
 const char* cudaGetErrorString(CudaResult error) { return Cuda().GetErrorString(error); }
@@ -91,6 +93,13 @@ CudaResult cudaMalloc(void** memory, std::size_t bytes) { return Cuda().Malloc(m
 CudaResult cudaFree(void* memory) { return Cuda().Free(memory); }
 CudaResult cudaStreamCreateWithFlags(CudaStreamHandle* stream, unsigned int flags) {
   return Cuda().StreamCreateWithFlags(stream, flags);
+}
+CudaResult cudaStreamCreateWithPriority(CudaStreamHandle* stream, unsigned int flags,
+                                        int priority) {
+  return Cuda().StreamCreateWithPriority(stream, flags, priority);
+}
+CudaResult cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  return Cuda().DeviceGetStreamPriorityRange(least, greatest);
 }
 CudaResult cudaStreamDestroy(CudaStreamHandle stream) { return Cuda().StreamDestroy(stream); }
 CudaResult cudaStreamWaitEvent(CudaStreamHandle stream, CudaEventHandle event, unsigned int flags) {
@@ -109,14 +118,6 @@ CudaResult cudaEventDestroy(CudaEventHandle event) { return Cuda().EventDestroy(
 // What the tables have not: for who makes a device of torch's of it.
 CudaResult cudaGetDeviceCount(int* count) {
   *count = kDevices;
-  return CudaResult::kSuccess;
-}
-CudaResult cudaStreamCreateWithPriority(CudaStreamHandle* stream, unsigned int flags, int) {
-  return Cuda().StreamCreateWithFlags(stream, flags);
-}
-CudaResult cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-  *least = 0;
-  *greatest = -5;
   return CudaResult::kSuccess;
 }
 CudaResult cudaLaunchHostFunc(CudaStreamHandle stream, void (*function)(void*), void* data) {

@@ -117,10 +117,18 @@ const char* resilient_fake_counts() {
   std::ostringstream json;
   for (const fake::Number& number : fake::Numbers())
     json << ", \"" << number.name << "\": " << number.value(counts);
+  const auto add_texts = [&json](const char* name, const std::vector<std::string>& texts) {
+    const char* separator = "";
+    json << ", \"" << name << "\": [";
+    for (const std::string& one : texts)
+      json << std::exchange(separator, ", ") << resilient::JsonString(one);
+    json << "]";
+  };
+  add_texts("misuse", counts.misuse);
+  add_texts("configs", counts.configs);
   const char* separator = "";
-  json << ", \"misuse\": [";
-  for (const std::string& what : counts.misuse)
-    json << std::exchange(separator, ", ") << resilient::JsonString(what);
+  json << ", \"priorities\": [";
+  for (const int one : counts.priorities) json << std::exchange(separator, ", ") << one;
   text = "{" + json.str().substr(2) + "]}";
   return text.c_str();
 }

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <optional>
 #include <string_view>
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
+#include "tests/support/fake_nccl_config.h"
 #include "tests/support/fake_nccl_reduce.h"
 #include "tests/support/fake_nccl_state.h"
 
@@ -92,8 +94,9 @@ bool FakeNccl::IsUsable(NcclCommHandle comm, const char* what) {
 
 NcclResult FakeNccl::InitRank(NcclCommHandle* comm, int ranks, const NcclUniqueId& id, int rank,
                               const NcclConfig& config) {
-  if (config.size != sizeof(NcclConfig) || config.magic != 0xcafebeef || config.blocking != 0)
-    Misuse("a configuration that is not one of a communicator that does not block");
+  const std::optional<std::string> read = ReadConfig(config);
+  if (!read) Misuse("a configuration that is not one of a communicator that does not block");
+  counts_.configs.push_back(read.value_or("none"));
   auto made = std::make_unique<NcclComm>();
   made->rank = rank;
   made->device = DeviceOfThread();

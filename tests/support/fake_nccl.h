@@ -46,6 +46,8 @@ struct NcclCounts {
   int destroyed = 0;
   int unique_ids = 0;
   std::map<int, int> kernels_begun;  // By rank.
+  std::vector<std::string> configs;  // Of all communicators: "max_ctas=4 net_name=Socket".
+  std::vector<int> priorities;       // Of all streams that were made with one.
   std::vector<std::string> misuse;
 };
 
@@ -105,6 +107,7 @@ class FakeNccl {
   using Call = NcclCall;
   struct Block {  // Of device memory. Freed ones are kept, so that their addresses stay theirs.
     std::vector<std::byte> bytes;
+    bool of_nccl = false;
     bool freed = false;
   };
 
@@ -122,12 +125,13 @@ class FakeNccl {
   NcclResult DestroyOperator(NcclCommHandle comm, NcclReduceOp op);
   void RunKernel(Lock& lock, NcclCommHandle comm, std::uint64_t number,
                  const std::vector<Call>& calls);
-  CudaResult Allocate(Lock& lock, void** memory, std::size_t bytes);
-  CudaResult Deallocate(Lock& lock, void* memory);
+  CudaResult Allocate(Lock& lock, void** memory, std::size_t bytes, bool of_nccl);
+  CudaResult Deallocate(Lock& lock, void* memory, bool of_nccl);
   void CheckMemory(const Call& call);
   CudaStreamHandle StreamOf(CudaStreamHandle stream);
   void Enqueue(CudaStreamHandle stream, std::function<void(Lock&)> item);
   CudaStreamHandle NewStream();
+  CudaResult MakeStream(CudaStreamHandle* stream);
   void AwaitIdle(Lock& lock, CudaStreamHandle stream);
   CudaResult EndStream(CudaStreamHandle stream);
   void JoinStreams(Lock& lock, const std::function<bool(CudaStreamHandle)>& which);

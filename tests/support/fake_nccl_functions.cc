@@ -114,6 +114,18 @@ struct FakeNcclTable {
   using F = FakeNcclFunctions;
   using Kind = FakeNccl::Kind;
 
+  static void AddMemory(NcclApi& api) {
+    api.MemAlloc = [](void** memory, std::size_t bytes) {
+      Lock lock(F::fake().mutex_);
+      const CudaResult made = F::fake().Allocate(lock, memory, bytes, true);
+      return made == CudaResult::kSuccess ? NcclResult::kSuccess : NcclResult::kUnhandledCudaError;
+    };
+    api.MemFree = [](void* memory) {
+      Lock lock(F::fake().mutex_);
+      const CudaResult freed = F::fake().Deallocate(lock, memory, true);
+      return freed == CudaResult::kSuccess ? NcclResult::kSuccess : NcclResult::kInvalidArgument;
+    };
+  }
   static void AddReductions(NcclApi& api) {
     api.AllReduce = [](const void* from, void* to, std::size_t count, NcclDataType type,
                        NcclReduceOp op, NcclCommHandle comm, CudaStreamHandle stream) {
@@ -188,6 +200,7 @@ NcclApi FakeNccl::nccl() {
     return NcclResult::kSuccess;
   };
   api.GroupEnd = &F::GroupEnd;
+  FakeNcclTable::AddMemory(api);
   FakeNcclTable::AddReductions(api);
   FakeNcclTable::AddMoves(api);
   return api;

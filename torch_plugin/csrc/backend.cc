@@ -7,14 +7,16 @@
 #include <resilient/settings.h>
 
 #include "torch_plugin/csrc/convert.h"
+#include "torch_plugin/csrc/mem_allocator.h"
 
 namespace resilient::plugin {
 
 Result<c10::intrusive_ptr<ResilientBackend>> ResilientBackend::Create(
     std::shared_ptr<SessionContext> context, const std::string& name, int rank, int size,
-    std::vector<int> ranks, std::chrono::milliseconds timeout, GroupParts parts) {
+    std::vector<int> ranks, std::chrono::milliseconds timeout, NcclOptions nccl, GroupParts parts) {
   const bool world = ranks.empty();
   if (world) {
+    nccl = context->options().session.nccl;
     ranks.resize(static_cast<std::size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
   }
@@ -23,10 +25,11 @@ Result<c10::intrusive_ptr<ResilientBackend>> ResilientBackend::Create(
                   c10::str("group '", name, "': rank ", rank, " of ", size, " with ", ranks.size(),
                            " members is not possible"));
   }
-  auto options = c10::make_intrusive<Options>("resilient", timeout);
+  auto options = c10::make_intrusive<BackendOptions>(timeout, nccl);
   options->group_name = name;
   options->global_ranks_in_group.assign(ranks.begin(), ranks.end());
-  auto group = context->session().CreateGroup(world ? kWorldGroup : name, std::move(ranks));
+  auto group =
+      context->session().CreateGroup(world ? kWorldGroup : name, std::move(ranks), std::move(nccl));
   if (!group.ok()) return group.status();
   if ((*group)->rank() != rank || (*group)->size() != size) {
     (*group)->Close();
@@ -40,7 +43,7 @@ Result<c10::intrusive_ptr<ResilientBackend>> ResilientBackend::Create(
 
 ResilientBackend::ResilientBackend(std::shared_ptr<SessionContext> context,
                                    std::shared_ptr<Group> group,
-                                   c10::intrusive_ptr<Options> options, GroupParts parts)
+                                   c10::intrusive_ptr<BackendOptions> options, GroupParts parts)
     : Backend(group->rank(), group->size()),
       context_(std::move(context)),
       group_(std::move(group)),
@@ -58,6 +61,10 @@ void ResilientBackend::release_resources() {
   }
   if (forgotten) Forget(*forgotten);
   if (!gave_way_.load()) group_->Close();
+}
+
+std::shared_ptr<c10::Allocator> ResilientBackend::getMemAllocator() {
+  return ValueOrThrow(*host_, NcclAllocator(context_->options().cuda));
 }
 
 void ResilientBackend::setTimeout(std::chrono::milliseconds timeout) {

@@ -19,6 +19,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "torch_plugin/csrc/backend_options.h"
 #include "torch_plugin/csrc/context.h"
 #include "torch_plugin/csrc/hooks.h"
 #include "torch_plugin/csrc/op_log.h"
@@ -47,13 +48,15 @@ class ResilientBackend final : public c10d::Backend {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
 
-  // `ranks`: global ranks in group order; empty: the world. `name` is unique among open groups.
+  // `ranks`: global ranks in group order; empty: the world, which has the session's NcclOptions.
+  // `name` is unique among open groups.
   static Result<c10::intrusive_ptr<ResilientBackend>> Create(
       std::shared_ptr<SessionContext> context, const std::string& name, int rank, int size,
-      std::vector<int> ranks, std::chrono::milliseconds timeout, GroupParts parts = {});
+      std::vector<int> ranks, std::chrono::milliseconds timeout, NcclOptions nccl = {},
+      GroupParts parts = {});
 
   ResilientBackend(std::shared_ptr<SessionContext> context, std::shared_ptr<Group> group,
-                   c10::intrusive_ptr<Options> options, GroupParts parts);
+                   c10::intrusive_ptr<BackendOptions> options, GroupParts parts);
   ~ResilientBackend() override;
   // Nobody owns it any more; the destructor waits for a parent that knows it as its last split.
   void release_resources() override;
@@ -61,8 +64,10 @@ class ResilientBackend final : public c10d::Backend {
   const std::string getBackendName() const override { return "resilient"; }
   // A copy: torch before 2.14 writes name and timeout of a split's child into what it gets here.
   c10::intrusive_ptr<Options> getBackendOptions() override {
-    return c10::make_intrusive<Options>(*options_);
+    return c10::make_intrusive<BackendOptions>(*options_);
   }
+  // NcclAllocator; the first call loads NCCL. Raises SETTING where there is none.
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
   // Bounds what is started from now on; see TimePolicy.
   void setTimeout(std::chrono::milliseconds timeout) override;
   // Comes on top of the timeout of all that is started from now on, until the first of it has
@@ -101,7 +106,8 @@ class ResilientBackend final : public c10d::Backend {
   // is what new_group would make, and nobody waits for anybody: its links are made by its first
   // operations. The name in `options` is that of no group of this generation. INVALID_ARGUMENT,
   // kFailedPrecondition where this group is of no use any more, or a failure that waits for its
-  // acknowledgement. Told by `store`, calls for several devices of one group make one.
+  // acknowledgement. Where `options` are none of ours it has this group's NcclOptions. Told by
+  // `store`, calls for several devices of one group make one.
   c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
                                     const std::vector<int>& ranks,
                                     const c10::intrusive_ptr<Options>& options) override;
@@ -274,7 +280,7 @@ class ResilientBackend final : public c10d::Backend {
   const std::shared_ptr<SessionContext> context_;
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<Host> host_;
-  const c10::intrusive_ptr<Options> options_;
+  const c10::intrusive_ptr<BackendOptions> options_;
   const GroupParts parts_;
   std::shared_ptr<OpLog> log_ = std::make_shared<OpLog>();  // Constant once it is used.
   std::atomic<std::uint64_t> last_sequence_{0};

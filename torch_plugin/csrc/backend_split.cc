@@ -24,8 +24,15 @@ Result<c10::intrusive_ptr<ResilientBackend>> ResilientBackend::MakeSplit(
   }
   const auto own = std::find(ranks.begin(), ranks.end(), getRank());
   if (own == ranks.end()) return c10::intrusive_ptr<ResilientBackend>();
+  const auto* ours = dynamic_cast<const BackendOptions*>(&options);
+  if (ours == nullptr && options.backend != "resilient") {
+    TORCH_WARN("split of group '", group_->name(), "': options of backend '", options.backend,
+               "' are none of this one's, so the new group has those of its parent; "
+               "torch_resilient.NcclOptions are");
+  }
   auto child = Create(context_, options.group_name, static_cast<int>(own - ranks.begin()),
-                      static_cast<int>(ranks.size()), std::move(global), options.timeout);
+                      static_cast<int>(ranks.size()), std::move(global), options.timeout,
+                      ours == nullptr ? options_->nccl : ours->nccl);
   if (child.ok()) (*child)->options_->group_desc = options.group_desc;
   return child;
 }

@@ -205,7 +205,7 @@ Result<ReconfigurableBackend::Members> ReconfigurableBackend::Join(
   if (joined.ok()) {
     auto backend =
         ResilientBackend::Create(*context, options_->group_name, rank,
-                                 static_cast<int>(peers.size()), {}, options_->timeout, parts_);
+                                 static_cast<int>(peers.size()), {}, options_->timeout, {}, parts_);
     joined = backend.ok() ? (*context)->RunOnFailure(parts_.abort) : backend.status();
     if (joined.ok()) return Members{*std::move(context), *std::move(backend)};
   }

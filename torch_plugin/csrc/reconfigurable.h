@@ -62,6 +62,9 @@ class ReconfigurableBackend final : public c10d::Backend {
 
   const std::string getBackendName() const override { return "resilient"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  std::shared_ptr<c10::Allocator> getMemAllocator() override {
+    return Current()->getMemAllocator();
+  }
   void setTimeout(std::chrono::milliseconds timeout) override;
   // Also for the operations of members that a later reconfigure brings.
   void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;

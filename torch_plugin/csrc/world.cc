@@ -162,6 +162,7 @@ ContextOptions MakeOptions(const InitOptions& init, const Settings& settings,
   options.session.op_deadline = settings.op_deadline;
   options.session.host_watch = settings.host_watch;
   options.session.device = init.device;
+  options.session.nccl = init.nccl;
   options.session.replay = settings.replay;
   options.socket_ifname = settings.socket_ifname;
   options.socket_streams = settings.socket_streams;

@@ -106,6 +106,7 @@ class Session:
         presence: str = "",
         timeout: timedelta = ...,  # What init_process_group was given.
         device: DeviceClaim | None = None,
+        nccl: NcclOptions | None = None,  # Of the world's group.
         reconfigure_scope: str = "",  # Of a process whose group has the members that it chooses; see context.h.
     ) -> None: ...
     def init(self) -> None: ...
@@ -181,8 +182,61 @@ class Announcement:
     ) -> None: ...
     def close(self) -> None: ...  # Says goodbye.
 
+class NcclOptions(Backend.Options):
+    """What a group asks of NCCL: see csrc/python/bind_options.cc. Immutable; ConfigError for a value that cannot be."""
+
+    def __init__(
+        self,
+        *,
+        is_high_priority_stream: bool = False,
+        cga_cluster_size: int | None = None,
+        min_ctas: int | None = None,
+        max_ctas: int | None = None,
+        net_name: str | None = None,
+        traffic_class: int | None = None,
+        comm_name: str | None = None,
+        collnet_enable: int | None = None,
+        cta_policy: int | None = None,
+        nvls_ctas: int | None = None,
+        nchannels_per_net_peer: int | None = None,
+        nvlink_centric_sched: int | None = None,
+        max_p2p_peers: int | None = None,
+    ) -> None: ...
+    @property
+    def is_high_priority_stream(self) -> bool: ...
+    @property
+    def cga_cluster_size(self) -> int | None: ...
+    @property
+    def min_ctas(self) -> int | None: ...
+    @property
+    def max_ctas(self) -> int | None: ...
+    @property
+    def net_name(self) -> str | None: ...
+    @property
+    def traffic_class(self) -> int | None: ...
+    @property
+    def comm_name(self) -> str | None: ...
+    @property
+    def collnet_enable(self) -> int | None: ...
+    @property
+    def cta_policy(self) -> int | None: ...
+    @property
+    def nvls_ctas(self) -> int | None: ...
+    @property
+    def nchannels_per_net_peer(self) -> int | None: ...
+    @property
+    def nvlink_centric_sched(self) -> int | None: ...
+    @property
+    def max_p2p_peers(self) -> int | None: ...
+
 def create_backend(
-    store: C10dStore, rank: int, size: int, timeout: timedelta, group_name: str, global_ranks: list[int]
+    store: C10dStore,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    group_name: str,
+    global_ranks: list[int],
+    nccl: NcclOptions | None = None,
 ) -> Backend:
     """`store` is the (prefixed) store that the group was given; its innermost store must be a `Store` of a Session.
     global_ranks empty: the world. A ReconfigurableBackend where that session has a reconfigure_scope."""

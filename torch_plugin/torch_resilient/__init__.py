@@ -3,7 +3,8 @@
 `torch.distributed.init_process_group("resilient")` needs no import of this package. What is here
 is for programs that heal (`State`, `elastic`, `rebuild`, `agree`, `ElasticSampler`), for those that
 look (`failure`, `membership`, `status`, `op_log`, `on_event`) or announce to be slow
-(`expect_slow`), `join` for uneven batches, the exceptions, and `ulfm`, four verbs after MPI's.
+(`expect_slow`), `join` for uneven batches, `NcclOptions` for groups with CUDA tensors, the
+exceptions, and `ulfm`, four verbs after MPI's.
 
 Everything is loaded when it is first used: `python -m torch_resilient.run` does not import torch.
 """
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ElasticSampler": "_sampler",
+    "NcclOptions": "_options",
     "State": "_state",
     "elastic": "_elastic",
     "Store": "_api",

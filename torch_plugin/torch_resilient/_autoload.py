@@ -66,6 +66,8 @@ def _install():
     handlers.setdefault(BACKEND, _rendezvous)
     replace("init_process_group", _wrap_init(c10d.init_process_group))
     replace("new_group", _wrap_new_group(c10d.new_group))
+    if hasattr(c10d, "split_group"):
+        replace("split_group", _wrap_split_group(c10d.split_group))
     replace("destroy_process_group", _wrap_end(c10d.destroy_process_group))
     replace("_abort_process_group", _wrap_end(c10d._abort_process_group))
     if hasattr(c10d, "_reconfigure"):  # From torch 2.14 on.
@@ -103,16 +105,14 @@ def _wrap_init(original):
 def _wrap_new_group(original):
     @functools.wraps(original)
     def new_group(*args, **kwargs):
-        asked = args[2] if len(args) > 2 else kwargs.get("backend")
-        # Without a name it is that of the default group; and only a world of ours has such groups.
-        world = _current_world() if asked is not None else None
-        if world is None:
+        world = _current_world()
+        if world is None:  # Only a world of ours has groups of ours.
             return original(*args, **kwargs)
-        served = served_by(asked)
-        if len(args) > 2:
-            args = (*args[:2], served, *args[3:])
-        else:
-            kwargs["backend"] = served
+        asked = _argument(args, kwargs, 2, "backend")
+        served = None if asked is None else served_by(asked)
+        if served != asked:
+            args, kwargs = _with(args, kwargs, 2, "backend", served)
+        args, kwargs = _with_options(args, kwargs, served or _backend_of(world.process_group))
         group = original(*args, **kwargs)
         name = getattr(group, "group_name", None)  # A rank outside the group has no object.
         if served != asked and name is not None:
@@ -120,6 +120,44 @@ def _wrap_new_group(original):
         return group
 
     return new_group
+
+
+def _wrap_split_group(original):
+    @functools.wraps(original)
+    def split_group(*args, **kwargs):
+        world = _current_world()
+        if world is not None:
+            parent = _argument(args, kwargs, 0, "parent_pg") or world.process_group
+            args, kwargs = _with_options(args, kwargs, _backend_of(parent))
+        return original(*args, **kwargs)
+
+    return split_group
+
+
+def _backend_of(group):
+    """The name, as torch's tables have it; None: they have no such group."""
+    c10d = sys.modules["torch.distributed.distributed_c10d"]
+    return c10d._world.pg_map.get(group, (None,))[0]
+
+
+def _argument(args, kwargs, place, name):
+    return args[place] if len(args) > place else kwargs.get(name)
+
+
+def _with(args, kwargs, place, name, value):
+    if len(args) > place:
+        return (*args[:place], value, *args[place + 1 :]), kwargs
+    return args, {**kwargs, name: value}
+
+
+def _with_options(args, kwargs, backend):
+    """pg_options, which has one place in new_group and split_group, as a group of ours takes it."""
+    given = _argument(args, kwargs, 3, "pg_options")
+    if given is None:
+        return args, kwargs
+    from torch_resilient import _options
+
+    return _with(args, kwargs, 3, "pg_options", _options.taken(given, backend))
 
 
 def _wrap_reconfigure(original):

@@ -21,6 +21,7 @@ from torch_resilient import (
     _launchers,
     _names,
     _native,
+    _options,
     _presence,
     _server,
     _worlds,
@@ -46,6 +47,7 @@ def init_process_group(original, asked, *args, **kwargs):
         return original(*args, **kwargs)  # Its own error: initialised twice.
     _tell_launcher_of_config_errors()
     native = _native.load()
+    arguments["pg_options"] = _options.taken(arguments["pg_options"], arguments["backend"])
     launched = _launchers.adopt(arguments, os.environ)
     settings = read_settings(native, os.environ)
     process, processes = rank_and_size(arguments, os.environ)
@@ -168,14 +170,15 @@ def _take_number(native, world, settings, environment):
 
 def create_backend(options, backend_options):
     """Called by torch for each group of ours."""
-    del backend_options  # Nothing to choose yet.
-    return _native.load().create_backend(
+    native = _native.load()
+    return native.create_backend(
         options.store,
         options.group_rank,
         options.group_size,
         options.timeout,
         str(options.group_id),
         list(options.global_ranks_in_group),
+        nccl=_options.ours(native, backend_options),
     )
 
 
@@ -331,6 +334,7 @@ def _open_world(native, arguments, settings, process, processes, timeout, starte
         presence="" if alone else _presence.prefix(environment),
         timeout=timeout,
         device=device if device.uuid and not settings["allow_shared_gpu"] else None,
+        nccl=_options.ours(native, arguments["pg_options"]),
         reconfigure_scope=scope,
     )
     return _worlds.World(

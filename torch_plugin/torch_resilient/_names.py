@@ -11,3 +11,11 @@ def names_us(backend):
     if not isinstance(backend, str):
         return False
     return any(part.rpartition(":")[2].strip() == BACKEND for part in backend.lower().split(","))
+
+
+def serves(backend, device):
+    """True where tensors of that type of device are ours in a group of that backend."""
+    if not isinstance(backend, str):
+        return False
+    parts = (part.rpartition(":") for part in backend.lower().split(","))
+    return any(name.strip() == BACKEND and on.strip() in ("", device) for on, _, name in parts)

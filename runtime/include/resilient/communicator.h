@@ -11,6 +11,7 @@
 #include <resilient/abort.h>
 #include <resilient/clock.h>
 #include <resilient/device.h>
+#include <resilient/nccl_options.h>
 #include <resilient/operation.h>
 #include <resilient/status.h>
 #include <resilient/waiting.h>
@@ -126,6 +127,7 @@ struct GroupSpec {
       secret;  // Random per view, from the membership service; a connection without it is dropped.
   int rank = 0;  // Index of this process in `members`.
   std::vector<GroupMember> members;
+  NcclOptions nccl = {};  // Where it serves devices.
 };
 
 // Makes the communicators of one session. One implementation per transport (CPU, NCCL, fakes).

@@ -11,6 +11,7 @@
 #include <resilient/clock.h>
 #include <resilient/communicator.h>
 #include <resilient/device.h>
+#include <resilient/nccl_options.h>
 #include <resilient/rendezvous.h>
 #include <resilient/status.h>
 #include <resilient/whereabouts.h>
@@ -44,6 +45,7 @@ struct SessionOptions {
   // Where a living process holds the rank already: as kSpareRank, instead of DUPLICATE_RANK.
   bool spare_if_taken = false;
   std::optional<DeviceClaim> device;  // No other rank may use it; nullopt: not known.
+  NcclOptions nccl;                   // Of the world's group.
   // See the end of other ranks of this host at once, and let them see ours.
   bool host_watch = true;
   InterruptCheck interrupt;                      // Polled by every wait on a caller's thread.
@@ -173,11 +175,12 @@ class Session {
 
   // `ranks` are global ranks in group order and contain this rank. The group is usable at once; its
   // links are made when its peers create it too. `name` is unique among the session's open groups
-  // of a generation. The group of the world itself is created by passing kWorldGroup as name.
-  virtual Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks) = 0;
+  // of a generation. The group of the world itself is created by passing kWorldGroup as name; it
+  // has the options of the session in place of `nccl`. kSetting for options that cannot be.
+  virtual Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks,
+                                                     NcclOptions nccl = {}) = 0;
 
   virtual Membership membership() const = 0;
-
   // The same of the generation that ran here last, as it was when it began: what the program knows,
   // until Rebuild returns.
   virtual Membership acknowledged() const = 0;
@@ -188,7 +191,6 @@ class Session {
 
   // OK while no fence waits for an acknowledgement; else the sticky first cause.
   virtual Status failure() const = 0;
-
   // failure(), waiting until `deadline` for a fence that another line of this process has heard of
   // already: two connections deliver in no order.
   virtual Status AwaitFailure(Deadline deadline) const = 0;
@@ -201,7 +203,6 @@ class Session {
 
   // The latest incident, if any.
   virtual std::optional<Incident> last_incident() const = 0;
-
   // The first event behind number `after` (0: the first of all). kTimeout when none has come by
   // `deadline`; kFailedPrecondition behind the last.
   virtual Result<SessionEvent> AwaitEvent(std::uint64_t after, Deadline deadline) const = 0;
@@ -220,7 +221,6 @@ class Session {
 
   // Polled by callers that wait for completions.
   virtual const InterruptCheck& interrupt() const = 0;
-
   // The calling thread is blocked until operation `seq` of `group` has ended (0: the collective
   // that runs), until it says otherwise: ranks that wait for each other are found by it. For waits
   // that have lasted for some time already, as it takes a lock.

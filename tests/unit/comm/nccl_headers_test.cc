@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/comm/nccl_api.h"
+#include "runtime/comm/nccl_options.h"
 
 #if __has_include(<nccl.h>) && __has_include(<cuda_runtime_api.h>)
 #include <cuda_runtime_api.h>
@@ -95,15 +96,37 @@ TEST(NcclHeaders, Config_IsTheBeginningOfTheirs) {
   EXPECT_EQ(offsetof(NcclConfig, max_ctas), offsetof(ncclConfig_t, maxCTAs));
   EXPECT_EQ(offsetof(NcclConfig, net_name), offsetof(ncclConfig_t, netName));
   EXPECT_EQ(offsetof(NcclConfig, split_share), offsetof(ncclConfig_t, splitShare));
-  EXPECT_LE(sizeof(NcclConfig), sizeof(ncclConfig_t));
   const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
   const NcclConfig ours;
+  EXPECT_LE(ours.size, sizeof(ncclConfig_t));
   EXPECT_EQ(ours.magic, theirs.magic);
   EXPECT_LE(ours.version, theirs.version);
   EXPECT_EQ(ours.max_ctas, theirs.maxCTAs);
-  // What comes behind ours in theirs must be newer than our version, or it would be read as zeros:
-  // the first such field came with NCCL 2.26.
-  EXPECT_EQ(offsetof(ncclConfig_t, trafficClass), offsetof(NcclConfig, split_share) + sizeof(int));
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 26, 0)
+  EXPECT_EQ(offsetof(NcclConfig, traffic_class), offsetof(ncclConfig_t, trafficClass));
+  EXPECT_EQ(offsetof(NcclConfig, comm_name), offsetof(ncclConfig_t, commName));
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+  EXPECT_EQ(offsetof(NcclConfig, collnet_enable), offsetof(ncclConfig_t, collnetEnable));
+  EXPECT_EQ(offsetof(NcclConfig, cta_policy), offsetof(ncclConfig_t, CTAPolicy));
+  EXPECT_EQ(offsetof(NcclConfig, shrink_share), offsetof(ncclConfig_t, shrinkShare));
+  EXPECT_EQ(offsetof(NcclConfig, nvls_ctas), offsetof(ncclConfig_t, nvlsCTAs));
+  EXPECT_LE(ConfigOf({.nvls_ctas = 1}).size, sizeof(ncclConfig_t));
+  EXPECT_EQ(NCCL_CTA_POLICY_EFFICIENCY, 1);
+  EXPECT_EQ(NCCL_CTA_POLICY_ZERO, 2);
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
+  EXPECT_EQ(offsetof(NcclConfig, nchannels_per_net_peer),
+            offsetof(ncclConfig_t, nChannelsPerNetPeer));
+  EXPECT_EQ(offsetof(NcclConfig, nvlink_centric_sched), offsetof(ncclConfig_t, nvlinkCentricSched));
+  EXPECT_LE(ConfigOf({.nvlink_centric_sched = 1}).size, sizeof(ncclConfig_t));
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 30, 0)
+  EXPECT_EQ(offsetof(NcclConfig, graph_usage_mode), offsetof(ncclConfig_t, graphUsageMode));
+  EXPECT_EQ(offsetof(NcclConfig, rma_contexts), offsetof(ncclConfig_t, numRmaCtx));
+  EXPECT_EQ(offsetof(NcclConfig, max_p2p_peers), offsetof(ncclConfig_t, maxP2pPeers));
+  EXPECT_LE(ConfigOf({.max_p2p_peers = 1}).size, sizeof(ncclConfig_t));
+#endif
 }
 
 TEST(NcclHeaders, CudaResults_AreTheSame) {

@@ -221,6 +221,7 @@ NcclIdentity IdentityOf(int rank) {
   identity.nccl_version = 23007;
   identity.boot_id = "boot";
   identity.settings = "NCCL_ALGO=Ring NCCL_PROTO=Simple";
+  identity.options = "max_ctas=16";
   identity.device = {.uuid = "GPU-" + std::to_string(rank),
                      .host = "",
                      .ordinal = rank,
@@ -240,6 +241,7 @@ TEST(NcclIdentityTest, Encoded_ComesBack) {
   EXPECT_EQ(back->nccl_version, identity.nccl_version);
   EXPECT_EQ(back->boot_id, identity.boot_id);
   EXPECT_EQ(back->settings, identity.settings);
+  EXPECT_EQ(back->options, identity.options);
   EXPECT_EQ(back->device, identity.device);
   EXPECT_FALSE(DecodeIdentity(""));
   EXPECT_FALSE(DecodeIdentity(text.substr(0, text.size() - 1)));
@@ -247,8 +249,9 @@ TEST(NcclIdentityTest, Encoded_ComesBack) {
 
 TEST(NcclIdentityTest, LongTexts_FitAndStillDiffer) {
   NcclIdentity identity = IdentityOf(0);
-  for (std::string* text : {&identity.boot_id, &identity.settings, &identity.device.uuid,
-                            &identity.device.host, &identity.device.visible_devices})
+  for (std::string* text :
+       {&identity.boot_id, &identity.settings, &identity.options, &identity.device.uuid,
+        &identity.device.host, &identity.device.visible_devices})
     *text = std::string(1000, 'x');
   const std::string text = EncodeIdentity(identity);
   EXPECT_LE(text.size(), kMeetingBytes);

@@ -66,6 +66,7 @@ class CudaWorldTest : public ::testing::Test {
     SessionOptions options;
     options.rank = rank;
     options.world_size = kWorldSize;
+    options.nccl = nccl_;
     options.interrupt = GiveUpAtTestBound();
     CudaFabricOptions cuda;
     cuda.verdict_wait = verdict_wait_;
@@ -145,6 +146,7 @@ class CudaWorldTest : public ::testing::Test {
   FakeNccl fake_;
   SystemClock clock_;
   bool shared_gpu_ = false;
+  NcclOptions nccl_;  // Of the world.
   Duration verdict_wait_ = kTestBound;
 };
 
@@ -354,6 +356,40 @@ TEST_F(CudaWorldTest, StreamsGoOnBehindAnOperation_WithoutTheHost) {
   EXPECT_TRUE(mark->Join(stream).ok()) << "at once, as it has ended";
   EXPECT_EQ(cuda.EventDestroy(reached), CudaResult::kSuccess);
   EXPECT_EQ(cuda.StreamDestroy(stream), CudaResult::kSuccess);
+}
+
+TEST_F(CudaWorldTest, NcclOptions_AreKeptOverARebuild) {
+  nccl_ = {.max_ctas = 4, .net_name = "Socket"};
+  const std::string of_world = "max_ctas=4 net_name=Socket";
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  std::array<std::shared_ptr<Group>, kWorldSize> pair;
+  OnRanks(kAllRanks, [&](int rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    ExpectSum(*ranks[at].world, rank);
+    auto made = ranks[at].session->CreateGroup("all", kAllRanks, {.is_high_priority_stream = true});
+    ASSERT_TRUE(made.ok()) << made.status().ToString();
+    pair[at] = *made;
+    ExpectSum(*pair[at], rank);
+    const Status wrong =
+        ranks[at].session->CreateGroup("wrong", kAllRanks, {.max_ctas = 0}).status();
+    EXPECT_EQ(wrong.code(), StatusCode::kSetting);
+  });
+  EXPECT_THAT(fake_.Counts().configs,
+              ::testing::ElementsAre(of_world, of_world, of_world, "", "", ""));
+  EXPECT_EQ(fake_.Counts().priorities.size(), 3u);
+  ranks[0].world->Abort("it is tried");
+  OnRanks(kAllRanks, [&](int rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    while (ranks[at].session->failure().ok()) std::this_thread::yield();
+    ASSERT_TRUE(ranks[at].session->Rebuild({}).ok());
+    ExpectSum(*ranks[at].world, rank);
+    ExpectSum(*pair[at], rank);
+  });
+  EXPECT_THAT(fake_.Counts().configs,
+              ::testing::ElementsAre(of_world, of_world, of_world, "", "", "", of_world, of_world,
+                                     of_world, "", "", ""));
+  EXPECT_EQ(fake_.Counts().priorities.size(), 6u);
 }
 
 TEST_F(CudaWorldTest, FiftyRebuilds_LeaveNothing) {

@@ -97,7 +97,8 @@ void RegisterBackend(py::module_& m, const std::shared_ptr<PythonHost>& host) {
       "create_backend",
       [host](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
              std::chrono::milliseconds timeout, const std::string& group_name,
-             std::vector<int> global_ranks) -> BackendPtr {
+             std::vector<int> global_ranks,
+             const c10::intrusive_ptr<BackendOptions>& nccl) -> BackendPtr {
         const py::gil_scoped_release unlocked;
         auto context = ValueOrThrow(*host, ContextOf(store));
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
@@ -106,12 +107,12 @@ void RegisterBackend(py::module_& m, const std::shared_ptr<PythonHost>& host) {
                                       global_ranks.empty(), timeout);
         }
 #endif
-        return ValueOrThrow(*host,
-                            ResilientBackend::Create(std::move(context), group_name, rank, size,
-                                                     std::move(global_ranks), timeout));
+        return ValueOrThrow(*host, ResilientBackend::Create(std::move(context), group_name, rank,
+                                                            size, std::move(global_ranks), timeout,
+                                                            nccl ? nccl->nccl : NcclOptions()));
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("group_name"),
-      py::arg("global_ranks"));
+      py::arg("global_ranks"), py::arg("nccl") = py::none());
   RegisterClass(m);
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   RegisterReconfigurable(m);

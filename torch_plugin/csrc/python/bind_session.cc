@@ -10,6 +10,7 @@
 
 #include <resilient/exit.h>
 
+#include "torch_plugin/csrc/backend_options.h"
 #include "torch_plugin/csrc/c10d_store.h"
 #include "torch_plugin/csrc/context.h"
 #include "torch_plugin/csrc/convert.h"
@@ -139,7 +140,8 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                       bool shared_gpu, int eager_device, bool auto_heal, bool replay,
                       bool strict_timeouts, double op_deadline, double wait_log, double stall,
                       std::string presence, std::string reconfigure_scope,
-                      std::chrono::milliseconds timeout, std::optional<DeviceClaim> device) {
+                      std::chrono::milliseconds timeout, std::optional<DeviceClaim> device,
+                      const c10::intrusive_ptr<BackendOptions>& nccl) {
         ContextOptions options;
         options.connect.addresses = std::move(addresses);
         options.connect.job = std::move(job);
@@ -157,6 +159,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.session.spare_if_taken = spare_if_taken;
         options.session.host_watch = host_watch;
         options.session.device = std::move(device);
+        if (nccl) options.session.nccl = nccl->nccl;
         options.bind_address = std::move(bind_address);
         options.socket_ifname = std::move(socket_ifname);
         options.socket_streams = socket_streams;
@@ -192,7 +195,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::arg("replay") = false, py::arg("strict_timeouts") = false, py::arg("op_deadline") = 120.0,
       py::arg("wait_log") = 30.0, py::arg("stall") = 3600.0, py::arg("presence") = "",
       py::arg("reconfigure_scope") = "", py::arg("timeout") = kTorchDefaultTimeout,
-      py::arg("device") = py::none());
+      py::arg("device") = py::none(), py::arg("nccl") = py::none());
 }
 
 template <auto kGet>

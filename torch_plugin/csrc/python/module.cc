@@ -38,6 +38,7 @@ PYBIND11_MODULE(_C, m) {
   const auto host = std::make_shared<PythonHost>();
   RegisterErrors(m, host);
   RegisterSettings(m, host);
+  RegisterOptions(m, host);
   RegisterSession(m, host);
   RegisterLocate(m, host);
   RegisterStore(m, host);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <resilient/device.h>
+#include <resilient/nccl_options.h>
 #include <resilient/session.h>
 #include <resilient/torch_errors.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -41,6 +42,7 @@ struct InitOptions {
   std::string job;  // Empty: RESILIENT_JOB, else the launcher's name of the job, else the address.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  // As of init in Python.
   std::optional<DeviceClaim> device;  // No other rank may use it; not set: not known.
+  NcclOptions nccl;                   // Of the world's group, the same on all ranks.
 };
 
 // Joins the world; blocks until it runs. A process that takes the seat of a lost one joins the
