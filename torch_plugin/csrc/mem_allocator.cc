@@ -35,9 +35,9 @@ Result<std::shared_ptr<c10::Allocator>> Make(const CudaFabricOptions& options) {
                   "mem_allocator: this torch has no allocator for CUDA devices that takes others' "
                   "functions; it must be one that was built for CUDA");
   }
-  const auto loaded = LoadNcclMemory(options);
+  auto loaded = LoadNcclMemory(options);
   if (!loaded.ok()) return loaded.status();
-  const std::shared_ptr<NcclMemory> memory = *loaded;
+  const std::shared_ptr<NcclMemory> memory = std::move(loaded).value();
   return create(
       [memory](std::size_t bytes, int device, void* /*stream*/) -> void* {
         const auto made = memory->Allocate(device, bytes);
@@ -47,7 +47,9 @@ Result<std::shared_ptr<c10::Allocator>> Make(const CudaFabricOptions& options) {
       },
       [memory](void* gone, std::size_t /*bytes*/, int device, void* /*stream*/) {
         const Status freed = memory->Free(device, gone);
-        if (!freed.ok()) TORCH_WARN(freed.message());
+        if (!freed.ok()) {
+          TORCH_WARN(freed.message());
+        }
       });
 }
 

@@ -210,9 +210,9 @@ Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions opti
 // The same, and with it memory of CUDA devices through NCCL: a communicator routes each operation
 // by its device. NCCL is loaded and connected at the first operation on a device, over a group of
 // the CPU transport by which the ranks compare what they are before NCCL meets itself: a group of
-// which two ranks share a GPU (kDuplicateDevice), or have other versions or settings of NCCL
-// (kSetting), fails with that on all ranks. By the same way they notice what NCCL does not: a rank
-// that is late, or in another operation. Operation::stall and OnWaiting are as on the CPU; a
+// which two ranks share a GPU (kDuplicateDevice), or have other versions, settings or options of
+// NCCL (kSetting), fails with that on all ranks. By the same way they notice what NCCL does not: a
+// rank that is late, or in another operation. Operation::stall and OnWaiting are as on the CPU; a
 // mismatch that does not block is noticed behind the fact.
 //
 // What differs from the CPU, as NCCL sends no headers of ours (docs/decisions/0012):
