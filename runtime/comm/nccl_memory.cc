@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "runtime/base/exit_watch.h"
 #include "runtime/base/log.h"
 #include "runtime/comm/nccl_events.h"
 
@@ -32,6 +33,7 @@ class LoadedMemory final : public NcclMemory {
       return Status(StatusCode::kSetting, StrCat(what, " on device ", device, ": cudaSetDevice: ",
                                                  library_.cuda.GetErrorString(scope.result())));
     }
+    const DriverCall under_way(StrCat(what, " on device ", device));
     const NcclResult result = call();
     if (result == NcclResult::kSuccess) return Status::Ok();
     return Status(StatusCode::kSetting, StrCat(what, " failed on device ", device, ": ",

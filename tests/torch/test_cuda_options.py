@@ -132,6 +132,28 @@ def test_options_belong_to_their_group(world):
     world.run(refused_at_init, 1)
 
 
+def taken_over():
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.max_ctas = 4
+    dist.init_process_group("nccl", pg_options=options)
+    cpu = torch.device("cpu")
+    assert repr(dist.group.WORLD._get_backend(cpu).options) == (
+        "NcclOptions(is_high_priority_stream=1 max_ctas=4)"
+    )
+    options.config.blocking = 1
+    with pytest.raises(torch_resilient.ConfigError, match="blocking=1"):
+        dist.new_group(backend="nccl", pg_options=options)
+    fast = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    [group, *_] = dist.new_subgroups(1, pg_options=fast)
+    assert group._get_backend(cpu).options.is_high_priority_stream
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not hasattr(dist, "ProcessGroupNCCL"), reason="this torch has no NCCL")
+def test_a_program_for_nccl_is_taken_over_with_its_options(world):
+    world.run(taken_over, 1, env={"RESILIENT_TAKE_OVER": "nccl"})
+
+
 def asked(cuda):
     counts = cuda.counts()
     assert counts["misuse"] == [], counts

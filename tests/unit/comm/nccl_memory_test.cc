@@ -30,7 +30,9 @@ TEST(NcclMemoryTest, Memory_IsOfTheDeviceThatIsAskedFor_AndGoesBackToNccl) {
   ASSERT_TRUE(made.ok()) << made.status().ToString();
   ASSERT_NE(*made, nullptr);
   EXPECT_EQ(fake.Counts().allocations, 1);
-  EXPECT_EQ(FakeNccl::DeviceOfThisThread(), 3) << "the caller's stays";
+  int device = 0;
+  EXPECT_EQ(FakeNccl::cuda().GetDevice(&device), CudaResult::kSuccess);
+  EXPECT_EQ(device, 3) << "the caller's stays";
   EXPECT_NE(FakeNccl::cuda().Free(*made), CudaResult::kSuccess);
   EXPECT_THAT(fake.TakeMisuse(), ElementsAre(HasSubstr("cudaFree of memory that is not there")));
   EXPECT_TRUE((*memory)->Free(1, *made).ok());
