@@ -146,6 +146,8 @@ def taken_over():
     fast = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     [group, *_] = dist.new_subgroups(1, pg_options=fast)
     assert group._get_backend(cpu).options.is_high_priority_stream
+    split = dist.group.WORLD.split_group([0], opts=fast)  # A line on stderr says it.
+    assert split._get_backend(cpu).options.max_ctas == 4  # Its parent's.
     dist.destroy_process_group()
 
 
