@@ -83,7 +83,7 @@ CONFINED = (
     (re.compile(r"^(nccl\.h|cuda)"), ()),
     (
         re.compile(r"^runtime/comm/nccl_(?!communicator\.h)"),
-        ("runtime/comm/nccl_", "runtime/comm/cuda_fabric"),
+        ("runtime/comm/nccl_", "runtime/comm/staged_", "runtime/comm/cuda_fabric"),
     ),
 )
 CONFINED_EXEMPT = ("tests/", "benchmarks/", "docs/")

@@ -31,6 +31,7 @@ enum class Form {
   kStreams,
   kBackends,
   kHeal,
+  kSharedGpu,
   kPolicy,
   kOrder,
   kLog,
@@ -70,7 +71,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_STALL", Form::kDuration, 1},
     Known{"RESILIENT_WAIT_LOG", Form::kDuration, 1},
     Known{"RESILIENT_REPLAY", Form::kSwitch},
-    Known{"RESILIENT_ALLOW_SHARED_GPU", Form::kSwitch},
+    Known{"RESILIENT_ALLOW_SHARED_GPU", Form::kSharedGpu},
     Known{"RESILIENT_SOCKET_IFNAME", Form::kText},
     Known{"RESILIENT_SOCKET_STREAMS", Form::kStreams},
     Known{"RESILIENT_SHM_LIMIT", Form::kBytes},
@@ -134,6 +135,13 @@ bool IsOwner(std::string_view text) {
 std::optional<int> ParseStreams(std::string_view text) {
   const auto streams = ParseNumber<int>(text);
   return streams && *streams >= 1 && *streams <= kMaxSocketStreams ? streams : std::nullopt;
+}
+
+std::optional<SharedGpu> ParseSharedGpu(std::string_view text) {
+  if (text == "0") return SharedGpu::kRefused;
+  if (text == "1") return SharedGpu::kThroughHost;
+  if (text == "nccl") return SharedGpu::kThroughNccl;
+  return std::nullopt;
 }
 
 std::optional<DeviceClaim> ParseDevice(std::string_view text) {
@@ -205,6 +213,8 @@ Status Check(const Known& known, std::string_view value) {
       return require(ParseStreams(value).has_value(), StrCat("1 to ", kMaxSocketStreams));
     case Form::kHeal:
       return require(value == "explicit" || value == "auto", "\"explicit\" or \"auto\"");
+    case Form::kSharedGpu:
+      return require(ParseSharedGpu(value).has_value(), "\"0\", \"1\" or \"nccl\"");
     case Form::kPolicy:
       return require(value == "liveness" || value == "strict", "\"liveness\" or \"strict\"");
     case Form::kOrder:
@@ -329,7 +339,8 @@ void Assign(const Values& values, Settings* settings) {
   text("RESILIENT_CUDA_RUNTIME", &settings->cuda_runtime);
   text("RESILIENT_LOG", &settings->log);
   text("RESILIENT_OWNER", &settings->owner);
-  is("RESILIENT_ALLOW_SHARED_GPU", "1", &settings->allow_shared_gpu);
+  if (const auto found = values.find("RESILIENT_ALLOW_SHARED_GPU"); found != values.end())
+    settings->shared_gpu = ParseSharedGpu(found->second).value_or(settings->shared_gpu);
   if (const auto found = values.find("RESILIENT_FAKE_DEVICES"); found != values.end())
     settings->fake_devices = ParseDevices(found->second).value_or(settings->fake_devices);
   is("RESILIENT_SUPERVISED", "1", &settings->supervised);

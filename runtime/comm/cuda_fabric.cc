@@ -16,6 +16,7 @@
 #include "runtime/base/process.h"
 #include "runtime/comm/fabric.h"
 #include "runtime/comm/nccl_communicator.h"
+#include "runtime/comm/staged_communicator.h"
 
 namespace resilient {
 namespace {
@@ -26,8 +27,9 @@ bool IsControl(const std::string& group) { return group.ends_with(kControlSuffix
 // wait for is told by the communicators that stand on them. Owner: the fabric. Thread: thread-safe.
 class HostEvents final : public CommunicatorEvents {
  public:
-  HostEvents(CommunicatorEvents& session, std::shared_ptr<ControlWaits> waits, const Clock& clock)
-      : session_(session), waits_(std::move(waits)), clock_(clock) {}
+  HostEvents(CommunicatorEvents& session, std::shared_ptr<ControlWaits> waits,
+             std::shared_ptr<StagedCalls> calls, const Clock& clock)
+      : session_(session), waits_(std::move(waits)), calls_(std::move(calls)), clock_(clock) {}
 
   void OnConnected(const std::string& group, std::uint64_t generation) override {
     if (!IsControl(group)) session_.OnConnected(group, generation);
@@ -45,7 +47,10 @@ class HostEvents final : public CommunicatorEvents {
   }
   void OnWaiting(const std::string& group, std::uint64_t generation,
                  std::vector<WaitingOperation> waiting) override {
-    if (!IsControl(group)) return session_.OnWaiting(group, generation, std::move(waiting));
+    if (!IsControl(group)) {
+      calls_->Translate(group, generation, &waiting);
+      return session_.OnWaiting(group, generation, std::move(waiting));
+    }
     for (WaitingOperation& one : waiting) {
       // A meeting. Messages are waited for all the time.
       if (!one.point_to_point)
@@ -56,6 +61,7 @@ class HostEvents final : public CommunicatorEvents {
  private:
   CommunicatorEvents& session_;
   const std::shared_ptr<ControlWaits> waits_;
+  const std::shared_ptr<StagedCalls> calls_;
   const Clock& clock_;
 };
 
@@ -68,10 +74,11 @@ class DeviceTransports {
 
   // `control` and `events` outlive it, once it is closed.
   void Open(CommunicatorFactory& control, CommunicatorEvents& events,
-            std::shared_ptr<ControlWaits> waits) {
+            std::shared_ptr<ControlWaits> waits, std::shared_ptr<StagedCalls> calls) {
     control_ = &control;
     events_ = &events;
     waits_ = std::move(waits);
+    calls_ = std::move(calls);
   }
 
   // kSetting where there is no NCCL or no CUDA.
@@ -111,23 +118,37 @@ class DeviceTransports {
  private:
   // REQUIRES: mutex_.
   Result<std::unique_ptr<CommunicatorFactory>> MakeLocked(int device) {
-    if (!library_) library_ = sources_.load();
+    if (!library_) library_ = Load();
     if (!library_->ok()) return library_->status();
     NcclFabricOptions options;
     options.nccl = (*library_)->nccl;
     options.cuda = (*library_)->cuda;
     options.device = device;
-    options.identity.nccl_version = (*library_)->nccl_version;
     options.identity.boot_id = ThisProcess().boot_id;
-    options.identity.settings = NcclSettings(ProcessEnvironment());
-    options.identity.device = sources_.claim(device);
+    if (options_.shared_gpu == SharedGpu::kRefused)
+      options.identity.device = sources_.claim(device);
     options.connect_timeout = options_.connect_timeout;
     options.flush_timeout = options_.flush_timeout;
     options.verdict_wait = options_.verdict_wait;
     options.name = options_.name;
-    auto made = MakeNcclFabric(options, *control_, waits_, clock_, *events_);
+    auto made = Make(std::move(options));
     made->Hold(held_);
     return made;
+  }
+  Result<NcclLibrary> Load() const {
+    if (options_.shared_gpu != SharedGpu::kThroughHost) return sources_.load();
+    const Result<CudaApi> cuda = sources_.load_cuda();
+    if (!cuda.ok()) return cuda.status();
+    return NcclLibrary{.nccl = {}, .cuda = *cuda};
+  }
+  std::unique_ptr<CommunicatorFactory> Make(NcclFabricOptions options) const {
+    if (options_.shared_gpu == SharedGpu::kThroughHost) {
+      options.identity.way = kStagedWay;
+      return MakeStagedFabric(options, *control_, waits_, calls_, clock_, *events_);
+    }
+    options.identity.nccl_version = (*library_)->nccl_version;
+    options.identity.settings = NcclSettings(ProcessEnvironment());
+    return MakeNcclFabric(options, *control_, waits_, clock_, *events_);
   }
 
   const CudaFabricOptions options_;
@@ -136,6 +157,7 @@ class DeviceTransports {
   CommunicatorFactory* control_ = nullptr;
   CommunicatorEvents* events_ = nullptr;
   std::shared_ptr<ControlWaits> waits_;
+  std::shared_ptr<StagedCalls> calls_;
   std::mutex mutex_;
   // Guarded by mutex_.
   bool closed_ = false;
@@ -235,7 +257,8 @@ class CudaFabric final : public CommunicatorFactory {
              int eager_device, const Clock& clock)
       : eager_device_(eager_device),
         waits_(std::make_shared<ControlWaits>()),
-        host_events_(session, waits_, clock),
+        calls_(std::make_shared<StagedCalls>()),
+        host_events_(session, waits_, calls_, clock),
         session_(session),
         clock_(clock),
         transports_(std::move(transports)) {}
@@ -244,7 +267,7 @@ class CudaFabric final : public CommunicatorFactory {
     auto host = MakeCpuFabric(std::move(options), clock_, host_events_);
     if (!host.ok()) return host.status();
     host_ = std::move(host).value();
-    transports_->Open(*host_, session_, waits_);
+    transports_->Open(*host_, session_, waits_, calls_);
     return Status::Ok();
   }
 
@@ -278,6 +301,7 @@ class CudaFabric final : public CommunicatorFactory {
   const ProcessMark mark_;
   const int eager_device_;
   const std::shared_ptr<ControlWaits> waits_;
+  const std::shared_ptr<StagedCalls> calls_;
   HostEvents host_events_;
   CommunicatorEvents& session_;
   const Clock& clock_;
@@ -307,8 +331,10 @@ Result<std::unique_ptr<CommunicatorFactory>> MakeCudaFabric(CpuFabricOptions cpu
   if (claim == nullptr)
     claim = [](int device) { return ClaimOf(device, ListGpus(), ProcessEnvironment()); };
   return MakeCudaFabric(std::move(cpu), std::move(cuda),
-                        {.load = [paths] { return LoadNcclLibrary(paths); }, .claim = claim}, clock,
-                        events);
+                        {.load = [paths] { return LoadNcclLibrary(paths); },
+                         .load_cuda = [paths] { return LoadCudaRuntime(paths); },
+                         .claim = claim},
+                        clock, events);
 }
 
 }  // namespace resilient

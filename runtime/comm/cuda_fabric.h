@@ -12,7 +12,9 @@ namespace resilient {
 
 // Where a CUDA fabric has what it needs from. Thread: value type.
 struct CudaSources {
-  std::function<Result<NcclLibrary>()> load;     // Once, at the first operation on a device.
+  // Once, at the first operation on a device; the second where everything goes through the host.
+  std::function<Result<NcclLibrary>()> load;
+  std::function<Result<CudaApi>()> load_cuda;
   std::function<DeviceClaim(int device)> claim;  // What this rank says of a device that it uses.
 };
 

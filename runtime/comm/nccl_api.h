@@ -83,6 +83,8 @@ struct NcclApi {
   DO(SetDevice)                      \
   DO(DeviceGetAttribute)             \
   DO(Free)                           \
+  DO(FreeHost)                       \
+  DO(MemcpyAsync)                    \
   DO(StreamCreateWithFlags)          \
   DO(StreamDestroy)                  \
   DO(StreamWaitEvent)                \
@@ -100,7 +102,9 @@ struct NcclApi {
   DO(ThreadExchangeStreamCaptureMode)
 
 // Overloaded in the headers for C++.
-#define RESILIENT_CUDA_OVERLOADED_FUNCTIONS(DO) DO(Malloc)
+#define RESILIENT_CUDA_OVERLOADED_FUNCTIONS(DO) \
+  DO(Malloc)                                    \
+  DO(HostAlloc)
 
 // Thread: value type. What it points to is thread-safe; the device is that of the calling thread.
 struct CudaApi {
@@ -111,6 +115,11 @@ struct CudaApi {
   CudaResult (*DeviceGetAttribute)(int* value, CudaDeviceAttribute attribute, int device) = nullptr;
   CudaResult (*Malloc)(void** memory, std::size_t bytes) = nullptr;
   CudaResult (*Free)(void* memory) = nullptr;
+  CudaResult (*HostAlloc)(void** memory, std::size_t bytes, unsigned int flags) = nullptr;
+  CudaResult (*FreeHost)(void* memory) = nullptr;
+  // Of memory of the host that HostAlloc has given: it does not wait for the copy.
+  CudaResult (*MemcpyAsync)(void* to, const void* from, std::size_t bytes, CudaCopy direction,
+                            CudaStreamHandle stream) = nullptr;
   CudaResult (*StreamCreateWithFlags)(CudaStreamHandle* stream, unsigned int flags) = nullptr;
   // The lower the number the higher the priority.
   CudaResult (*StreamCreateWithPriority)(CudaStreamHandle* stream, unsigned int flags,

@@ -1,150 +1,14 @@
 #include "runtime/comm/nccl_communicator.h"
 
-#include <poll.h>
-
-#include <algorithm>
 #include <utility>
-#include <vector>
 
-#include "runtime/base/log.h"
 #include "runtime/comm/fabric.h"
 #include "runtime/comm/nccl_events.h"
 #include "runtime/comm/nccl_group.h"
 #include "runtime/comm/nccl_launch.h"
+#include "runtime/comm/nccl_loop.h"
 
 namespace resilient {
-namespace {
-
-// Makes streams wait for events of the device. Owner: the loop. Thread: thread-safe.
-class NcclJoiner final : public LaunchMark::Joiner {
- public:
-  NcclJoiner(const CudaApi& cuda, int device) : cuda_(cuda), device_(device) {}
-  Status Join(void* event, ExecutionStream stream) const override {
-    const CudaDeviceScope scope(cuda_, device_);
-    const CudaResult result = scope.result() != CudaResult::kSuccess
-                                  ? scope.result()
-                                  : cuda_.StreamWaitEvent(static_cast<CudaStreamHandle>(stream),
-                                                          static_cast<CudaEventHandle>(event), 0);
-    if (result == CudaResult::kSuccess) return Status::Ok();
-    return CudaStatus(cuda_, result, "cudaStreamWaitEvent", StrCat("a stream of device ", device_),
-                      {});
-  }
-
- private:
-  const CudaApi cuda_;
-  const int device_;
-};
-
-// The body of the thread that makes all calls into NCCL. It polls: neither NCCL nor an event of
-// CUDA rings anybody. Owner: the fabric. Thread: the fabric's. It ends when NCCL has let go of all
-// groups.
-class NcclLoop final : public GroupLoop {
- public:
-  // `requests` outlives the loop.
-  NcclLoop(const NcclFabricOptions& options, CommunicatorFactory& control,
-           std::shared_ptr<ControlWaits> waits, std::shared_ptr<NcclEvents> pool,
-           FabricRequests& requests, const Clock& clock, CommunicatorEvents& events)
-      : joiner_(options.cuda, options.device),
-        context_{.options = options,
-                 .control = control,
-                 .waits = std::move(waits),
-                 .pool = std::move(pool),
-                 .joiner = joiner_,
-                 .events = events,
-                 .clock = clock,
-                 .doorbell = requests.doorbell(),
-                 .now = clock.Now(),
-                 .discarded = {}},
-        requests_(requests) {}
-
-  void Run() override {
-    LeaveCapturesAlone(context_.options.cuda);
-    while (true) {
-      context_.now = context_.clock.Now();
-      TakeRequests();
-      for (const auto& group : groups_) group->Step();
-      ReleaseEnded();
-      for (const auto& group : groups_) group->RunCompletions();
-      std::erase_if(groups_, [](const auto& group) { return group->done(); });
-      std::erase_if(context_.discarded, [](const auto& one) { return one->IsFinished(); });
-      const bool over = groups_.empty() && context_.discarded.empty();
-      if (stopping_ && (over || stop_by_.ExpiredAt(context_.now))) break;
-      Wait();
-    }
-    for (const auto& release : context_.discarded) release->Abandon(nullptr);
-    const bool quiet = groups_.empty() && context_.discarded.empty();
-    groups_.clear();
-    context_.discarded.clear();
-    // Where something hangs on the device, to destroy an event may hang as well: whoever comes back
-    // last does it.
-    if (quiet) context_.pool->Close();
-  }
-
- private:
-  void TakeRequests() {
-    FabricRequests::Asked asked = requests_.Take();
-    stopping_ = asked.stop;
-    stop_by_ = asked.stop_by;
-    for (auto& port : asked.created) AddGroup(std::move(port));
-    if (!stopping_) return;
-    for (const auto& group : groups_) {
-      group->Leave(SessionClosed());
-      if (stop_by_.ExpiredAt(context_.now)) group->End(SessionClosed());
-    }
-  }
-
-  void AddGroup(std::shared_ptr<GroupPort> port) {
-    const GroupSpec& spec = port->spec();
-    const bool twice = std::any_of(groups_.begin(), groups_.end(), [&](const auto& group) {
-      const GroupSpec& other = group->spec();
-      return other.name == spec.name && other.generation == spec.generation &&
-             other.attempt == spec.attempt;
-    });
-    groups_.push_back(std::make_unique<NcclGroup>(std::move(port), context_));
-    if (!twice) return groups_.back()->Start();
-    groups_.back()->End(
-        Status(StatusCode::kInvalidArgument,
-               StrCat("group ", groups_.back()->spec().name, " exists already in generation ",
-                      groups_.back()->spec().generation,
-                      "; a group that failed is made again under another attempt")));
-  }
-
-  // Those that end in one turn end together: the memory of one cannot be freed while a kernel of
-  // another one spins on the device.
-  void ReleaseEnded() {
-    std::vector<NcclRelease::Work> works;
-    std::vector<NcclGroup*> ended;
-    for (const auto& group : groups_) {
-      auto work = group->TakeRelease();
-      if (!work) continue;
-      works.push_back(*std::move(work));
-      ended.push_back(group.get());
-    }
-    if (works.empty()) return;
-    const auto release =
-        std::make_shared<NcclRelease>(context_.options.nccl, context_.options.cuda,
-                                      context_.options.device, std::move(works), context_.doorbell);
-    for (NcclGroup* group : ended) group->SetRelease(release);
-  }
-
-  void Wait() {
-    Instant next = stopping_ ? stop_by_.when() : kNever;
-    for (const auto& group : groups_) next = std::min(next, group->NextTime());
-    entries_.assign({{.fd = context_.doorbell->wake().fd(), .events = POLLIN}});
-    PollUntil(entries_, context_.clock, Deadline::At(next));
-    if (entries_.front().revents != 0) context_.doorbell->wake().Drain();
-  }
-
-  const NcclJoiner joiner_;
-  NcclContext context_;
-  FabricRequests& requests_;
-  std::vector<std::unique_ptr<NcclGroup>> groups_;
-  bool stopping_ = false;
-  Deadline stop_by_ = Deadline::Never();
-  std::vector<PollEntry> entries_;
-};
-
-}  // namespace
 
 std::unique_ptr<CommunicatorFactory> MakeNcclFabric(const NcclFabricOptions& options,
                                                     CommunicatorFactory& control,
@@ -153,8 +17,11 @@ std::unique_ptr<CommunicatorFactory> MakeNcclFabric(const NcclFabricOptions& opt
                                                     CommunicatorEvents& events) {
   auto requests = std::make_unique<FabricRequests>();
   auto pool = std::make_shared<NcclEvents>(options.cuda, options.device);
+  const auto make = [](std::shared_ptr<GroupPort> port, NcclContext& context) {
+    return std::make_unique<NcclGroup>(std::move(port), context);
+  };
   auto loop = std::make_unique<NcclLoop>(options, control, std::move(waits), pool, *requests, clock,
-                                         events);
+                                         events, make);
   const auto admit = [abilities = AbilitiesOf(options.nccl, options.cuda, options.device), pool,
                       cuda = options.cuda](SubmittedOp& op) {
     RESILIENT_RETURN_IF_ERROR(CheckNcclSupports(op.op, abilities));

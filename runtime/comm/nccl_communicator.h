@@ -25,6 +25,8 @@ struct NcclFabricOptions {
   // How long an error of NCCL's, which names no rank, waits for the fence that does.
   Duration verdict_wait = std::chrono::seconds(3);
   std::string name = "res-nccl";  // Thread name.
+  // The staged transport's: what goes through one buffer at once. The same on all ranks.
+  std::size_t piece_bytes = std::size_t{4} << 20;
 };
 
 // A group of the CPU transport over which the ranks of a communicator talk is called like it, with

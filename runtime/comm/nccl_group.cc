@@ -72,9 +72,11 @@ Status CheckNotCaptured(const CudaApi& cuda, const Operation& op) {
           CudaResult::kSuccess ||
       capturing == 0)
     return Status::Ok();
-  return NcclCannot(op,
-                    "its stream is being captured in a CUDA graph, and a communicator that a graph "
-                    "holds cannot be aborted; call it outside of the capture");
+  return Status(StatusCode::kUnimplemented,
+                StrCat(Describe(op),
+                       " does not run while its stream is being captured in a CUDA graph: a "
+                       "communicator that a graph holds cannot be aborted; call it outside of the "
+                       "capture"));
 }
 
 NcclGroup::NcclGroup(std::shared_ptr<GroupPort> port, NcclContext& context)
@@ -450,7 +452,8 @@ void NcclGroup::Release(NcclRelease::Kind kind) {
                                   .stream = std::exchange(stream_, nullptr),
                                   .marks = {},
                                   .scratch = std::exchange(scratch_, nullptr),
-                                  .name = spec_.name};
+                                  .name = spec_.name,
+                                  .second_stream = nullptr};
   for (std::size_t i = 0; i < launched_.size(); ++i) {
     const Launched& one = launched_[i];
     to_release_->marks.push_back({HandleOf(one.end), one.recorded});

@@ -17,26 +17,13 @@
 #include "runtime/comm/nccl_communicator.h"
 #include "runtime/comm/nccl_control.h"
 #include "runtime/comm/nccl_events.h"
+#include "runtime/comm/nccl_loop.h"
 #include "runtime/comm/nccl_meeting.h"
 #include "runtime/comm/nccl_release.h"
+#include "runtime/comm/nccl_scratch.h"
 #include "runtime/comm/nccl_watch.h"
 
 namespace resilient {
-
-// What all groups of one loop share. Owner: the loop. Thread: loop-confined.
-struct NcclContext {
-  const NcclFabricOptions options;
-  CommunicatorFactory& control;
-  const std::shared_ptr<ControlWaits> waits;
-  const std::shared_ptr<NcclEvents> pool;
-  const LaunchMark::Joiner& joiner;
-  CommunicatorEvents& events;
-  const Clock& clock;
-  const std::shared_ptr<Doorbell> doorbell;
-  Instant now;  // Of this turn.
-  // Communicators of attempts that have failed, until they have ended.
-  std::vector<std::shared_ptr<NcclRelease>> discarded;
-};
 
 // OK for kSuccess. kDeviceLost for an error after which no call on the device succeeds until the
 // process ends, else kCommFailed: `what` failed on `where`.
@@ -67,7 +54,7 @@ Status CheckNotCaptured(const CudaApi& cuda, const Operation& op);
 // done with its memory.
 //
 // Owner: the loop. Thread: loop-confined.
-class NcclGroup final {
+class NcclGroup final : public DeviceGroup {
  public:
   // Launched and not complete, in one communicator; a batch is launched as a whole, and may go
   // beyond.
@@ -77,30 +64,24 @@ class NcclGroup final {
 
   NcclGroup(std::shared_ptr<GroupPort> port, NcclContext& context);
   // Lets a release go that has not ended.
-  ~NcclGroup();
+  ~NcclGroup() override;
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
 
-  const GroupSpec& spec() const { return spec_; }
-  bool done() const { return state_ == State::kDone; }
+  const GroupSpec& spec() const override { return spec_; }
+  bool done() const override { return state_ == State::kDone; }
 
-  // Calls the ranks together. Called once, before the first turn.
-  void Start();
-  // One turn: moves everything that can move without waiting.
-  void Step();
-  // Between turns, when no state is in the middle of a change.
-  void RunCompletions();
-  // When the next turn must be, if nothing rings before.
-  Instant NextTime() const;
-  void Leave(const Status& status);
-  // For a reason that is this communicator's own, or the same on all its ranks: goodbye to the
-  // peers. An abort instead takes their links from them.
-  void End(const Status& cause);
+  void Start() override;
+  void Step() override;
+  void RunCompletions() override;
+  Instant NextTime() const override;
+  void Leave(const Status& status) override;
+  // Goodbye to the peers. An abort instead takes their links from them.
+  void End(const Status& cause) override;
   void Abort(const Status& cause);
 
-  // What is to be released, once; behind it SetRelease.
-  std::optional<NcclRelease::Work> TakeRelease();
-  void SetRelease(std::shared_ptr<NcclRelease> release) { release_ = std::move(release); }
+  std::optional<NcclRelease::Work> TakeRelease() override;
+  void SetRelease(std::shared_ptr<NcclRelease> release) override { release_ = std::move(release); }
 
  private:
   enum class State {

@@ -62,26 +62,12 @@ void NcclGroup::AwaitMeeting() {
   const std::shared_ptr<NcclMeeting> meeting = std::exchange(meeting_, nullptr);
   if (!meeting->status().ok()) return End(meeting->status());
   context_.waits->Forget(ControlName(), spec_.generation);
-  std::vector<NcclIdentity> identities;
-  for (int rank = 0; rank < port_->size(); ++rank) {
-    auto identity = DecodeIdentity(meeting->HeardFrom(rank));
-    if (!identity) {
-      const GroupMember& member = spec_.members[static_cast<std::size_t>(rank)];
-      return End(Status(StatusCode::kProtocol,
-                        StrCat(NameOf(member), " says of itself what ", Where(),
-                               " does not understand; install one version of resilient on all "
-                               "hosts"),
-                        Detail()));
-    }
-    identities.push_back(*std::move(identity));
-  }
-  // The same on all ranks.
-  const Status differ = CompareIdentities(spec_, identities);
-  if (!differ.ok()) return End(differ);
+  const auto identities = IdentitiesOf(*meeting, spec_);
+  if (!identities.ok()) return End(identities.status());  // The same on all ranks.
   const Status lacks = CheckLibrariesHave(spec_, context_.options.identity.nccl_version, cuda_);
   if (!lacks.ok()) return End(lacks);
-  if (!IsThere(identities.front().id)) return Compare();
-  Connect(identities.front().id);
+  if (!IsThere(identities->front().id)) return Compare();
+  Connect(identities->front().id);
 }
 
 void NcclGroup::Connect(const NcclUniqueId& id) {

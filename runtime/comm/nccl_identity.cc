@@ -96,7 +96,7 @@ std::string EncodeIdentity(const NcclIdentity& identity) {
   std::string text(identity.id.bytes.begin(), identity.id.bytes.end());
   for (const std::string& line :
        {std::string(kForm), StrCat(identity.nccl_version), Short(identity.boot_id, kTextMax),
-        Short(identity.settings, kSettingsMax), Short(identity.options, kOptionsMax),
+        Short(identity.settings, kSettingsMax), Short(identity.options, kOptionsMax), identity.way,
         Short(device.uuid, kTextMax), Short(device.host, kTextMax), StrCat(device.ordinal),
         StrCat(device.visible), Short(device.visible_devices, kTextMax),
         StrCat(device.local_rank)}) {
@@ -116,6 +116,7 @@ std::optional<NcclIdentity> DecodeIdentity(std::string_view text) {
   identity.boot_id = lines.Text();
   identity.settings = lines.Text();
   identity.options = lines.Text();
+  identity.way = lines.Text();
   identity.device.uuid = lines.Text();
   identity.device.host = lines.Text();
   identity.device.ordinal = lines.Number();
@@ -131,16 +132,22 @@ Status CompareIdentities(const GroupSpec& spec, const std::vector<NcclIdentity>&
   std::vector<std::string> versions;
   std::vector<std::string> settings;
   std::vector<std::string> options;
+  std::vector<std::string> ways;
   for (std::size_t rank = 0; rank < identities.size(); ++rank) {
     const NcclIdentity& one = identities[rank];
     const GroupMember& member = spec.members[rank];
     versions.push_back(NcclVersionText(one.nccl_version));
     settings.push_back(one.settings);
     options.push_back(one.options);
+    ways.push_back(one.way);
     holders.push_back({.rank = member.global_rank,
                        .process = {.host = member.host, .boot_id = one.boot_id, .pid = member.pid},
                        .device = &one.device});
   }
+  RESILIENT_RETURN_IF_ERROR(
+      Differ(spec, "ways between devices", ways,
+             "set RESILIENT_ALLOW_SHARED_GPU alike on all ranks: 1 is the way "
+             "through memory of the host"));
   std::sort(holders.begin(), holders.end(),
             [](const DeviceHolder& a, const DeviceHolder& b) { return a.rank < b.rank; });
   if (const std::optional<Status> shared = SharedDevice(holders)) return *shared;
@@ -150,6 +157,24 @@ Status CompareIdentities(const GroupSpec& spec, const std::vector<NcclIdentity>&
   RESILIENT_RETURN_IF_ERROR(
       Differ(spec, "settings of NCCL", settings, "set them alike on all hosts"));
   return Differ(spec, "options of NCCL", options, "make the group with the same on all ranks");
+}
+
+Result<std::vector<NcclIdentity>> IdentitiesOf(const NcclMeeting& meeting, const GroupSpec& spec) {
+  std::vector<NcclIdentity> identities;
+  for (std::size_t rank = 0; rank < spec.members.size(); ++rank) {
+    auto identity = DecodeIdentity(meeting.HeardFrom(static_cast<int>(rank)));
+    if (!identity) {
+      return Status(
+          StatusCode::kProtocol,
+          StrCat(NameOf(spec.members[rank]), " says of itself what rank ",
+                 spec.members[static_cast<std::size_t>(spec.rank)].global_rank, " of group '",
+                 spec.name, "' does not understand; install one version of resilient on all hosts"),
+          DetailOf(spec, spec.rank, 0));
+    }
+    identities.push_back(*std::move(identity));
+  }
+  RESILIENT_RETURN_IF_ERROR(CompareIdentities(spec, identities));
+  return identities;
 }
 
 }  // namespace resilient

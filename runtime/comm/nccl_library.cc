@@ -87,15 +87,23 @@ std::string NcclVersionText(int version) {
   return StrCat(version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
 
-Result<NcclLibrary> LoadNcclLibrary(const NcclLibraryPaths& paths) {
-  const Result<Opened> nccl = Open("NCCL", paths.nccl, {"libnccl.so.2"});
-  if (!nccl.ok()) return nccl.status();
+Result<CudaApi> LoadCudaRuntime(const NcclLibraryPaths& paths) {
   const Result<Opened> cuda = Open("the CUDA runtime", paths.cuda_runtime,
                                    {"libcudart.so.13", "libcudart.so.12", "libcudart.so"});
   if (!cuda.ok()) return cuda.status();
+  CudaApi api;
+  RESILIENT_RETURN_IF_ERROR(FindAll(*cuda, &api));
+  return api;
+}
+
+Result<NcclLibrary> LoadNcclLibrary(const NcclLibraryPaths& paths) {
+  const Result<Opened> nccl = Open("NCCL", paths.nccl, {"libnccl.so.2"});
+  if (!nccl.ok()) return nccl.status();
   NcclLibrary library;
   RESILIENT_RETURN_IF_ERROR(FindAll(*nccl, &library.nccl));
-  RESILIENT_RETURN_IF_ERROR(FindAll(*cuda, &library.cuda));
+  const Result<CudaApi> cuda = LoadCudaRuntime(paths);
+  if (!cuda.ok()) return cuda.status();
+  library.cuda = *cuda;
   const NcclResult result = library.nccl.GetVersion(&library.nccl_version);
   if (result != NcclResult::kSuccess)
     return CannotLoad("NCCL", StrCat("ncclGetVersion says ", library.nccl.GetErrorString(result)));

@@ -21,6 +21,9 @@ struct NcclLibrary {
   int nccl_version = 0;  // 23007 for 2.30.7.
 };
 
+// The CUDA runtime alone: `cuda_runtime` of `paths`. As LoadNcclLibrary.
+Result<CudaApi> LoadCudaRuntime(const NcclLibraryPaths& paths = {});
+
 // kSetting, with the name of the library or the function that is missing, or with the version of an
 // NCCL that is too old. Needs no GPU. The libraries stay loaded for the life of the process.
 Result<NcclLibrary> LoadNcclLibrary(const NcclLibraryPaths& paths = {});

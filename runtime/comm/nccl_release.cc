@@ -52,7 +52,9 @@ void Run(const NcclApi& nccl, const CudaApi& cuda, int device,
   for (const NcclRelease::Work& work : works) {
     AwaitMarks(cuda, work);
     if (work.scratch != nullptr) work.scratch->Free();
-    if (work.stream != nullptr) (void)cuda.StreamDestroy(work.stream);
+    for (const CudaStreamHandle stream : {work.stream, work.second_stream}) {
+      if (stream != nullptr) (void)cuda.StreamDestroy(stream);
+    }
   }
 }
 

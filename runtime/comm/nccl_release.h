@@ -9,7 +9,6 @@
 #include "runtime/base/thread.h"
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/nccl_api.h"
-#include "runtime/comm/nccl_scratch.h"
 
 namespace resilient {
 
@@ -18,6 +17,16 @@ namespace resilient {
 struct NcclMark {
   CudaEventHandle event = nullptr;
   bool recorded = false;
+};
+
+// What a communicator has allocated, and gives back when nothing of it runs any more. Owner: the
+// communicator, then its NcclRelease. Thread: caller-synchronised.
+class OwnMemory {
+ public:
+  virtual ~OwnMemory() = default;
+  // May block for ever, as what it calls may wait for the device, which is that of the calling
+  // thread. Once, the last call.
+  virtual void Free() = 0;
 };
 
 // The end of NCCL communicators of one device, on a thread of its own: ncclCommAbort waits for the
@@ -34,10 +43,11 @@ class NcclRelease {
   struct Work {
     Kind kind = Kind::kAbort;
     NcclCommHandle comm = nullptr;
-    CudaStreamHandle stream = nullptr;     // Its own; null: none was made. Destroyed.
-    std::vector<NcclMark> marks;           // What may still run; waited for.
-    std::shared_ptr<NcclScratch> scratch;  // May be null. Freed; nobody else uses it.
-    std::string name;                      // Of the group, for the log.
+    CudaStreamHandle stream = nullptr;         // Its own; null: none was made. Destroyed.
+    std::vector<NcclMark> marks;               // What may still run; waited for.
+    std::shared_ptr<OwnMemory> scratch;        // May be null. Freed; nobody else uses it.
+    std::string name;                          // Of the group, for the log.
+    CudaStreamHandle second_stream = nullptr;  // As `stream`.
   };
 
   NcclRelease(const NcclApi& nccl, const CudaApi& cuda, int device, std::vector<Work> works,

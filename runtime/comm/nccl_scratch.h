@@ -7,6 +7,7 @@
 #include "runtime/base/thread.h"
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/nccl_api.h"
+#include "runtime/comm/nccl_release.h"
 
 namespace resilient {
 
@@ -15,7 +16,7 @@ namespace resilient {
 // of its own, the second is made where the communicator ends.
 //
 // Owner: NcclGroup, then its NcclRelease. Thread: caller-synchronised.
-class NcclScratch {
+class NcclScratch final : public OwnMemory {
  public:
   // Bytes that a barrier reduces. What they are is nothing to anybody.
   static constexpr std::size_t kBytes = 1;
@@ -31,9 +32,8 @@ class NcclScratch {
   CudaResult result() const { return state_->result; }
   void* memory() const { return state_->memory; }
 
-  // Waits for the allocation and frees what came of it; may block for ever. Once, the last call.
-  // The device of the calling thread is that of the memory.
-  void Free();
+  // Waits for the allocation and frees what came of it.
+  void Free() override;
 
  private:
   struct State {

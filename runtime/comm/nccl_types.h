@@ -100,6 +100,8 @@ enum class CudaResult : int {
   kLaunchFailure = 719
 };
 
+enum class CudaCopy : int { kHostToDevice = 1, kDeviceToHost = 2 };  // cudaMemcpyKind
+
 enum class CudaDeviceAttribute : int { kComputeCapabilityMajor = 75 };
 
 constexpr unsigned int kCudaStreamNonBlocking = 1;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 
 #include "runtime/base/log.h"
@@ -157,6 +158,56 @@ CudaResult FakeNccl::Deallocate(Lock& lock, void* memory, bool of_nccl) {
   return CudaResult::kSuccess;
 }
 
+CudaResult FakeNccl::AllocatePinned(Lock& lock, void** memory, std::size_t bytes) {
+  const int device = DeviceOfThread();
+  changed_.wait(lock, [&] { return over_ || !ScriptOf(device).hang_memory; });
+  if (ScriptOf(device).refuse_memory) return CudaResult::kInvalidValue;
+  std::vector<std::byte> block(bytes);
+  *memory = block.data();
+  pinned_[block.data()] = std::move(block);
+  counts_.pinned_most = std::max(counts_.pinned_most, ++counts_.pinned);
+  changed_.notify_all();
+  return CudaResult::kSuccess;
+}
+
+CudaResult FakeNccl::DeallocatePinned(Lock& lock, void* memory) {
+  const int device = DeviceOfThread();
+  changed_.wait(lock, [&] { return over_ || !ScriptOf(device).hang_memory; });
+  if (pinned_.erase(static_cast<const std::byte*>(memory)) == 0) {
+    Misuse("cudaFreeHost of memory that is not there");
+    return CudaResult::kInvalidValue;
+  }
+  --counts_.pinned;
+  changed_.notify_all();
+  return CudaResult::kSuccess;
+}
+
+bool FakeNccl::IsPinned(const void* memory, std::size_t bytes) const {
+  const auto* at = static_cast<const std::byte*>(memory);
+  auto block = pinned_.upper_bound(at);
+  if (block == pinned_.begin()) return false;
+  --block;
+  return at + bytes <= block->first + block->second.size();
+}
+
+CudaResult FakeNccl::Copy(void* to, const void* from, std::size_t bytes, CudaCopy direction,
+                          CudaStreamHandle stream) {
+  if (ScriptOf(DeviceOfThread()).lose_device) return CudaResult::kLaunchFailure;
+  const void* on_host = direction == CudaCopy::kDeviceToHost ? to : from;
+  stream = StreamOf(stream);
+  Enqueue(stream, [this, to, from, bytes, on_host, device = stream->device](Lock& lock) {
+    changed_.wait(lock, [&] { return over_ || !ScriptOf(device).hold_copies; });
+    if (over_) return;  // The memory may be gone.
+    if (!IsPinned(on_host, bytes)) return Misuse("a copy over memory that is not pinned");
+    ++counts_.copies;
+    changed_.notify_all();
+    lock.unlock();
+    std::memcpy(to, from, bytes);
+    lock.lock();
+  });
+  return CudaResult::kSuccess;
+}
+
 void FakeNccl::CheckMemory(const Call& call) {
   for (const void* memory : {call.from, static_cast<const void*>(call.to)}) {
     const auto* at = static_cast<const std::byte*>(memory);
@@ -282,6 +333,19 @@ CudaApi FakeNccl::cuda() {
   api.Free = [](void* memory) {
     Lock lock(current->mutex_);
     return current->Deallocate(lock, memory, false);
+  };
+  api.HostAlloc = [](void** memory, std::size_t bytes, unsigned int) {
+    Lock lock(current->mutex_);
+    return current->AllocatePinned(lock, memory, bytes);
+  };
+  api.FreeHost = [](void* memory) {
+    Lock lock(current->mutex_);
+    return current->DeallocatePinned(lock, memory);
+  };
+  api.MemcpyAsync = [](void* to, const void* from, std::size_t bytes, CudaCopy direction,
+                       CudaStreamHandle stream) {
+    Lock lock(current->mutex_);
+    return current->Copy(to, from, bytes, direction, stream);
   };
   api.DeviceGetAttribute = [](int* value, CudaDeviceAttribute, int) {
     *value = 9;  // A Hopper.

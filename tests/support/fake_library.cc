@@ -91,6 +91,14 @@ CudaResult cudaDeviceGetAttribute(int* value, CudaDeviceAttribute attribute, int
 }
 CudaResult cudaMalloc(void** memory, std::size_t bytes) { return Cuda().Malloc(memory, bytes); }
 CudaResult cudaFree(void* memory) { return Cuda().Free(memory); }
+CudaResult cudaHostAlloc(void** memory, std::size_t bytes, unsigned int flags) {
+  return Cuda().HostAlloc(memory, bytes, flags);
+}
+CudaResult cudaFreeHost(void* memory) { return Cuda().FreeHost(memory); }
+CudaResult cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, CudaCopy direction,
+                           CudaStreamHandle stream) {
+  return Cuda().MemcpyAsync(to, from, bytes, direction, stream);
+}
 CudaResult cudaStreamCreateWithFlags(CudaStreamHandle* stream, unsigned int flags) {
   return Cuda().StreamCreateWithFlags(stream, flags);
 }

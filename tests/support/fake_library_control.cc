@@ -26,7 +26,7 @@ std::optional<Change> ChangeOf(std::string_view name, int value) {
       {"hold_kernels", &NcclScript::hold_kernels},   {"hang_abort", &NcclScript::hang_abort},
       {"hang_destroy", &NcclScript::hang_destroy},   {"lose_device", &NcclScript::lose_device},
       {"refuse_events", &NcclScript::refuse_events}, {"hang_memory", &NcclScript::hang_memory},
-      {"refuse_memory", &NcclScript::refuse_memory}};
+      {"refuse_memory", &NcclScript::refuse_memory}, {"hold_copies", &NcclScript::hold_copies}};
   static const std::map<std::string_view, NcclResult NcclScript::*> kResults = {
       {"init_result", &NcclScript::init_result},
       {"async_error", &NcclScript::async_error},
@@ -77,6 +77,9 @@ const std::vector<Number>& Numbers() {
       {"events", &NcclCounts::events},
       {"allocations", &NcclCounts::allocations},
       {"frees", &NcclCounts::frees},
+      {"pinned", &NcclCounts::pinned},
+      {"pinned_most", &NcclCounts::pinned_most},
+      {"copies", &NcclCounts::copies},
       {"reductions", &NcclCounts::reductions},
       {"aborts_begun", &NcclCounts::aborts_begun},
       {"aborts_ended", &NcclCounts::aborts_ended},

@@ -29,8 +29,9 @@ struct NcclScript {
   bool hang_destroy = false;   // ncclCommFinalize stays in progress.
   bool lose_device = false;    // Events of its device answer with an error that stays.
   bool refuse_events = false;  // cudaEventCreate fails.
-  bool hang_memory = false;    // cudaMalloc and cudaFree of its device do not return.
-  bool refuse_memory = false;  // cudaMalloc fails.
+  bool hang_memory = false;    // cudaMalloc, cudaFree and those of the host do not return.
+  bool refuse_memory = false;  // cudaMalloc and cudaHostAlloc fail.
+  bool hold_copies = false;    // What is to be copied on streams of its device waits.
 };
 
 // What is and what was. `misuse`: what NCCL or CUDA would punish at random, or by a hang: calls on
@@ -40,7 +41,10 @@ struct NcclCounts {
   int events = 0;
   int allocations = 0;
   int frees = 0;
-  int reductions = 0;  // Made by ncclRedOpCreatePreMulSum.
+  int pinned = 0;       // Allocations by cudaHostAlloc.
+  int pinned_most = 0;  // How many there were at once.
+  int copies = 0;       // Begun on streams.
+  int reductions = 0;   // Made by ncclRedOpCreatePreMulSum.
   int aborts_begun = 0;
   int aborts_ended = 0;
   int destroyed = 0;
@@ -127,6 +131,11 @@ class FakeNccl {
                  const std::vector<Call>& calls);
   CudaResult Allocate(Lock& lock, void** memory, std::size_t bytes, bool of_nccl);
   CudaResult Deallocate(Lock& lock, void* memory, bool of_nccl);
+  CudaResult AllocatePinned(Lock& lock, void** memory, std::size_t bytes);
+  CudaResult DeallocatePinned(Lock& lock, void* memory);
+  CudaResult Copy(void* to, const void* from, std::size_t bytes, CudaCopy direction,
+                  CudaStreamHandle stream);
+  bool IsPinned(const void* memory, std::size_t bytes) const;
   void CheckMemory(const Call& call);
   CudaStreamHandle StreamOf(CudaStreamHandle stream);
   void Enqueue(CudaStreamHandle stream, std::function<void(Lock&)> item);
@@ -157,8 +166,9 @@ class FakeNccl {
   std::set<CudaStreamHandle> streams_;
   std::set<CudaStreamHandle> ended_streams_;  // Whose threads are to be joined.
   std::set<CudaEventHandle> events_;
-  std::map<const std::byte*, Block> blocks_;         // By their beginning.
-  std::map<int, CudaStreamHandle> default_streams_;  // By device.
+  std::map<const std::byte*, Block> blocks_;                   // By their beginning.
+  std::map<const std::byte*, std::vector<std::byte>> pinned_;  // By their beginning.
+  std::map<int, CudaStreamHandle> default_streams_;            // By device.
 };
 
 }  // namespace resilient::testing

@@ -171,7 +171,7 @@ ContextOptions MakeOptions(const InitOptions& init, const Settings& settings,
   options.hierarchical_order = settings.hierarchical_order;
   options.cuda.nccl_library = settings.nccl_library;
   options.cuda.cuda_runtime = settings.cuda_runtime;
-  if (settings.allow_shared_gpu) options.cuda.claim = NoClaim;
+  options.cuda.shared_gpu = settings.shared_gpu;
   options.auto_heal = settings.auto_heal;
   options.time.strict = settings.strict_timeouts;
   options.time.world_timeout = init.timeout;

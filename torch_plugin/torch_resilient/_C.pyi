@@ -54,6 +54,13 @@ def find_store(
 def start_server(listen: str, linger: float) -> tuple[str, str, str]:
     """StartServer of <resilient/store/server_process.h>: ("host:port", server id, path of its log). Raises SETTING, REFUSED."""
 
+class SharedGpu:
+    """Whether ranks may use one GPU: see <resilient/device.h>."""
+
+    REFUSED: SharedGpu
+    THROUGH_HOST: SharedGpu
+    THROUGH_NCCL: SharedGpu
+
 class DeviceClaim:
     """The GPU that a rank uses: see <resilient/device.h>."""
 
@@ -95,7 +102,7 @@ class Session:
         checksums: bool = False,
         hierarchical_order: bool = False,
         cuda_libraries: tuple[str, str] = ("", ""),  # Paths of NCCL and the CUDA runtime; "": none.
-        shared_gpu: bool = False,  # Ranks claim no GPU for themselves.
+        shared_gpu: SharedGpu = ...,  # Where it is allowed ranks claim no GPU for themselves.
         eager_device: int = -1,  # Groups are connected for it as they are made; -1: none.
         auto_heal: bool = False,
         replay: bool = False,

@@ -323,7 +323,7 @@ def _open_world(native, arguments, settings, process, processes, timeout, starte
         checksums=settings["checksums"],
         hierarchical_order=settings["hierarchical_order"],
         cuda_libraries=(settings["nccl_library"], settings["cuda_runtime"]),
-        shared_gpu=settings["allow_shared_gpu"],
+        shared_gpu=settings["shared_gpu"],
         eager_device=-1 if scope else _devices.bound_ordinal(arguments["device_id"]),
         auto_heal=settings["auto_heal"] and not scope,
         replay=settings["replay"] and not scope,

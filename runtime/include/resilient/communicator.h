@@ -187,6 +187,7 @@ struct CudaFabricOptions {
   // What this rank says of a device that it uses; null: what NVML says. Without a uuid: ranks may
   // share it.
   std::function<DeviceClaim(int device)> claim;
+  SharedGpu shared_gpu = SharedGpu::kRefused;  // Else nothing is said of it.
   // What each group is connected for as it is made, not at its first operation there; kHost: none.
   int eager_device = kHost;
   // Between the ranks' arrival and the end of NCCL's own way of connecting; it is tried twice.

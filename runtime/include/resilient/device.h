@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,7 +43,12 @@ std::vector<std::string> VisibleGpus(
 DeviceClaim ClaimOf(int ordinal, const std::vector<Gpu>& gpus,
                     const std::vector<std::pair<std::string, std::string>>& environment);
 
-// That of a rank which may share its device. Pure.
-inline DeviceClaim NoClaim(int /*device*/) { return {}; }
+// Whether ranks may use one GPU; equal on all ranks of a group, but that the first and the last may
+// meet.
+enum class SharedGpu : std::uint8_t {
+  kRefused,
+  kThroughHost,  // Everything on devices goes through memory of the host, and NCCL is not loaded.
+  kThroughNccl   // NCCL is asked all the same: for those of its settings that let it.
+};
 
 }  // namespace resilient

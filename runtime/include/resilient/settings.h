@@ -48,7 +48,8 @@ struct Settings {
   bool supervised = false;    // RESILIENT_SUPERVISED: internal, how this process ends is reported
   // RESILIENT_REPLACES: internal, this process replaces one; where its seat is taken it is a spare.
   bool replaces = false;
-  bool allow_shared_gpu = false;  // RESILIENT_ALLOW_SHARED_GPU: ranks claim no GPU for themselves
+  // RESILIENT_ALLOW_SHARED_GPU: where it is allowed ranks claim no GPU for themselves.
+  SharedGpu shared_gpu = SharedGpu::kRefused;
   // RESILIENT_FAKE_DEVICES: internal, the claims of ranks 0, 1, ... instead of what NVML and CUDA
   // say, "host|uuid|ordinal|visible;..."; with an empty uuid a rank's device is not known.
   std::vector<DeviceClaim> fake_devices;

@@ -209,6 +209,19 @@ TEST(ParseSettings, AskingForWhatIsDoneAnyway_IsNoWarning) {
   EXPECT_TRUE(settings->warnings.empty()) << settings->warnings.front();
 }
 
+TEST(ParseSettings, SharedGpu_IsRefusedThroughTheHostOrThroughNccl) {
+  EXPECT_EQ(ParseSettings({})->shared_gpu, SharedGpu::kRefused);
+  const auto of = [](const char* value) {
+    return ParseSettings({{"RESILIENT_ALLOW_SHARED_GPU", value}});
+  };
+  EXPECT_EQ(of("0")->shared_gpu, SharedGpu::kRefused);
+  EXPECT_EQ(of("1")->shared_gpu, SharedGpu::kThroughHost);
+  EXPECT_EQ(of("nccl")->shared_gpu, SharedGpu::kThroughNccl);
+  EXPECT_EQ(of("yes").status().message(),
+            "RESILIENT_ALLOW_SHARED_GPU=\"yes\" is not valid: accepted is \"0\", \"1\" or "
+            "\"nccl\". Correct it in the environment that starts the job");
+}
+
 TEST(ParseSettings, FakeDevices_AreOneARank) {
   const auto settings =
       ParseSettings({{"RESILIENT_FAKE_DEVICES", "a|GPU-1|0|2;|MIG-2|1|2;b||-1|4"}});

@@ -46,6 +46,9 @@ RESILIENT_CUDA_OPTIONAL_FUNCTIONS(RESILIENT_COMPARE)
 #undef RESILIENT_COMPARE
 constexpr cudaError_t (*kMalloc)(void**, std::size_t) = &::cudaMalloc;
 static_assert(SameCall<decltype(CudaApi::Malloc), std::remove_const_t<decltype(kMalloc)>>::value);
+constexpr cudaError_t (*kHostAlloc)(void**, std::size_t, unsigned int) = &::cudaHostAlloc;
+static_assert(
+    SameCall<decltype(CudaApi::HostAlloc), std::remove_const_t<decltype(kHostAlloc)>>::value);
 
 template <typename Ours, typename Theirs>
 void ExpectSame(Ours ours, Theirs theirs) {
@@ -145,6 +148,8 @@ TEST(NcclHeaders, CudaResults_AreTheSame) {
   ExpectSame(CudaResult::kInvalidPc, cudaErrorInvalidPc);
   ExpectSame(CudaResult::kLaunchFailure, cudaErrorLaunchFailure);
   ExpectSame(CudaDeviceAttribute::kComputeCapabilityMajor, cudaDevAttrComputeCapabilityMajor);
+  ExpectSame(CudaCopy::kHostToDevice, cudaMemcpyHostToDevice);
+  ExpectSame(CudaCopy::kDeviceToHost, cudaMemcpyDeviceToHost);
   ExpectSame(kCudaStreamNonBlocking, cudaStreamNonBlocking);
   ExpectSame(kCudaEventDisableTiming, cudaEventDisableTiming);
 }

@@ -59,6 +59,24 @@ TEST(NcclLibrary, LibraryThatIsAnotherOne_TheMissingFunctionIsNamed) {
   EXPECT_THAT(status.message(), HasSubstr("libm.so.6 has no function ncclGetVersion"));
 }
 
+TEST(NcclLibrary, CudaRuntimeAlone_NeedsNoNccl) {
+  const NcclLibraryPaths paths{.nccl = "/nowhere/libnccl.so.2",
+                               .cuda_runtime = FromEnvironment("RESILIENT_TEST_CUDART")};
+  const Result<CudaApi> cuda = LoadCudaRuntime(paths);
+  if (!cuda.ok() && paths.cuda_runtime.empty())
+    GTEST_SKIP() << "no CUDA runtime here (RESILIENT_TEST_CUDART may name one): "
+                 << cuda.status().message();
+  ASSERT_TRUE(cuda.ok()) << cuda.status().message();
+  EXPECT_STREQ(cuda->GetErrorName(CudaResult::kNotReady), "cudaErrorNotReady");
+  EXPECT_NE(cuda->HostAlloc, nullptr);
+}
+
+TEST(NcclLibrary, CudaRuntimeThatIsAnotherLibrary_TheMissingFunctionIsNamed) {
+  const Status status = LoadCudaRuntime({.nccl = "", .cuda_runtime = "libm.so.6"}).status();
+  EXPECT_EQ(status.code(), StatusCode::kSetting);
+  EXPECT_THAT(status.message(), HasSubstr("libm.so.6 has no function cudaGetErrorName"));
+}
+
 TEST(NcclLibrary, Version_IsSaidAsNcclSaysIt) {
   EXPECT_EQ(NcclVersionText(23007), "2.30.7");
   EXPECT_EQ(NcclVersionText(22809), "2.28.9");

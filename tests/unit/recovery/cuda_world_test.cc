@@ -40,7 +40,8 @@ class CudaWorldTest : public ::testing::Test {
  protected:
   ~CudaWorldTest() override {
     EXPECT_TRUE(fake_.WaitFor([](const NcclCounts& counts) {
-      return counts.communicators == 0 && counts.events == 0 && counts.allocations == 0;
+      return counts.communicators == 0 && counts.events == 0 && counts.allocations == 0 &&
+             counts.pinned == 0;
     }));
     EXPECT_THAT(fake_.TakeMisuse(), IsEmpty());
   }
@@ -51,6 +52,7 @@ class CudaWorldTest : public ::testing::Test {
                   return NcclLibrary{
                       .nccl = FakeNccl::nccl(), .cuda = FakeNccl::cuda(), .nccl_version = 23007};
                 },
+            .load_cuda = [] { return FakeNccl::cuda(); },
             .claim =
                 [this, rank](int device) {
                   return DeviceClaim{.uuid = StrCat("GPU-", shared_gpu_ ? 0 : rank),
@@ -70,6 +72,7 @@ class CudaWorldTest : public ::testing::Test {
     options.interrupt = GiveUpAtTestBound();
     CudaFabricOptions cuda;
     cuda.verdict_wait = verdict_wait_;
+    cuda.shared_gpu = shared_gpu_allowed_[static_cast<std::size_t>(rank)];
     auto session = OpenSession(
         options, hub.NewLine(),
         [&](CommunicatorEvents& events) {
@@ -146,6 +149,7 @@ class CudaWorldTest : public ::testing::Test {
   FakeNccl fake_;
   SystemClock clock_;
   bool shared_gpu_ = false;
+  std::array<SharedGpu, kWorldSize> shared_gpu_allowed_{};
   NcclOptions nccl_;  // Of the world.
   Duration verdict_wait_ = kTestBound;
 };
@@ -324,6 +328,100 @@ TEST_F(CudaWorldTest, TwoRanksOnOneGpu_AreRefusedOnEveryRank_BeforeNccl) {
     EXPECT_EQ(value, 6);
   });
   EXPECT_EQ(fake_.Counts().aborts_begun, 0);
+}
+
+// Through memory of the host.
+class SharedGpuWorldTest : public CudaWorldTest {
+ protected:
+  SharedGpuWorldTest() {
+    shared_gpu_ = true;
+    shared_gpu_allowed_.fill(SharedGpu::kThroughHost);
+  }
+  ~SharedGpuWorldTest() override { EXPECT_EQ(fake_.Counts().unique_ids, 0) << "NCCL is not asked"; }
+};
+
+TEST_F(SharedGpuWorldTest, KilledRank_EndsWhatWaits_AndTheNextGenerationRuns) {
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  ExpectSums(ranks);
+  double value = 1;
+  Outcome outcome;
+  ASSERT_TRUE(ranks[0].world->Submit(SumOp(&value, 0), outcome.Callback()).ok());
+  hub.Kill(2);
+  const Status status = outcome.Await();
+  EXPECT_EQ(status.code(), StatusCode::kRankLost) << status.ToString();
+  EXPECT_EQ(status.detail().rank, 2);
+  ranks[2] = {};
+  RebuildWith(hub, ranks, 2);
+  for (int i = 0; i < 4; ++i) ExpectSums(ranks);
+  for (const Rank& rank : ranks) EXPECT_EQ(rank.session->membership().generation, 2u);
+}
+
+TEST_F(SharedGpuWorldTest, Mismatch_IsRaisedOnEveryRank_AndHeals) {
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  ExpectSums(ranks);
+  OnRanks(kAllRanks, [&](int rank) {
+    Rank& self = ranks[static_cast<std::size_t>(rank)];
+    double values[2] = {1, 1};
+    Operation op = SumOp(values, rank);
+    if (rank == 1) op.count = 2;
+    Outcome outcome;
+    const auto seq = self.world->Submit(op, outcome.Callback());
+    EXPECT_EQ((seq.ok() ? outcome.Await() : seq.status()).code(), StatusCode::kMismatch);
+    while (self.session->failure().ok()) std::this_thread::yield();
+    EXPECT_THAT(self.session->failure().message(), HasSubstr("world/cuda"));
+    ASSERT_TRUE(self.session->Rebuild({}).ok());
+    ExpectSum(*self.world, rank);
+  });
+}
+
+TEST_F(SharedGpuWorldTest, DeviceLost_FencesTheOthers) {
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  ExpectSums(ranks);
+  fake_.Change(1, [](NcclScript& script) { script.lose_device = true; });
+  double value = 1;
+  EXPECT_EQ(Sum(*ranks[1].world, 1, value).status().code(), StatusCode::kDeviceLost);
+  OnRanks(kAllRanks, [&](int rank) {
+    Session& session = *ranks[static_cast<std::size_t>(rank)].session;
+    while (session.failure().ok()) std::this_thread::yield();
+    EXPECT_EQ(session.failure().code(), StatusCode::kDeviceLost);
+    EXPECT_EQ(session.failure().detail().rank, 1);
+  });
+  ranks = {};
+  fake_.Change(1, [](NcclScript& script) { script.lose_device = false; });
+}
+
+TEST_F(SharedGpuWorldTest, OneRankThatIsNotLet_IsToldOnEveryRank) {
+  shared_gpu_allowed_[1] = SharedGpu::kRefused;
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  OnRanks(kAllRanks, [&](int rank) {
+    Rank& self = ranks[static_cast<std::size_t>(rank)];
+    const Status status = Sum(*self.world, rank, 1).status();
+    EXPECT_EQ(status.code(), StatusCode::kSetting) << status.ToString();
+    EXPECT_THAT(status.message(), HasSubstr("set RESILIENT_ALLOW_SHARED_GPU alike on all ranks"));
+    EXPECT_TRUE(self.session->failure().ok());
+  });
+}
+
+TEST_F(SharedGpuWorldTest, TwentyRebuilds_LeaveNothing) {
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  std::barrier summed(kWorldSize);
+  OnRanks(kAllRanks, [&](int rank) {
+    Rank& self = ranks[static_cast<std::size_t>(rank)];
+    for (int i = 0; i < 20; ++i) {
+      ExpectSum(*self.world, rank);
+      summed.arrive_and_wait();
+      if (rank == i % kWorldSize) self.world->Abort("it is its turn");
+      while (self.session->failure().ok()) std::this_thread::yield();
+      ASSERT_TRUE(self.session->Rebuild({}).ok());
+    }
+    ExpectSum(*self.world, rank);
+  });
+  EXPECT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.pinned == kWorldSize; }));
 }
 
 TEST_F(CudaWorldTest, StreamsGoOnBehindAnOperation_WithoutTheHost) {

@@ -137,7 +137,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                       std::string token_file, const TlsTuple& tls, std::string socket_ifname,
                       int socket_streams, std::size_t shm_limit, bool checksums,
                       bool hierarchical_order, std::pair<std::string, std::string> cuda_libraries,
-                      bool shared_gpu, int eager_device, bool auto_heal, bool replay,
+                      SharedGpu shared_gpu, int eager_device, bool auto_heal, bool replay,
                       bool strict_timeouts, double op_deadline, double wait_log, double stall,
                       std::string presence, std::string reconfigure_scope,
                       std::chrono::milliseconds timeout, std::optional<DeviceClaim> device,
@@ -167,7 +167,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.checksums = checksums;
         options.hierarchical_order = hierarchical_order;
         std::tie(options.cuda.nccl_library, options.cuda.cuda_runtime) = std::move(cuda_libraries);
-        if (shared_gpu) options.cuda.claim = NoClaim;
+        options.cuda.shared_gpu = shared_gpu;
         options.cuda.eager_device = eager_device;
         options.auto_heal = auto_heal;
         options.time.strict = strict_timeouts;
@@ -191,11 +191,12 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::arg("shm_limit") = CpuFabricOptions().shm_limit, py::arg("checksums") = false,
       py::arg("hierarchical_order") = false,
       py::arg("cuda_libraries") = std::pair<std::string, std::string>(),
-      py::arg("shared_gpu") = false, py::arg("eager_device") = kHost, py::arg("auto_heal") = false,
-      py::arg("replay") = false, py::arg("strict_timeouts") = false, py::arg("op_deadline") = 120.0,
-      py::arg("wait_log") = 30.0, py::arg("stall") = 3600.0, py::arg("presence") = "",
-      py::arg("reconfigure_scope") = "", py::arg("timeout") = kTorchDefaultTimeout,
-      py::arg("device") = py::none(), py::arg("nccl") = py::none());
+      py::arg("shared_gpu") = SharedGpu::kRefused, py::arg("eager_device") = kHost,
+      py::arg("auto_heal") = false, py::arg("replay") = false, py::arg("strict_timeouts") = false,
+      py::arg("op_deadline") = 120.0, py::arg("wait_log") = 30.0, py::arg("stall") = 3600.0,
+      py::arg("presence") = "", py::arg("reconfigure_scope") = "",
+      py::arg("timeout") = kTorchDefaultTimeout, py::arg("device") = py::none(),
+      py::arg("nccl") = py::none());
 }
 
 template <auto kGet>

@@ -42,7 +42,8 @@ py::dict ToDict(const Settings& settings) {
   fields["socket_streams"] = settings.socket_streams;
   fields["nccl_library"] = settings.nccl_library;
   fields["cuda_runtime"] = settings.cuda_runtime;
-  fields["allow_shared_gpu"] = settings.allow_shared_gpu;
+  fields["allow_shared_gpu"] = settings.shared_gpu != SharedGpu::kRefused;
+  fields["shared_gpu"] = settings.shared_gpu;
   fields["fake_devices"] = settings.fake_devices;
   fields["log"] = settings.log;
   fields["owner"] = settings.owner;
@@ -63,6 +64,10 @@ std::vector<std::pair<std::string, std::string>> ToPairs(const Environment& envi
 
 // How the claim of a process is found: who asks says which device it uses.
 void RegisterDevices(py::module_& m) {
+  py::enum_<SharedGpu>(m, "SharedGpu")
+      .value("REFUSED", SharedGpu::kRefused)
+      .value("THROUGH_HOST", SharedGpu::kThroughHost)
+      .value("THROUGH_NCCL", SharedGpu::kThroughNccl);
   py::class_<DeviceClaim>(m, "DeviceClaim")
       .def_readwrite("uuid", &DeviceClaim::uuid)
       .def_readwrite("host", &DeviceClaim::host)

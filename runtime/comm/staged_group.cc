@@ -1,0 +1,368 @@
+#include "runtime/comm/staged_group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/comm/nccl_group.h"
+
+namespace resilient {
+namespace {
+
+constexpr Duration kPoll = Millis(1);
+
+}  // namespace
+
+StagedGroup::StagedGroup(std::shared_ptr<GroupPort> port, NcclContext& context,
+                         std::shared_ptr<StagedCalls> calls)
+    : port_(std::move(port)),
+      spec_(port_->spec()),
+      context_(context),
+      cuda_(context.options.cuda),
+      calls_(std::move(calls)) {}
+
+StagedGroup::~StagedGroup() {
+  if (control_ != nullptr) control_->Leave();
+  if (host_ != nullptr) host_->Leave();
+  if (release_ == nullptr || release_->IsFinished()) return;
+  RESILIENT_LOG(kError, "the end of ", Where(),
+                " has not come back from CUDA; its memory and the thread stay until it does");
+  for (Transfers* left : {&head_, &launched_})
+    release_->Abandon(std::make_shared<Transfers>(std::move(*left)));
+}
+
+std::string StagedGroup::ControlName() const { return spec_.name + kControlSuffix; }
+
+std::string StagedGroup::Where() const {
+  return StrCat("rank ", spec_.rank, " (device ", context_.options.device, ") of group '",
+                spec_.name, "', generation ", spec_.generation);
+}
+
+void StagedGroup::Start() {
+  GroupSpec spec = spec_;
+  spec.name = ControlName();
+  control_ = context_.control.Create(std::move(spec), port_->abort_cell());
+  meeting_ =
+      NcclMeeting::Begin(*control_, EncodeIdentity(context_.options.identity), context_.doorbell);
+}
+
+void StagedGroup::AwaitMeeting() {
+  if (!meeting_->IsOver()) return;
+  const std::shared_ptr<NcclMeeting> meeting = std::exchange(meeting_, nullptr);
+  if (!meeting->status().ok()) return End(meeting->status());
+  context_.waits->Forget(ControlName(), spec_.generation);
+  const auto identities = IdentitiesOf(*meeting, spec_);
+  if (!identities.ok()) return End(identities.status());  // The same on all ranks.
+  host_ = context_.control.Create(spec_, port_->abort_cell());
+  state_ = State::kReady;
+  Advance();
+}
+
+bool StagedGroup::Failed(CudaResult result, std::string_view what) {
+  if (result == CudaResult::kSuccess) return false;
+  Fail(CudaStatus(cuda_, result, what, Where(), DetailOf(spec_, spec_.rank, 0)));
+  return true;
+}
+
+// The links stay as they are until the fence comes: by a goodbye, or by a lost link, the peers
+// would hear something else first.
+void StagedGroup::Fail(const Status& status) {
+  RESILIENT_LOG(kWarn, status.message());
+  context_.events.OnStalled(spec_.name, spec_.generation, status);
+  end_status_ = status;
+  for (SubmittedOp& op : port_->Close(status)) pending_.push_back(std::move(op));
+  state_ = State::kHolding;
+  end_by_ = Deadline::After(context_.now, context_.options.verdict_wait);
+}
+
+void StagedGroup::Step() {
+  // Not in the turn in which it began: completions run before their memory is let go.
+  if (state_ == State::kReleasing) return AwaitReleased();
+  TakeMail();
+  switch (state_) {
+    case State::kMeeting:
+      AwaitMeeting();
+      break;
+    case State::kReady:
+      Advance();
+      break;
+    case State::kDraining:
+      AwaitDrained();
+      break;
+    case State::kHolding:
+      if (end_by_.ExpiredAt(context_.now)) End(end_status_);
+      break;
+    case State::kStopping:
+      AwaitStopped();
+      break;
+    case State::kReleasing:
+    case State::kDone:
+      break;
+  }
+  TellWaiting();
+  CheckDeadline();  // Of what is complete by now nobody is told that it is late.
+}
+
+void StagedGroup::TakeMail() {
+  port_->Take(&mail_);
+  for (SubmittedOp& op : mail_.ops) pending_.push_back(std::move(op));
+  if (!mail_.aborted.ok()) return Abort(mail_.aborted);
+  if (mail_.leave) Leave(mail_.left);
+}
+
+void StagedGroup::Advance() {
+  while (state_ == State::kReady && CompleteLaunched() && MoveHead() && head_.empty()) {
+    if (!StartNext()) return;
+  }
+}
+
+// False: the group has ended.
+bool StagedGroup::MoveHead() {
+  for (std::size_t i = 0; i < head_.size();) {
+    if (!Move(*head_[i])) return false;
+    if (!IsThrough(*head_[i])) {
+      ++i;
+      continue;
+    }
+    if (!Launch(*head_[i])) return false;
+    launched_.push_back(std::move(head_[i]));
+    head_.erase(head_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  return true;
+}
+
+bool StagedGroup::HasStreams() {
+  if (memory_ == nullptr) {
+    memory_ = std::make_shared<StagedMemory>(cuda_, context_.options.device,
+                                             context_.options.piece_bytes, context_.doorbell);
+    if (Failed(cuda_.SetDevice(context_.options.device), "cudaSetDevice")) return false;
+  }
+  for (CudaStreamHandle* stream : {&out_, &in_}) {
+    if (*stream != nullptr) continue;
+    if (Failed(cuda_.StreamCreateWithFlags(stream, kCudaStreamNonBlocking), "cudaStreamCreate"))
+      return false;
+  }
+  return true;
+}
+
+// The next operation, with its batch. False: there is none, or the group has ended.
+bool StagedGroup::StartNext() {
+  if (pending_.empty() || launched_.size() >= kMaxLaunched || !HasStreams()) return false;
+  for (std::size_t left = pending_.front().batch_rest + 1; left > 0; --left) {
+    auto transfer = std::make_unique<Transfer>();
+    transfer->op = pending_.pop_front();
+    const Operation& op = transfer->op.op;
+    transfer->plan = StagedPlan(op, spec_.rank, port_->size(), context_.options.piece_bytes);
+    transfer->call = std::make_shared<const StagedCalls::Call>(StagedCalls::Call{
+        .seq = transfer->op.seq, .what = Describe(op), .call_site = op.call_site});
+    const CudaEventHandle ready = HandleOf(transfer->op.ready);
+    head_.push_back(std::move(transfer));
+    for (const CudaStreamHandle stream : {out_, in_}) {
+      if (Failed(cuda_.StreamWaitEvent(stream, ready, 0), "cudaStreamWaitEvent")) return false;
+    }
+  }
+  return true;
+}
+
+// False: the group has ended.
+bool StagedGroup::CompleteLaunched() {
+  while (!launched_.empty()) {
+    Transfer& first = *launched_.front();
+    const CudaResult result = cuda_.EventQuery(HandleOf(first.end));
+    if (result == CudaResult::kNotReady) return true;
+    if (Failed(result, "work on the device")) return false;
+    for (const Piece& piece : first.pieces) {
+      if (piece.buffer != nullptr) memory_->Give(piece.buffer);
+    }
+    if (first.op.op.sender != nullptr) *first.op.op.sender = first.op.op.peer;
+    Finish(std::move(first.op), Status::Ok());  // Before its event is used again.
+    launched_.erase(launched_.begin());
+  }
+  return true;
+}
+
+// Its completion runs between turns.
+void StagedGroup::Finish(SubmittedOp op, const Status& status) {
+  if (op.op.mark != nullptr) op.op.mark->End();
+  finished_.push_back({.op = std::move(op), .status = status});
+}
+
+bool StagedGroup::AwaitsDevice() const {
+  if (!launched_.empty()) return true;
+  return std::any_of(head_.begin(), head_.end(), [](const auto& transfer) {
+    return std::any_of(transfer->pieces.begin(), transfer->pieces.end(),
+                       [](const Piece& piece) { return piece.stage != Piece::Stage::kRunning; });
+  });
+}
+
+Instant StagedGroup::NextTime() const {
+  switch (state_) {
+    case State::kMeeting:
+      return std::min(next_deadline_check_,
+                      pending_.empty() ? kNever : context_.now + kWaitTellAfter);
+    case State::kReady:
+    case State::kDraining: {
+      const Instant next = std::min(next_deadline_check_, end_by_.when());
+      if (!AwaitsDevice()) return next;
+      return context_.now < spin_until_ ? context_.now : std::min(next, context_.now + kPoll);
+    }
+    case State::kHolding:
+      return end_by_.when();
+    case State::kStopping:
+      return context_.now + kPoll;
+    case State::kReleasing:
+    case State::kDone:
+      return kNever;
+  }
+  return kNever;
+}
+
+// What has begun is waited for: the peers need this rank's part. What has not is cancelled.
+void StagedGroup::Leave(const Status& status) {
+  if (state_ == State::kDraining) return;
+  if (state_ != State::kReady) return End(status);
+  leave_status_ = status;
+  for (SubmittedOp& op : port_->Close(status)) pending_.push_back(std::move(op));
+  while (!pending_.empty()) Finish(pending_.pop_front(), status);
+  state_ = State::kDraining;
+  end_by_ = Deadline::After(context_.now, context_.options.flush_timeout);
+  AwaitDrained();
+}
+
+void StagedGroup::AwaitDrained() {
+  if (!CompleteLaunched() || !MoveHead()) return;
+  const bool drained = head_.empty() && launched_.empty();
+  if (drained || end_by_.ExpiredAt(context_.now)) End(leave_status_);
+}
+
+void StagedGroup::Abort(const Status& cause) {
+  if (state_ >= State::kStopping) return;
+  for (const auto& group : {control_, host_}) {
+    if (group != nullptr) group->Abort(cause);
+  }
+  End(cause);
+}
+
+// Goodbye to the peers, unless an abort has taken their links from them.
+void StagedGroup::End(const Status& cause) {
+  if (state_ >= State::kStopping) return;
+  if (end_status_.ok()) end_status_ = cause;
+  for (SubmittedOp& op : port_->Close(end_status_)) pending_.push_back(std::move(op));
+  context_.waits->Forget(ControlName(), spec_.generation);
+  for (const auto& group : {control_, host_}) {
+    if (group != nullptr) group->Leave();
+  }
+  state_ = State::kStopping;
+}
+
+void StagedGroup::AwaitStopped() {
+  if (host_ != nullptr && !host_->IsQuiet()) return;
+  Release();
+}
+
+// What was put into the device's queue is waited for there: it touches memory until it has ended.
+void StagedGroup::Release() {
+  for (const auto& transfer : head_) {
+    for (const Piece& piece : transfer->pieces) ForgetPiece(*transfer, piece.number);
+    if (transfer->sizes != nullptr) ForgetPiece(*transfer, transfer->sizes->number);
+  }
+  state_ = State::kReleasing;
+  to_release_ = NcclRelease::Work{.kind = NcclRelease::Kind::kAbort,
+                                  .comm = nullptr,
+                                  .stream = std::exchange(out_, nullptr),
+                                  .marks = {},
+                                  .scratch = std::exchange(memory_, nullptr),
+                                  .name = spec_.name,
+                                  .second_stream = std::exchange(in_, nullptr)};
+  const auto mark = [this](const PooledEvent& event) {
+    if (event != nullptr) to_release_->marks.push_back({HandleOf(event), true});
+  };
+  for (const Transfers* transfers : {&head_, &launched_}) {
+    for (const auto& transfer : *transfers) {
+      for (const Piece& piece : transfer->pieces) {
+        mark(piece.copied);
+        mark(piece.placed);
+      }
+      mark(transfer->end);
+    }
+  }
+}
+
+std::optional<NcclRelease::Work> StagedGroup::TakeRelease() {
+  return std::exchange(to_release_, std::nullopt);
+}
+
+void StagedGroup::AwaitReleased() {
+  if (release_ == nullptr || !release_->IsFinished()) return;
+  release_.reset();
+  std::size_t left = 0;
+  for (Transfers* transfers : {&head_, &launched_}) left += std::exchange(*transfers, {}).size();
+  // What they held is gone before the communicator says it is quiet.
+  for (; left > 0; --left) port_->OnCompleted();
+  state_ = State::kDone;
+}
+
+void StagedGroup::RunFinished() {
+  telling_.swap(finished_);
+  for (Finished& one : telling_) {
+    if (one.op.done) one.op.done(one.status);
+    one.op = {};
+    port_->OnCompleted();
+  }
+  telling_.clear();
+}
+
+void StagedGroup::TellOf(Transfers& transfers) {
+  for (const auto& one : transfers) {
+    if (std::exchange(one->told, true)) continue;
+    if (one->op.op.mark != nullptr) one->op.op.mark->End();
+    if (one->op.done) one->op.done(end_status_);
+  }
+}
+
+// In the order of their submission.
+void StagedGroup::RunCompletions() {
+  RunFinished();
+  if (end_status_.ok()) return;
+  // What these hold stays until the device is done with it.
+  TellOf(launched_);
+  TellOf(head_);
+  while (!pending_.empty()) Finish(pending_.pop_front(), end_status_);
+  RunFinished();
+}
+
+// At the meeting; behind it the CPU transport tells, but of what has not begun.
+void StagedGroup::TellWaiting() {
+  if (state_ != State::kMeeting || pending_.empty() || context_.now < next_wait_told_) return;
+  const SubmittedOp& first = pending_.front();
+  if (context_.now - first.submitted < kWaitTellAfter) return;
+  WaitingOperation told = ToldOf(first, context_.now);
+  told.missing = context_.waits->Missing(ControlName(), spec_.generation, context_.now);
+  next_wait_told_ = context_.now + kWaitTellAfter;
+  context_.events.OnWaiting(spec_.name, spec_.generation, {std::move(told)});
+}
+
+// Of what the CPU transport has, it judges itself.
+void StagedGroup::CheckDeadline() {
+  next_deadline_check_ = kNever;
+  if (state_ > State::kReady) return;
+  for (const auto& transfer : head_) {
+    if (!RunsOnHost(*transfer) && IsLate(transfer->op)) return;
+  }
+  if (head_.empty() && !pending_.empty()) IsLate(pending_.front());
+}
+
+bool StagedGroup::IsLate(SubmittedOp& op) {
+  const OpTimeouts::Verdict verdict = op.timeouts.Check(context_.now, port_->held_until());
+  next_deadline_check_ =
+      std::min(next_deadline_check_, op.timeouts.NextCheck(context_.now, port_->held_until()));
+  if (verdict == OpTimeouts::Verdict::kInTime) return false;
+  LateOp late = LateSince(op, verdict, context_.now, context_.clock);
+  for (int rank = 0; state_ == State::kMeeting && rank < port_->size(); ++rank) {
+    if (rank != spec_.rank) late.missing.push_back(rank);
+  }
+  Fail(LateStatus(spec_, late, verdict));
+  return true;
+}
+
+}  // namespace resilient
