@@ -144,6 +144,7 @@ class DeviceTransports {
   std::unique_ptr<CommunicatorFactory> Make(NcclFabricOptions options) const {
     if (options_.shared_gpu == SharedGpu::kThroughHost) {
       options.identity.way = kStagedWay;
+      options.name = "res-staged";
       return MakeStagedFabric(options, *control_, waits_, calls_, clock_, *events_);
     }
     options.identity.nccl_version = (*library_)->nccl_version;

@@ -148,8 +148,10 @@ bool StagedGroup::SubmitToHost(const Transfer& transfer, Operation op,
   op.call_site = CallSiteOf(transfer, op, piece);
   op.stall = whole.op.stall;
   if (whole.op.timeout > Duration::zero()) {
+    // What is left of it, but for a difference that would only make the texts strange.
     const Duration left = whole.submitted + whole.op.timeout - context_.now;
-    op.timeout = std::max<Duration>(left, Millis(1));
+    const bool nearly_all = left > whole.op.timeout - whole.op.timeout / 100;
+    op.timeout = nearly_all ? whole.op.timeout : std::max<Duration>(left, Millis(1));
   }
   const bool message = IsPointToPoint(op.kind);
   const auto submitted = host_->Submit(

@@ -228,6 +228,10 @@ Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions opti
 // Refused with kUnimplemented, before anything is submitted: reductions of 16-bit integers, of bits
 // but for bools, products of complex numbers; of float8 and kPremulSum where the library or the
 // device has none. kSetting where there is no NCCL or no CUDA.
+//
+// With SharedGpu::kThroughHost devices are served by the CPU transport on pinned memory instead
+// (docs/decisions/0021): numbers are as there, nothing but kAnyPeer is refused, a LaunchMark is
+// launched when the peers' part is there, and a rank that goes another way is kSetting on all.
 Result<std::unique_ptr<CommunicatorFactory>> MakeCudaFabric(CpuFabricOptions cpu,
                                                             CudaFabricOptions cuda,
                                                             const Clock& clock,
