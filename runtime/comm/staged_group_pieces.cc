@@ -11,7 +11,7 @@ namespace {
 
 // After something was put into the device's queue the thread does not sleep for this long: small
 // copies take less than a sleep's granularity.
-constexpr Duration kSpin = std::chrono::microseconds(200);
+constexpr Duration kSpin = std::chrono::microseconds(50);
 
 // What the ranks tell each other of their largest parts: of a type and length of which no program
 // gathers anything, so that a rank in another operation is found.
