@@ -1,4 +1,5 @@
 #include <cstddef>
+#include <cstring>
 
 #include "tests/support/fake_library_state.h"
 #include "tests/support/fake_nccl.h"
@@ -126,6 +127,10 @@ CudaResult cudaEventDestroy(CudaEventHandle event) { return Cuda().EventDestroy(
 // What the tables have not: for who makes a device of torch's of it.
 CudaResult cudaGetDeviceCount(int* count) {
   *count = kDevices;
+  return CudaResult::kSuccess;
+}
+CudaResult cudaMemcpy(void* to, const void* from, std::size_t bytes, int /*kind*/) {
+  std::memcpy(to, from, bytes);
   return CudaResult::kSuccess;
 }
 CudaResult cudaLaunchHostFunc(CudaStreamHandle stream, void (*function)(void*), void* data) {

@@ -23,6 +23,17 @@ sys.path.insert(1, os.path.join(os.path.dirname(os.path.dirname(__file__)), "sup
 
 MESSAGE_LIMIT = 1 << 20
 EXIT_RAISED = 1
+FRAMEWORKS = (
+    "torch._dynamo",  # Two seconds that DDP and optimizers would spend in each rank.
+    "torch.distributed",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.parallel",
+    "torch.utils.data",
+)
 
 channel = None  # In a rank: the socket to the test.
 
@@ -131,16 +142,11 @@ def main():
     sys.modules["triton"] = None  # Makes code for GPUs; at a rank's end it lists what is frozen.
     import numpy
     import torch
-    import torch._dynamo  # Two seconds that DDP and optimizers would spend in each rank.
-    import torch.distributed
-    import torch.distributed.checkpoint.state_dict
-    import torch.distributed.fsdp
-    import torch.distributed.optim
-    import torch.distributed.pipelining
-    import torch.distributed.tensor.parallel
-    import torch.nn.parallel
-    import torch.utils.data
 
+    # On a real GPU none of it: what asks CUDA here leaves the forked ranks without.
+    if os.environ.get("GPU_TESTS") != "real":
+        for name in FRAMEWORKS:
+            importlib.import_module(name)
     torch.set_num_threads(1)
     numpy.random.seed(0)
     # The modules of ranks say `import rank_server`; they must find this one, with its channel.

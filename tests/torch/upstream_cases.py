@@ -37,6 +37,7 @@ if __name__ == "__main__":
 os.environ.setdefault("WORLD_SIZE", "4")
 os.environ.setdefault("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "60")
 BACKEND = os.environ.get("BACKEND", "resilient")
+START = "forkserver"  # How the processes of a case start.
 
 import cpu_for_gpu  # noqa: E402
 from torch.testing._internal import common_distributed  # noqa: E402
@@ -106,7 +107,7 @@ class _ForkedRanks:
             "INIT_METHOD": os.environ["INIT_METHOD"],
             "RESILIENT_JOB": f"upstream-{os.getpid()}-{next(_numbers)}",
         }
-        forked = multiprocessing.get_context("forkserver").Process
+        forked = multiprocessing.get_context(START).Process
 
         def start(kwargs, **more):
             return forked(kwargs=kwargs | {"environment": environment}, **more)

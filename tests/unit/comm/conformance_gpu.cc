@@ -1,0 +1,142 @@
+// Goal: the suite of every communicator holds on a real GPU, with the real NCCL.
+// Method: one rank, as NCCL refuses two of one process on a device. The libraries are those of this
+// machine, or those that RESILIENT_TEST_NCCL and RESILIENT_TEST_CUDART name, which may be the fake.
+// Without a device all is skipped.
+
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/log.h"
+#include "runtime/comm/nccl_communicator.h"
+#include "runtime/comm/nccl_launch.h"
+#include "tests/unit/comm/conformance.h"
+#include "tests/unit/comm/device_copies.h"
+
+namespace resilient::testing {
+namespace {
+
+// The libraries of this machine and its first device. Owner: the process. Thread: immutable.
+struct Gpu {
+  NcclLibrary library;
+  CudaCopies copies;
+  std::string refusal;  // Why there is none; empty: there is.
+};
+
+std::string FromEnvironment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+Gpu FindGpu() {
+  Gpu gpu;
+  const auto library = LoadNcclLibrary({.nccl = FromEnvironment("RESILIENT_TEST_NCCL"),
+                                        .cuda_runtime = FromEnvironment("RESILIENT_TEST_CUDART")});
+  if (!library.ok()) {
+    gpu.refusal = library.status().message();
+    return gpu;
+  }
+  gpu.library = *library;
+  gpu.copies = FindCudaCopies(library->cuda);
+  int count = 0;
+  if (gpu.copies.GetDeviceCount == nullptr || gpu.copies.Memcpy == nullptr ||
+      gpu.copies.StreamSynchronize == nullptr) {
+    gpu.refusal = "the CUDA runtime lacks what tests need";
+  } else if (gpu.copies.GetDeviceCount(&count) != CudaResult::kSuccess || count == 0) {
+    gpu.refusal = "it has no device";
+  }
+  return gpu;
+}
+
+const Gpu& TheGpu() {
+  static const auto* const kGpu = new Gpu(FindGpu());
+  return *kGpu;
+}
+
+// Skips all tests where there is none. Owner: GoogleTest.
+class NeedsGpu final : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    if (!TheGpu().refusal.empty()) GTEST_SKIP() << "no CUDA device here: " << TheGpu().refusal;
+  }
+};
+[[maybe_unused]] const ::testing::Environment* const kNeedsGpu =
+    ::testing::AddGlobalTestEnvironment(new NeedsGpu);  // NOLINT: GoogleTest owns it.
+
+// The NCCL transport of one rank over copies of its memory, with its control transport. Owner: a
+// world. Thread: as these.
+class GpuRank final : public CommunicatorFactory {
+ public:
+  GpuRank(std::unique_ptr<CommunicatorFactory> host, const NcclFabricOptions& options,
+          const Clock& clock, CommunicatorEvents& events)
+      : host_(std::move(host)),
+        nccl_(MakeNcclFabric(options, *host_, std::make_shared<ControlWaits>(), clock, events)) {}
+
+  std::string endpoint() const override { return host_->endpoint(); }
+  std::shared_ptr<Communicator> Create(GroupSpec spec, std::shared_ptr<AbortCell> abort) override {
+    return OnDeviceCopies(nccl_->Create(std::move(spec), std::move(abort)), TheGpu().library.cuda,
+                          TheGpu().copies);
+  }
+  void Hold(Instant until) override { nccl_->Hold(until); }
+  void Close(Deadline deadline) override {
+    nccl_->Close(deadline);
+    host_->Close(deadline);
+  }
+
+ private:
+  const std::unique_ptr<CommunicatorFactory> host_;
+  const std::unique_ptr<CommunicatorFactory> nccl_;
+};
+
+// Owner: a world. Thread: thread-safe.
+class GpuEnvironment final : public Environment {
+ public:
+  ~GpuEnvironment() override {
+    for (CudaStreamHandle stream : streams_)
+      EXPECT_EQ(cuda().StreamDestroy(stream), CudaResult::kSuccess);
+  }
+  Result<std::unique_ptr<CommunicatorFactory>> Make(const Clock& clock,
+                                                    CommunicatorEvents& events) override {
+    NcclFabricOptions options;
+    options.nccl = TheGpu().library.nccl;
+    options.cuda = cuda();
+    options.identity.nccl_version = TheGpu().library.nccl_version;
+    auto host = MakeCpuFabric({}, clock, events);
+    if (!host.ok()) return host.status();
+    return std::unique_ptr<CommunicatorFactory>(
+        std::make_unique<GpuRank>(std::move(host).value(), options, clock, events));
+  }
+  ExecutionStream NewStream() override {
+    CudaStreamHandle stream = nullptr;
+    EXPECT_EQ(cuda().StreamCreateWithFlags(&stream, kCudaStreamNonBlocking), CudaResult::kSuccess);
+    streams_.push_back(stream);
+    return stream;
+  }
+
+ private:
+  static const CudaApi& cuda() { return TheGpu().library.cuda; }
+  std::vector<CudaStreamHandle> streams_;
+};
+
+}  // namespace
+
+std::vector<ConformanceCase> ConformanceCases() {
+  const auto supports = [](const Operation& op) {
+    const NcclLibrary& library = TheGpu().library;
+    return CheckNcclSupports(op, AbilitiesOf(library.nccl, library.cuda, 0)).ok();
+  };
+  return {{.transport = {.name = "gpu",
+                         .make = nullptr,
+                         .environment = [] { return std::make_shared<GpuEnvironment>(); },
+                         .roots_run_ahead = false,
+                         .has_tags = false,
+                         .supports = supports,
+                         .nan_wins = false},
+           .size = 1}};
+}
+
+// Programs are of up to eight ranks.
+std::vector<Transport> ProgramTransports() { return {}; }
+
+}  // namespace resilient::testing
