@@ -1,5 +1,5 @@
 # The one front door. `make demo` and `make test` set everything up by themselves.
-#   setup build demo test test-san test-compat test-gpu test-all soak sim bench incidents lint format clean
+#   setup build demo test test-san test-compat compat-all test-gpu test-all soak sim bench incidents lint format clean
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -18,7 +18,7 @@ export CCACHE_DIR ?= $(HOME)/.cache/ccache
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
-.PHONY: help setup build demo test test-san test-compat test-gpu test-all soak sim bench incidents lint format clean
+.PHONY: help setup build demo test test-san test-compat compat-all test-gpu test-all soak sim bench incidents lint format clean
 
 help:
 	@sed -n '1,3s/^# \{0,2\}//p' Makefile
@@ -62,6 +62,10 @@ test-san: packages-build packages-fuzz
 
 test-compat: packages-build
 	@tests/compat.sh $(TORCH_COMPAT)
+
+# Against every supported minor of torch, one after another: 6 GB of disk, and minutes for each.
+compat-all: packages-build
+	@tests/compat_all.sh
 
 test-gpu: build
 	@tests/gpu/run.sh

@@ -20,7 +20,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "cpp_train"
-BUILD = ROOT / "build"  # Of `make build`; other folders are of other versions of torch.
+# Of `make build`; tests/compat.sh names that of its version of torch.
+BUILD = Path(os.environ.get("CPP_BUILD", ROOT / "build"))
 SIZE = 4
 STEPS = 1500
 BUILD_SECONDS = 400  # One source that includes all of torch, on a loaded machine; 25 s when idle.
