@@ -1,5 +1,5 @@
 # The one front door. `make demo` and `make test` set everything up by themselves.
-#   setup build demo test test-san test-compat compat-all test-gpu test-all soak sim bench incidents lint format clean
+#   setup build demo test test-san test-compat compat-all test-gpu gpu-bundle test-all soak sim bench incidents lint format clean
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -18,7 +18,7 @@ export CCACHE_DIR ?= $(HOME)/.cache/ccache
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
-.PHONY: help setup build demo test test-san test-compat compat-all test-gpu test-all soak sim bench incidents lint format clean
+.PHONY: help setup build demo test test-san test-compat compat-all test-gpu gpu-bundle test-all soak sim bench incidents lint format clean
 
 help:
 	@sed -n '1,3s/^# \{0,2\}//p' Makefile
@@ -69,6 +69,10 @@ compat-all: packages-build
 
 test-gpu: build
 	@tests/gpu/run.sh
+
+# For a GPU machine without a network; see tests/gpu/build.sh.
+gpu-bundle:
+	@tests/gpu/bundle.sh build/gpu_bundle.tar.gz
 
 soak: build
 	@tests/soak.sh $(PYTHON)
