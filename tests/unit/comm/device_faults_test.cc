@@ -15,6 +15,7 @@
 
 #include "tests/support/call_faults.h"
 #include "tests/unit/comm/nccl_world.h"
+#include "tests/unit/comm/staged_world.h"
 
 namespace resilient::testing {
 namespace {
@@ -134,10 +135,50 @@ class Programs {
   std::vector<std::unique_ptr<Program>> programs_;
 };
 
-class NcclFaults : public ::testing::Test {
+// A way on which operations of devices go.
+struct Way {
+  std::string name;
+  std::function<std::shared_ptr<Environment>()> make;  // With faults around its tables.
+  std::vector<std::string> calls;                      // Some of those that a program makes.
+  // At least so many of the lives meet their fault.
+  int failing = 0;
+  int complaining = 0;
+  int standing = 0;
+};
+
+template <typename Kind>
+std::shared_ptr<Environment> MakeEnvironment() {
+  auto environment = std::make_shared<Kind>();
+  NcclFabricOptions& options = environment->options();
+  options.nccl = CallFaults::Around(options.nccl);
+  options.cuda = CallFaults::Around(options.cuda);
+  options.verdict_wait = Millis(10);
+  options.flush_timeout = Millis(100);
+  return environment;
+}
+
+std::vector<Way> Ways() {
+  return {{.name = "nccl",
+           .make = &MakeEnvironment<NcclEnvironment>,
+           .calls = {"GetUniqueId", "CommInitRankConfig", "CommGetAsyncError", "AllReduce",
+                     "RedOpCreatePreMulSum", "Send", "Recv", "Broadcast", "Reduce", "CommFinalize",
+                     "CommDestroy", "EventRecord", "StreamWaitEvent", "Malloc"},
+           .failing = 150,
+           .complaining = 60,
+           .standing = 30},
+          {.name = "staged",
+           .make = &MakeEnvironment<StagedEnvironment>,
+           .calls = {"HostAlloc", "FreeHost", "MemcpyAsync", "EventRecord", "EventQuery",
+                     "StreamWaitEvent"},
+           .failing = 50,
+           .complaining = 20,
+           .standing = 10}};
+}
+
+class DeviceFaults : public ::testing::TestWithParam<Way> {
  protected:
-  NcclFaults() { SetLogLevel(LogLevel::kOff); }  // Of each fault there is a line.
-  ~NcclFaults() override { SetLogLevel(LogLevel::kWarn); }
+  DeviceFaults() { SetLogLevel(LogLevel::kOff); }  // Of each fault there is a line.
+  ~DeviceFaults() override { SetLogLevel(LogLevel::kWarn); }
 
   // One life of a world in which a rank meets `fault`, and the next generation, in which nothing
   // goes wrong.
@@ -148,9 +189,8 @@ class NcclFaults : public ::testing::Test {
                         : fault.effect == Effect::kComplains ? " complains with "
                                                              : " stands, with ",
                         fault.result));
-    const auto environment = MakeEnvironment();
     faults_.Set(fault);
-    World world(TransportOf(environment), kRanks);
+    World world = MakeWorld();
     Programs first(world, 1);
     const bool stands = fault.effect == Effect::kStands;
     EXPECT_TRUE(Eventually([&] {
@@ -175,10 +215,9 @@ class NcclFaults : public ::testing::Test {
 
   // What the program calls, without faults, on that rank, and how often.
   std::map<std::string, int> Calls(int rank) {
-    const auto environment = MakeEnvironment();
+    faults_.Clear();
     {
-      World world(TransportOf(environment), kRanks);
-      faults_.Clear();
+      World world = MakeWorld();
       Programs programs(world, 1);
       EXPECT_TRUE(programs.AllOk());
       programs.ExpectResults();
@@ -190,17 +229,9 @@ class NcclFaults : public ::testing::Test {
   CallFaults faults_;
 
  private:
-  static std::shared_ptr<NcclEnvironment> MakeEnvironment() {
-    auto environment = std::make_shared<NcclEnvironment>();
-    NcclFabricOptions& options = environment->options();
-    options.nccl = CallFaults::Around(options.nccl);
-    options.cuda = CallFaults::Around(options.cuda);
-    options.verdict_wait = Millis(10);
-    options.flush_timeout = Millis(100);
-    return environment;
-  }
-  static Transport TransportOf(const std::shared_ptr<NcclEnvironment>& environment) {
-    return {.name = "nccl", .make = nullptr, .environment = [environment] { return environment; }};
+  static World MakeWorld() {
+    return World({.name = GetParam().name, .make = nullptr, .environment = GetParam().make},
+                 kRanks);
   }
   static bool IsTold(World& world) {
     for (int rank = 0; rank < kRanks; ++rank) {
@@ -219,12 +250,12 @@ class NcclFaults : public ::testing::Test {
 const std::set<std::string>& Endings() {
   static const std::set<std::string> calls = {"CommAbort",    "CommDestroy",   "CommFinalize",
                                               "EventDestroy", "StreamDestroy", "Free",
-                                              "RedOpDestroy", "GroupEnd"};
+                                              "RedOpDestroy", "GroupEnd",      "FreeHost"};
   return calls;
 }
 
 const std::set<std::string>& Makers() {
-  static const std::set<std::string> calls = {"EventCreateWithFlags", "Malloc",
+  static const std::set<std::string> calls = {"EventCreateWithFlags", "Malloc", "HostAlloc",
                                               "RedOpCreatePreMulSum", "StreamCreateWithFlags"};
   return calls;
 }
@@ -251,16 +282,12 @@ std::vector<int> ErrorsOf(const std::string& call) {
           static_cast<int>(CudaResult::kLaunchFailure)};
 }
 
-TEST_F(NcclFaults, ProgramsCalls_AreThoseOfTheTables) {
+TEST_P(DeviceFaults, ProgramsCalls_AreThoseOfTheTables) {
   const auto calls = Calls(0);
-  for (const char* call :
-       {"GetUniqueId", "CommInitRankConfig", "CommGetAsyncError", "AllReduce",
-        "RedOpCreatePreMulSum", "Send", "Recv", "Broadcast", "Reduce", "CommFinalize",
-        "CommDestroy", "EventRecord", "StreamWaitEvent", "Malloc"})
-    EXPECT_EQ(calls.count(call), 1u) << call;
+  for (const std::string& call : GetParam().calls) EXPECT_EQ(calls.count(call), 1u) << call;
 }
 
-TEST_F(NcclFaults, ACallThatFails_EndsWhatItIsForAndNothingElse) {
+TEST_P(DeviceFaults, ACallThatFails_EndsWhatItIsForAndNothingElse) {
   for (const int rank : {0, 1}) {
     for (const auto& [call, times] : Calls(rank)) {
       if (Endings().count(call) != 0) continue;
@@ -270,11 +297,11 @@ TEST_F(NcclFaults, ACallThatFails_EndsWhatItIsForAndNothingElse) {
       }
     }
   }
-  EXPECT_GE(hits_, 150);
+  EXPECT_GE(hits_, GetParam().failing);
 }
 
 // What was begun or made is there, whatever the call says: left out, as there is no such answer.
-TEST_F(NcclFaults, ACallThatComplains_LeavesNothingBehind) {
+TEST_P(DeviceFaults, ACallThatComplains_LeavesNothingBehind) {
   for (const int rank : {0, 1}) {
     for (const auto& [call, times] : Calls(rank)) {
       if (call == "GroupStart" || Makers().count(call) != 0) continue;
@@ -282,11 +309,11 @@ TEST_F(NcclFaults, ACallThatComplains_LeavesNothingBehind) {
         Live({.rank = rank, .call = call, .effect = Effect::kComplains, .result = error});
     }
   }
-  EXPECT_GE(hits_, 60);
+  EXPECT_GE(hits_, GetParam().complaining);
 }
 
 // But for what whoever submits calls himself, as he would for any work of the device's.
-TEST_F(NcclFaults, ACallThatStands_HoldsUpNoSubmitAndNoAbort) {
+TEST_P(DeviceFaults, ACallThatStands_HoldsUpNoSubmitAndNoAbort) {
   const std::set<std::string> submitting = {"DeviceGetAttribute", "EventCreateWithFlags",
                                             "EventRecord", "GetDevice", "SetDevice"};
   for (const int rank : {0, 1}) {
@@ -296,11 +323,13 @@ TEST_F(NcclFaults, ACallThatStands_HoldsUpNoSubmitAndNoAbort) {
         Live({.rank = rank, .call = call, .nth = nth, .effect = Effect::kStands});
     }
   }
-  EXPECT_GE(hits_, 30);
+  EXPECT_GE(hits_, GetParam().standing);
 }
 
+class NcclFaults : public DeviceFaults {};
+
 // The second attempt's communicator is the second one.
-TEST_F(NcclFaults, AFaultOfOneCommunicator_IsNotOfTheOthers) {
+TEST_P(NcclFaults, AFaultOfOneCommunicator_IsNotOfTheOthers) {
   Live({.rank = 1,
         .call = "CommInitRankConfig",
         .communicator = 1,
@@ -312,6 +341,11 @@ TEST_F(NcclFaults, AFaultOfOneCommunicator_IsNotOfTheOthers) {
         .result = static_cast<int>(NcclResult::kSystemError)});
   EXPECT_EQ(hits_, 1) << "the first attempt connects";
 }
+
+std::string NameOf(const ::testing::TestParamInfo<Way>& info) { return info.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Ways, DeviceFaults, ::testing::ValuesIn(Ways()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Ways, NcclFaults, ::testing::Values(Ways().front()), NameOf);
 
 }  // namespace
 }  // namespace resilient::testing
