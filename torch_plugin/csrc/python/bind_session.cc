@@ -127,6 +127,9 @@ void Rebuild(PythonHost& host, SessionContext& context, std::optional<double> bu
   Check(host, context.Rebuild(duration(budget), min_world, duration(seat_wait)));
 }
 
+// Paths of NCCL and of the CUDA runtime.
+using CudaLibraries = std::pair<std::string, std::string>;
+
 void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                 const std::shared_ptr<PythonHost>& host) {
   session.def(
@@ -136,11 +139,11 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                       std::string expected_server, bool hosts_store, std::string bind_address,
                       std::string token_file, const TlsTuple& tls, std::string socket_ifname,
                       int socket_streams, std::size_t shm_limit, bool checksums,
-                      bool hierarchical_order, std::pair<std::string, std::string> cuda_libraries,
-                      SharedGpu shared_gpu, int eager_device, bool auto_heal, bool replay,
-                      bool strict_timeouts, double op_deadline, double wait_log, double stall,
-                      std::string presence, std::string reconfigure_scope,
-                      std::chrono::milliseconds timeout, std::optional<DeviceClaim> device,
+                      bool hierarchical_order, CudaLibraries cuda_libraries, SharedGpu shared_gpu,
+                      int eager_device, bool auto_heal, bool replay, bool strict_timeouts,
+                      double op_deadline, double wait_log, double stall, std::string presence,
+                      std::string reconfigure_scope, std::chrono::milliseconds timeout,
+                      std::optional<DeviceClaim> device,
                       const c10::intrusive_ptr<BackendOptions>& nccl) {
         ContextOptions options;
         options.connect.addresses = std::move(addresses);
@@ -189,9 +192,8 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::arg("token_file") = "", py::arg("tls") = TlsTuple(), py::arg("socket_ifname") = "",
       py::arg("socket_streams") = CpuFabricOptions().streams,
       py::arg("shm_limit") = CpuFabricOptions().shm_limit, py::arg("checksums") = false,
-      py::arg("hierarchical_order") = false,
-      py::arg("cuda_libraries") = std::pair<std::string, std::string>(),
-      py::arg("shared_gpu") = SharedGpu(), py::arg("eager_device") = kHost,
+      py::arg("hierarchical_order") = false, py::arg("cuda_libraries") = CudaLibraries(),
+      py::arg("shared_gpu") = SharedGpu::kRefused, py::arg("eager_device") = kHost,
       py::arg("auto_heal") = false, py::arg("replay") = false, py::arg("strict_timeouts") = false,
       py::arg("op_deadline") = 120.0, py::arg("wait_log") = 30.0, py::arg("stall") = 3600.0,
       py::arg("presence") = "", py::arg("reconfigure_scope") = "",
