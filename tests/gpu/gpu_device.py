@@ -27,7 +27,7 @@ TIMEOUT = timedelta(seconds=60)  # Of init: a rank makes its context on the GPU 
 # NCCL takes two ranks on a GPU where it believes them on two hosts, as NCCL_HOSTID says. They talk
 # over sockets then, with little memory that is pinned; LL is slow where ranks take turns.
 SHARED = {
-    "RESILIENT_ALLOW_SHARED_GPU": "1",
+    "RESILIENT_ALLOW_SHARED_GPU": "nccl",
     "NCCL_NET": "Socket",
     "NCCL_NET_PLUGIN": "none",
     "NCCL_TUNER_PLUGIN": "none",
