@@ -1,7 +1,8 @@
-// Goal: the suite of every communicator holds on a real GPU, with the real NCCL.
-// Method: one rank, as NCCL refuses two of one process on a device. The libraries are those of this
-// machine, or those that RESILIENT_TEST_NCCL and RESILIENT_TEST_CUDART name, which may be the fake.
-// Without a device all is skipped.
+// Goal: the suite of every communicator holds on a real GPU, with the real NCCL and on the way
+// through memory of the host.
+// Method: one rank over NCCL, which refuses two of one process on a device, and up to three that
+// share it. The libraries are those of this machine, or those that RESILIENT_TEST_NCCL and
+// RESILIENT_TEST_CUDART name, which may be the fake. Without a device all is skipped.
 
 #include <cstdlib>
 #include <string>
@@ -11,6 +12,7 @@
 #include "runtime/base/log.h"
 #include "runtime/comm/nccl_communicator.h"
 #include "runtime/comm/nccl_launch.h"
+#include "runtime/comm/staged_communicator.h"
 #include "tests/unit/comm/conformance.h"
 #include "tests/unit/comm/device_copies.h"
 
@@ -64,34 +66,44 @@ class NeedsGpu final : public ::testing::Environment {
 [[maybe_unused]] const ::testing::Environment* const kNeedsGpu =
     ::testing::AddGlobalTestEnvironment(new NeedsGpu);  // NOLINT: GoogleTest owns it.
 
-// The NCCL transport of one rank over copies of its memory, with its control transport. Owner: a
-// world. Thread: as these.
+// A transport of one rank over copies of its memory, with the CPU transport on which it stands.
+// Owner: a world. Thread: as these.
 class GpuRank final : public CommunicatorFactory {
  public:
   GpuRank(std::unique_ptr<CommunicatorFactory> host, const NcclFabricOptions& options,
           const Clock& clock, CommunicatorEvents& events)
-      : host_(std::move(host)),
-        nccl_(MakeNcclFabric(options, *host_, std::make_shared<ControlWaits>(), clock, events)) {}
+      : host_(std::move(host)), device_(Make(*host_, options, clock, events)) {}
 
   std::string endpoint() const override { return host_->endpoint(); }
   std::shared_ptr<Communicator> Create(GroupSpec spec, std::shared_ptr<AbortCell> abort) override {
-    return OnDeviceCopies(nccl_->Create(std::move(spec), std::move(abort)), TheGpu().library.cuda,
+    return OnDeviceCopies(device_->Create(std::move(spec), std::move(abort)), TheGpu().library.cuda,
                           TheGpu().copies);
   }
-  void Hold(Instant until) override { nccl_->Hold(until); }
+  void Hold(Instant until) override { device_->Hold(until); }
   void Close(Deadline deadline) override {
-    nccl_->Close(deadline);
+    device_->Close(deadline);
     host_->Close(deadline);
   }
 
  private:
+  static std::unique_ptr<CommunicatorFactory> Make(CommunicatorFactory& host,
+                                                   const NcclFabricOptions& options,
+                                                   const Clock& clock, CommunicatorEvents& events) {
+    auto waits = std::make_shared<ControlWaits>();
+    if (options.identity.way != kStagedWay)
+      return MakeNcclFabric(options, host, std::move(waits), clock, events);
+    return MakeStagedFabric(options, host, std::move(waits), std::make_shared<StagedCalls>(), clock,
+                            events);
+  }
+
   const std::unique_ptr<CommunicatorFactory> host_;
-  const std::unique_ptr<CommunicatorFactory> nccl_;
+  const std::unique_ptr<CommunicatorFactory> device_;
 };
 
 // Owner: a world. Thread: thread-safe.
 class GpuEnvironment final : public Environment {
  public:
+  explicit GpuEnvironment(bool staged) : staged_(staged) {}
   ~GpuEnvironment() override {
     for (CudaStreamHandle stream : streams_)
       EXPECT_EQ(cuda().StreamDestroy(stream), CudaResult::kSuccess);
@@ -99,9 +111,13 @@ class GpuEnvironment final : public Environment {
   Result<std::unique_ptr<CommunicatorFactory>> Make(const Clock& clock,
                                                     CommunicatorEvents& events) override {
     NcclFabricOptions options;
-    options.nccl = TheGpu().library.nccl;
     options.cuda = cuda();
-    options.identity.nccl_version = TheGpu().library.nccl_version;
+    if (staged_) {
+      options.identity.way = kStagedWay;
+    } else {
+      options.nccl = TheGpu().library.nccl;
+      options.identity.nccl_version = TheGpu().library.nccl_version;
+    }
     auto host = MakeCpuFabric({}, clock, events);
     if (!host.ok()) return host.status();
     return std::unique_ptr<CommunicatorFactory>(
@@ -116,24 +132,38 @@ class GpuEnvironment final : public Environment {
 
  private:
   static const CudaApi& cuda() { return TheGpu().library.cuda; }
+  const bool staged_;
   std::vector<CudaStreamHandle> streams_;
 };
 
-}  // namespace
-
-std::vector<ConformanceCase> ConformanceCases() {
+Transport NcclOnGpu() {
   const auto supports = [](const Operation& op) {
     const NcclLibrary& library = TheGpu().library;
     return CheckNcclSupports(op, AbilitiesOf(library.nccl, library.cuda, 0)).ok();
   };
-  return {{.transport = {.name = "gpu",
-                         .make = nullptr,
-                         .environment = [] { return std::make_shared<GpuEnvironment>(); },
-                         .roots_run_ahead = false,
-                         .has_tags = false,
-                         .supports = supports,
-                         .nan_wins = false},
-           .size = 1}};
+  return {.name = "gpu",
+          .make = nullptr,
+          .environment = [] { return std::make_shared<GpuEnvironment>(false); },
+          .roots_run_ahead = false,
+          .has_tags = false,
+          .supports = supports,
+          .nan_wins = false};
+}
+
+Transport StagedOnGpu() {
+  return {.name = "gpuStaged",
+          .make = nullptr,
+          .environment = [] { return std::make_shared<GpuEnvironment>(true); },
+          .roots_run_ahead = false,
+          .has_tags = false};
+}
+
+}  // namespace
+
+std::vector<ConformanceCase> ConformanceCases() {
+  return {{.transport = NcclOnGpu(), .size = 1},
+          {.transport = StagedOnGpu(), .size = 2},
+          {.transport = StagedOnGpu(), .size = 3}};
 }
 
 // Programs are of up to eight ranks.
