@@ -104,6 +104,7 @@ def load():
     if FAKE:
         fake_device.load()
         state = torch.zeros(1)  # It has no generators.
+        torch.cuda.is_current_stream_capturing = lambda: False
         torch.cuda.get_rng_state = lambda device=None: state
         torch.cuda.set_rng_state = lambda state, device=None: None
         torch.cuda.get_rng_state_all = lambda: [state]
