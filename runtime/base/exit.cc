@@ -81,7 +81,7 @@ class ProcessExit {
     watching_ = false;
   }
 
-  const SystemClock clock_;
+  SystemClock clock_;
   const ProcessMark mark_;
   std::mutex mutex_;
   std::condition_variable changed_;
