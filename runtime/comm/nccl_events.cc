@@ -51,12 +51,15 @@ void NcclEvents::Give(void* event) {
   (void)cuda_.EventDestroy(static_cast<CudaEventHandle>(event));
 }
 
-CudaResult NcclEvents::Mark(CudaStreamHandle stream, PooledEvent* mark) {
-  const CudaResult taken = Take(mark);
-  if (taken != CudaResult::kSuccess) return taken;
+CudaResult NcclEvents::Record(const PooledEvent& event, CudaStreamHandle stream) {
   const CudaDeviceScope scope(cuda_, device_);  // The default stream is that of a device.
   if (scope.result() != CudaResult::kSuccess) return scope.result();
-  return cuda_.EventRecord(HandleOf(*mark), stream);
+  return cuda_.EventRecord(HandleOf(event), stream);
+}
+
+CudaResult NcclEvents::Mark(CudaStreamHandle stream, PooledEvent* mark) {
+  const CudaResult taken = Take(mark);
+  return taken == CudaResult::kSuccess ? Record(*mark, stream) : taken;
 }
 
 void NcclEvents::Close() {

@@ -45,7 +45,9 @@ class NcclEvents final : public EventPool, public std::enable_shared_from_this<N
   CudaResult Take(PooledEvent* event);
   void Give(void* event) override;
 
-  // As Take, with what the work of `stream` has by now.
+  // It stands for what `stream` has by now.
+  CudaResult Record(const PooledEvent& event, CudaStreamHandle stream);
+  // Take, and Record.
   CudaResult Mark(CudaStreamHandle stream, PooledEvent* mark);
 
   // Destroys those that are here and whatever comes back later. On a thread that may wait for the

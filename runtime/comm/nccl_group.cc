@@ -449,15 +449,16 @@ void NcclGroup::Release(NcclRelease::Kind kind) {
   state_ = State::kReleasing;
   to_release_ = NcclRelease::Work{.kind = kind,
                                   .comm = std::exchange(comm_, nullptr),
-                                  .stream = std::exchange(stream_, nullptr),
+                                  .stream = stream_,
                                   .marks = {},
                                   .scratch = std::exchange(scratch_, nullptr),
                                   .name = spec_.name,
                                   .second_stream = nullptr};
   for (std::size_t i = 0; i < launched_.size(); ++i) {
     const Launched& one = launched_[i];
-    to_release_->marks.push_back({HandleOf(one.end), one.recorded});
+    to_release_->marks.push_back({HandleOf(one.end), one.recorded, stream_});
   }
+  stream_ = nullptr;
 }
 
 std::optional<NcclRelease::Work> NcclGroup::TakeRelease() {

@@ -37,15 +37,15 @@ void EndCommunicators(const NcclApi& nccl, const std::vector<NcclRelease::Work>&
 void AwaitMarks(const CudaApi& cuda, const NcclRelease::Work& work) {
   for (const NcclMark& mark : work.marks) {
     if (mark.event == nullptr) continue;
-    if (mark.recorded || cuda.EventRecord(mark.event, work.stream) == CudaResult::kSuccess)
+    if (mark.recorded || cuda.EventRecord(mark.event, mark.stream) == CudaResult::kSuccess)
       (void)cuda.EventSynchronize(mark.event);
   }
 }
 
 void Run(const NcclApi& nccl, const CudaApi& cuda, int device,
          const std::vector<NcclRelease::Work>& works) {
-  const DriverCall call(StrCat("the abort of the NCCL communicator of group '",
-                               works.front().name, "' on device ", device));
+  const DriverCall call(StrCat("the abort of the NCCL communicator of group '", works.front().name,
+                               "' on device ", device));
   LeaveCapturesAlone(cuda);
   (void)cuda.SetDevice(device);  // If that fails the device is lost, and so is what follows.
   EndCommunicators(nccl, works);

@@ -12,11 +12,12 @@
 
 namespace resilient {
 
-// The event behind an operation on the communicator's stream. `recorded`: false when the launch was
-// not seen to end, and nothing marks the place in the stream yet.
+// Marks a place in a stream, which is waited for. `recorded`: false when nothing marks it there yet
+// (a launch was not seen to end); then it is the end of what the stream has by the release.
 struct NcclMark {
   CudaEventHandle event = nullptr;
   bool recorded = false;
+  CudaStreamHandle stream = nullptr;
 };
 
 // What a communicator has allocated, and gives back when nothing of it runs any more. Owner: the

@@ -269,23 +269,25 @@ void StagedGroup::Release() {
   state_ = State::kReleasing;
   to_release_ = NcclRelease::Work{.kind = NcclRelease::Kind::kAbort,
                                   .comm = nullptr,
-                                  .stream = std::exchange(out_, nullptr),
+                                  .stream = out_,
                                   .marks = {},
                                   .scratch = std::exchange(memory_, nullptr),
                                   .name = spec_.name,
-                                  .second_stream = std::exchange(in_, nullptr)};
-  const auto mark = [this](const PooledEvent& event) {
-    if (event != nullptr) to_release_->marks.push_back({HandleOf(event), true});
+                                  .second_stream = in_};
+  const auto wait_for = [this](const Mark& mark, CudaStreamHandle stream) {
+    to_release_->marks.push_back({HandleOf(mark.event), mark.recorded, stream});
   };
   for (const Transfers* transfers : {&head_, &launched_}) {
     for (const auto& transfer : *transfers) {
       for (const Piece& piece : transfer->pieces) {
-        mark(piece.copied);
-        mark(piece.placed);
+        wait_for(piece.copied, out_);
+        wait_for(piece.placed, in_);
       }
-      mark(transfer->end);
     }
   }
+  for (const auto& transfer : launched_)
+    to_release_->marks.push_back({HandleOf(transfer->end), true, in_});
+  out_ = in_ = nullptr;
 }
 
 std::optional<NcclRelease::Work> StagedGroup::TakeRelease() {

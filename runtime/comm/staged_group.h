@@ -82,13 +82,18 @@ class StagedGroup final : public DeviceGroup {
     Status status;
     std::atomic<bool> over{false};  // The status is not written any more.
   };
+  // Behind what was put into a stream.
+  struct Mark {
+    PooledEvent event;  // Null: nothing was.
+    bool recorded = false;
+  };
   struct Piece {
     enum class Stage { kCopying, kRunning, kPlacing };
     Stage stage = Stage::kCopying;
     StagedPiece work;
     std::byte* buffer = nullptr;  // Null: it has no memory.
-    PooledEvent copied;           // Null: nothing is waited for.
-    PooledEvent placed;
+    Mark copied;
+    Mark placed;
     std::shared_ptr<Outcome> outcome;
     std::uint64_t number = 0;  // Of the CPU transport.
   };
@@ -125,7 +130,7 @@ class StagedGroup final : public DeviceGroup {
   bool PlacePieces(Transfer& transfer);
   bool Place(Piece& piece);
   bool Launch(Transfer& transfer);
-  bool Copy(const std::vector<StagedCopy>& copies, CudaCopy direction);
+  bool Copy(const std::vector<StagedCopy>& copies, CudaCopy direction, Mark& mark);
   bool SubmitToHost(const Transfer& transfer, Operation op, std::shared_ptr<Outcome> outcome,
                     std::uint64_t* number, std::size_t piece);
   void ForgetPiece(const Transfer& transfer, std::uint64_t number);
@@ -179,8 +184,8 @@ class StagedGroup final : public DeviceGroup {
   Instant next_deadline_check_ = kNever;
   Instant next_wait_told_ = Instant::min();
   Deadline end_by_ = Deadline::Never();  // Of kDraining and kHolding.
-  Status leave_status_;   // Of kDraining: what the rest completes with.
-  GroupPort::Mail mail_;  // Of a turn; kept for its memory.
+  Status leave_status_;                  // Of kDraining: what the rest completes with.
+  GroupPort::Mail mail_;                 // Of a turn; kept for its memory.
   Ring<SubmittedOp> pending_;
   Transfers head_;      // Under way: one operation, or what is left of a batch.
   Transfers launched_;  // In the order of their ends.

@@ -104,20 +104,24 @@ bool StagedGroup::BeginPieces(Transfer& transfer) {
 bool StagedGroup::CopyOut(Transfer& transfer, Piece& piece) {
   // A barrier is entered when what its caller's stream had has ended.
   if (piece.work.out.empty() && transfer.op.op.kind != OpKind::kBarrier) return true;
-  if (!Copy(piece.work.out, CudaCopy::kDeviceToHost)) return false;
-  spin_until_ = context_.now + kSpin;
-  return !Failed(context_.pool->Mark(out_, &piece.copied), "cudaEventRecord");
+  return Copy(piece.work.out, CudaCopy::kDeviceToHost, piece.copied);
 }
 
-bool StagedGroup::Copy(const std::vector<StagedCopy>& copies, CudaCopy direction) {
+// The event is there before the first copy: whatever fails behind that, the release has it to wait
+// for what is in the stream.
+bool StagedGroup::Copy(const std::vector<StagedCopy>& copies, CudaCopy direction, Mark& mark) {
+  const bool out = direction == CudaCopy::kDeviceToHost;
+  const CudaStreamHandle stream = out ? out_ : in_;
+  if (Failed(context_.pool->Take(&mark.event), "cudaEventCreate")) return false;
   for (const StagedCopy& one : copies) {
-    const bool out = direction == CudaCopy::kDeviceToHost;
     void* to = out ? one.host : one.device;
     const void* from = out ? one.device : one.host;
-    if (Failed(cuda_.MemcpyAsync(to, from, one.bytes, direction, out ? out_ : in_),
-               "cudaMemcpyAsync"))
+    if (Failed(cuda_.MemcpyAsync(to, from, one.bytes, direction, stream), "cudaMemcpyAsync"))
       return false;
   }
+  if (Failed(context_.pool->Record(mark.event, stream), "cudaEventRecord")) return false;
+  mark.recorded = true;
+  spin_until_ = context_.now + kSpin;
   return true;
 }
 
@@ -127,11 +131,11 @@ bool StagedGroup::SubmitPieces(Transfer& transfer) {
   for (std::size_t i = 0; i < transfer.pieces.size(); ++i) {
     Piece& piece = transfer.pieces[i];
     if (piece.stage != Piece::Stage::kCopying) continue;
-    if (piece.copied != nullptr) {
-      const CudaResult copied = cuda_.EventQuery(HandleOf(piece.copied));
+    if (piece.copied.event != nullptr) {
+      const CudaResult copied = cuda_.EventQuery(HandleOf(piece.copied.event));
       if (copied == CudaResult::kNotReady) return true;
       if (Failed(copied, "work on the device")) return false;
-      piece.copied.reset();
+      piece.copied = {};
     }
     piece.stage = Piece::Stage::kRunning;
     piece.outcome = std::make_shared<Outcome>();
@@ -207,8 +211,8 @@ bool StagedGroup::PlacePieces(Transfer& transfer) {
   }
   while (!transfer.pieces.empty() && transfer.pieces.front().stage == Piece::Stage::kPlacing) {
     Piece& first = transfer.pieces.front();
-    if (first.placed != nullptr) {
-      const CudaResult placed = cuda_.EventQuery(HandleOf(first.placed));
+    if (first.placed.event != nullptr) {
+      const CudaResult placed = cuda_.EventQuery(HandleOf(first.placed.event));
       if (placed == CudaResult::kNotReady) break;
       if (Failed(placed, "work on the device")) return false;
     }
@@ -221,9 +225,7 @@ bool StagedGroup::PlacePieces(Transfer& transfer) {
 bool StagedGroup::Place(Piece& piece) {
   piece.stage = Piece::Stage::kPlacing;
   if (piece.work.in.empty()) return true;
-  if (!Copy(piece.work.in, CudaCopy::kHostToDevice)) return false;
-  spin_until_ = context_.now + kSpin;
-  return !Failed(context_.pool->Mark(in_, &piece.placed), "cudaEventRecord");
+  return Copy(piece.work.in, CudaCopy::kHostToDevice, piece.placed);
 }
 
 bool StagedGroup::IsThrough(const Transfer& transfer) const {

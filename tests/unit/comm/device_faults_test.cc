@@ -15,6 +15,7 @@
 
 #include "tests/support/call_faults.h"
 #include "tests/unit/comm/nccl_world.h"
+#include "tests/unit/comm/staged_world.h"
 
 namespace resilient::testing {
 namespace {
@@ -163,7 +164,14 @@ std::vector<Way> Ways() {
                      "CommDestroy", "EventRecord", "StreamWaitEvent", "Malloc"},
            .failing = 150,
            .complaining = 60,
-           .standing = 30}};
+           .standing = 30},
+          {.name = "staged",
+           .make = &MakeEnvironment<StagedEnvironment>,
+           .calls = {"HostAlloc", "FreeHost", "MemcpyAsync", "EventRecord", "EventQuery",
+                     "StreamWaitEvent"},
+           .failing = 50,
+           .complaining = 20,
+           .standing = 10}};
 }
 
 class DeviceFaults : public ::testing::TestWithParam<Way> {
