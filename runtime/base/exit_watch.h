@@ -24,7 +24,6 @@ class ExitWatch {
     if (!exit_) exit_ = now;
   }
 
-  bool exiting() const { return exit_.has_value(); }
   // When there is a Blocked() next; kNever while the process is not ending, or nothing keeps it.
   Instant Due() const;
   // "ncclCommAbort of ... has not returned for 21 s": of the call that is under way for longest,

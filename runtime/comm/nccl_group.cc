@@ -291,14 +291,8 @@ void NcclGroup::CompleteLaunched() {
     Launched one = launched_.pop_front();
     if (!IsPointToPoint(one.op.op.kind)) watch_.OnEnded(one.op.seq);
     if (one.op.op.sender != nullptr) *one.op.op.sender = one.op.op.peer;
-    Finish(std::move(one.op), Status::Ok());  // Before its event is used again.
+    finished_.Add(std::move(one.op), Status::Ok());  // Before its event is used again.
   }
-}
-
-// Its completion runs between turns.
-void NcclGroup::Finish(SubmittedOp op, const Status& status) {
-  if (op.op.mark != nullptr) op.op.mark->End();
-  finished_.push_back({.op = std::move(op), .status = status});
 }
 
 void NcclGroup::StartPending() {
@@ -388,7 +382,7 @@ void NcclGroup::Leave(const Status& status) {
   if (state_ != State::kReady) return End(status);
   leave_status_ = status;
   for (SubmittedOp& op : port_->Close(status)) pending_.push_back(std::move(op));
-  while (!pending_.empty()) Finish(pending_.pop_front(), status);
+  while (!pending_.empty()) finished_.Add(pending_.pop_front(), status);
   state_ = State::kDraining;
   flush_by_ = Deadline::After(context_.now, context_.options.flush_timeout);
   AwaitDrained();
@@ -473,19 +467,9 @@ void NcclGroup::AwaitReleased() {
   state_ = State::kDone;
 }
 
-void NcclGroup::RunFinished() {
-  telling_.swap(finished_);
-  for (Finished& one : telling_) {
-    if (one.op.done) one.op.done(one.status);
-    one.op = {};
-    port_->OnCompleted();
-  }
-  telling_.clear();
-}
-
 // In the order of their submission.
 void NcclGroup::RunCompletions() {
-  RunFinished();
+  finished_.Run(*port_);
   if (end_status_.ok()) return;
   // What these hold stays until the device is done with it.
   for (std::size_t i = 0; i < launched_.size(); ++i) {
@@ -494,8 +478,8 @@ void NcclGroup::RunCompletions() {
     if (one.op.op.mark != nullptr) one.op.op.mark->End();
     if (one.op.done) one.op.done(end_status_);
   }
-  while (!pending_.empty()) Finish(pending_.pop_front(), end_status_);
-  RunFinished();
+  while (!pending_.empty()) finished_.Add(pending_.pop_front(), end_status_);
+  finished_.Run(*port_);
 }
 
 }  // namespace resilient

@@ -105,10 +105,6 @@ class NcclGroup final : public DeviceGroup {
     Instant entered_at{};
     bool told = false;  // Its completion has run; its memory may still be in use.
   };
-  struct Finished {
-    SubmittedOp op;
-    Status status;
-  };
 
   // In nccl_group_connect.cc.
   void BeginMeeting();
@@ -161,8 +157,6 @@ class NcclGroup final : public DeviceGroup {
   void OnLaunched();
   void Release(NcclRelease::Kind kind);
   void AwaitReleased();
-  void Finish(SubmittedOp op, const Status& status);
-  void RunFinished();
 
   // True when `result` is a failure, which has ended the group or is held.
   bool Failed(NcclResult result, std::string_view what);
@@ -211,9 +205,8 @@ class NcclGroup final : public DeviceGroup {
   GroupPort::Mail mail_;  // Of a turn; kept for its memory.
   Ring<SubmittedOp> pending_;
   Ring<Launched> launched_;
-  std::vector<Finished> finished_;
-  std::vector<Finished> telling_;  // Those of finished_ before.
-  Status end_status_;              // Not OK: everything completes with it.
+  FinishedOps finished_;
+  Status end_status_;  // Not OK: everything completes with it.
   std::optional<NcclRelease::Work> to_release_;
   std::shared_ptr<NcclRelease> release_;
 };

@@ -21,6 +21,21 @@ Status NcclLoop::Joiner::Join(void* event, ExecutionStream stream) const {
                     {});
 }
 
+void FinishedOps::Add(SubmittedOp op, const Status& status) {
+  if (op.op.mark != nullptr) op.op.mark->End();
+  finished_.push_back({.op = std::move(op), .status = status});
+}
+
+void FinishedOps::Run(GroupPort& port) {
+  telling_.swap(finished_);
+  for (Finished& one : telling_) {
+    if (one.op.done) one.op.done(one.status);
+    one.op = {};
+    port.OnCompleted();
+  }
+  telling_.clear();
+}
+
 NcclLoop::NcclLoop(const NcclFabricOptions& options, CommunicatorFactory& control,
                    std::shared_ptr<ControlWaits> waits, std::shared_ptr<NcclEvents> pool,
                    FabricRequests& requests, const Clock& clock, CommunicatorEvents& events,
@@ -114,6 +129,30 @@ void NcclLoop::Wait() {
   entries_.assign({{.fd = context_.doorbell->wake().fd(), .events = POLLIN}});
   PollUntil(entries_, context_.clock, Deadline::At(next));
   if (entries_.front().revents != 0) context_.doorbell->wake().Drain();
+}
+
+std::unique_ptr<CommunicatorFactory> MakeDeviceFabric(
+    const NcclFabricOptions& options, CommunicatorFactory& control,
+    std::shared_ptr<ControlWaits> waits, const Clock& clock, CommunicatorEvents& events,
+    DeviceGroupMaker make, std::function<Status(const Operation&)> check) {
+  auto requests = std::make_unique<FabricRequests>();
+  auto pool = std::make_shared<NcclEvents>(options.cuda, options.device);
+  auto loop = std::make_unique<NcclLoop>(options, control, std::move(waits), pool, *requests, clock,
+                                         events, std::move(make));
+  const auto admit = [check = std::move(check), pool, cuda = options.cuda](SubmittedOp& op) {
+    RESILIENT_RETURN_IF_ERROR(check(op.op));
+    RESILIENT_RETURN_IF_ERROR(CheckNotCaptured(cuda, op.op));
+    const CudaResult marked = pool->Mark(static_cast<CudaStreamHandle>(op.op.stream), &op.ready);
+    if (marked == CudaResult::kSuccess) return Status::Ok();
+    return CudaStatus(cuda, marked, "cudaEventRecord", Describe(op.op), {});
+  };
+  return MakeFabric({.endpoint = control.endpoint(),
+                     .thread_name = options.name,
+                     .requests = std::move(requests),
+                     .loop = std::move(loop),
+                     .admission = admit,
+                     .observer = nullptr},
+                    clock);
 }
 
 }  // namespace resilient

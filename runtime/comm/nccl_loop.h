@@ -30,6 +30,23 @@ struct NcclContext {
   std::vector<std::shared_ptr<NcclRelease>> discarded;
 };
 
+// Operations that are over, whose completions run between turns. Owner: a DeviceGroup. Thread:
+// loop-confined.
+class FinishedOps {
+ public:
+  void Add(SubmittedOp op, const Status& status);
+  // In their order. What they hold is gone before `port` counts them as completed.
+  void Run(GroupPort& port);
+
+ private:
+  struct Finished {
+    SubmittedOp op;
+    Status status;
+  };
+  std::vector<Finished> finished_;
+  std::vector<Finished> telling_;  // Those of finished_ before; kept for its memory.
+};
+
 // One communicator of a device, as its loop moves it. Owner: the loop. Thread: loop-confined.
 class DeviceGroup {
  public:
@@ -97,5 +114,12 @@ class NcclLoop final : public GroupLoop {
   Deadline stop_by_ = Deadline::Never();
   std::vector<PollEntry> entries_;
 };
+
+// The transport of one device whose groups `make` makes; else as MakeNcclFabric. `check`: what it
+// runs of what is valid, on the thread that submits.
+std::unique_ptr<CommunicatorFactory> MakeDeviceFabric(
+    const NcclFabricOptions& options, CommunicatorFactory& control,
+    std::shared_ptr<ControlWaits> waits, const Clock& clock, CommunicatorEvents& events,
+    DeviceGroupMaker make, std::function<Status(const Operation&)> check);
 
 }  // namespace resilient

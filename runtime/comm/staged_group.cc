@@ -175,16 +175,10 @@ bool StagedGroup::CompleteLaunched() {
       if (piece.buffer != nullptr) memory_->Give(piece.buffer);
     }
     if (first.op.op.sender != nullptr) *first.op.op.sender = first.op.op.peer;
-    Finish(std::move(first.op), Status::Ok());  // Before its event is used again.
+    finished_.Add(std::move(first.op), Status::Ok());  // Before its event is used again.
     launched_.erase(launched_.begin());
   }
   return true;
-}
-
-// Its completion runs between turns.
-void StagedGroup::Finish(SubmittedOp op, const Status& status) {
-  if (op.op.mark != nullptr) op.op.mark->End();
-  finished_.push_back({.op = std::move(op), .status = status});
 }
 
 bool StagedGroup::AwaitsDevice() const {
@@ -223,7 +217,7 @@ void StagedGroup::Leave(const Status& status) {
   if (state_ != State::kReady) return End(status);
   leave_status_ = status;
   for (SubmittedOp& op : port_->Close(status)) pending_.push_back(std::move(op));
-  while (!pending_.empty()) Finish(pending_.pop_front(), status);
+  while (!pending_.empty()) finished_.Add(pending_.pop_front(), status);
   state_ = State::kDraining;
   end_by_ = Deadline::After(context_.now, context_.options.flush_timeout);
   AwaitDrained();
@@ -274,14 +268,14 @@ void StagedGroup::Release() {
                                   .scratch = std::exchange(memory_, nullptr),
                                   .name = spec_.name,
                                   .second_stream = in_};
-  const auto wait_for = [this](const Mark& mark, CudaStreamHandle stream) {
+  const auto await = [this](const Mark& mark, CudaStreamHandle stream) {
     to_release_->marks.push_back({HandleOf(mark.event), mark.recorded, stream});
   };
   for (const Transfers* transfers : {&head_, &launched_}) {
     for (const auto& transfer : *transfers) {
       for (const Piece& piece : transfer->pieces) {
-        wait_for(piece.copied, out_);
-        wait_for(piece.placed, in_);
+        await(piece.copied, out_);
+        await(piece.placed, in_);
       }
     }
   }
@@ -304,16 +298,6 @@ void StagedGroup::AwaitReleased() {
   state_ = State::kDone;
 }
 
-void StagedGroup::RunFinished() {
-  telling_.swap(finished_);
-  for (Finished& one : telling_) {
-    if (one.op.done) one.op.done(one.status);
-    one.op = {};
-    port_->OnCompleted();
-  }
-  telling_.clear();
-}
-
 void StagedGroup::TellOf(Transfers& transfers) {
   for (const auto& one : transfers) {
     if (std::exchange(one->told, true)) continue;
@@ -324,13 +308,13 @@ void StagedGroup::TellOf(Transfers& transfers) {
 
 // In the order of their submission.
 void StagedGroup::RunCompletions() {
-  RunFinished();
+  finished_.Run(*port_);
   if (end_status_.ok()) return;
   // What these hold stays until the device is done with it.
   TellOf(launched_);
   TellOf(head_);
-  while (!pending_.empty()) Finish(pending_.pop_front(), end_status_);
-  RunFinished();
+  while (!pending_.empty()) finished_.Add(pending_.pop_front(), end_status_);
+  finished_.Run(*port_);
 }
 
 // At the meeting; behind it the CPU transport tells, but of what has not begun.

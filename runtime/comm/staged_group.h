@@ -116,10 +116,6 @@ class StagedGroup final : public DeviceGroup {
     bool told = false;  // Its completion has run; its memory may still be in use.
   };
   using Transfers = std::vector<std::unique_ptr<Transfer>>;
-  struct Finished {
-    SubmittedOp op;
-    Status status;
-  };
 
   // In staged_group_pieces.cc. Those that return bool: false, the group has ended.
   bool Move(Transfer& transfer);
@@ -151,8 +147,6 @@ class StagedGroup final : public DeviceGroup {
   void AwaitReleased();
   void Abort(const Status& cause);
   void Release();
-  void Finish(SubmittedOp op, const Status& status);
-  void RunFinished();
   void TellOf(Transfers& transfers);
   void TellWaiting();
   void CheckDeadline();
@@ -189,9 +183,8 @@ class StagedGroup final : public DeviceGroup {
   Ring<SubmittedOp> pending_;
   Transfers head_;      // Under way: one operation, or what is left of a batch.
   Transfers launched_;  // In the order of their ends.
-  std::vector<Finished> finished_;
-  std::vector<Finished> telling_;  // Those of finished_ before.
-  Status end_status_;              // Not OK: everything completes with it.
+  FinishedOps finished_;
+  Status end_status_;  // Not OK: everything completes with it.
   std::optional<NcclRelease::Work> to_release_;
   std::shared_ptr<NcclRelease> release_;
 };
