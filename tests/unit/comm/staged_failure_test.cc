@@ -4,12 +4,12 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/unit/comm/nccl_world.h"
 #include "tests/unit/comm/staged_world.h"
 
 namespace resilient::testing {
@@ -19,21 +19,10 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr std::size_t kPieceBytes = 256;
-constexpr std::size_t kEach = kPieceBytes / sizeof(float);
-
-class StagedFailure : public ::testing::Test {
+class StagedFailure : public StagedWorldTest {
  protected:
-  World& Start(int ranks, std::size_t piece_bytes = kPieceBytes) {
-    environment_ = std::make_shared<StagedEnvironment>(piece_bytes);
-    world_ = std::make_unique<World>(
-        Transport{
-            .name = "staged", .make = nullptr, .environment = [this] { return environment_; }},
-        ranks);
-    return *world_;
-  }
   void Change(int rank, const std::function<void(NcclScript&)>& change) {
-    environment_->fake.Change(rank, change);
+    fake().Change(rank, change);
   }
   static Status Lost() { return Status(StatusCode::kRankLost, "rank 1 was lost"); }
 
@@ -43,8 +32,6 @@ class StagedFailure : public ::testing::Test {
   }
 
   std::vector<float> data_ = {1, 2};
-  std::shared_ptr<StagedEnvironment> environment_;
-  std::unique_ptr<World> world_;
 };
 
 TEST_F(StagedFailure, Abort_InTheMiddleOfThePieces_IsToldAtOnce_QuietWhenTheDeviceIsDone) {
@@ -210,28 +197,24 @@ TEST_F(StagedFailure, Close_WithACopyThatHangs_ComesBack) {
 }
 
 // One rank goes through NCCL, the other through memory of the host.
-class MixedEnvironment final : public Environment {
+class MixedEnvironment final : public FakeEnvironment {
  public:
-  Result<std::unique_ptr<CommunicatorFactory>> Make(const Clock& clock,
-                                                    CommunicatorEvents& events) override {
-    NcclFabricOptions options;
-    options.nccl = FakeNccl::nccl();
-    options.cuda = FakeNccl::cuda();
-    options.device = made_++;
-    options.identity.nccl_version = 23007;
-    auto host = MakeCpuFabric({}, clock, events);
-    if (options.device == 0)
-      return std::unique_ptr<CommunicatorFactory>(
-          std::make_unique<NcclRank>(std::move(host).value(), options, clock, events));
-    options.identity.way = kStagedWay;
-    return std::unique_ptr<CommunicatorFactory>(
-        std::make_unique<StagedRank>(std::move(host).value(), options, clock, events));
+  MixedEnvironment() : FakeEnvironment({}) {
+    options().nccl = FakeNccl::nccl();
+    options().identity.nccl_version = 23007;
   }
-  ExecutionStream NewStream() override { return nullptr; }
 
  private:
-  FakeNccl fake_;
-  int made_ = 0;
+  std::unique_ptr<CommunicatorFactory> MakeOn(CommunicatorFactory& control,
+                                              NcclFabricOptions options, const Clock& clock,
+                                              CommunicatorEvents& events) override {
+    auto waits = std::make_shared<ControlWaits>();
+    if (options.device == 0)
+      return MakeNcclFabric(options, control, std::move(waits), clock, events);
+    options.identity.way = kStagedWay;
+    return MakeStagedFabric(options, control, std::move(waits), std::make_shared<StagedCalls>(),
+                            clock, events);
+  }
 };
 
 TEST(StagedSettings, RanksThatGoDifferentWays_AreToldOnBoth) {

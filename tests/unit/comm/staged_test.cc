@@ -17,33 +17,18 @@
 namespace resilient::testing {
 namespace {
 
-constexpr std::size_t kPieceBytes = 256;
-constexpr std::size_t kEach = kPieceBytes / sizeof(float);
-
 std::vector<float> ValuesOf(int rank, std::size_t count) {
   std::vector<float> values(count);
   std::iota(values.begin(), values.end(), static_cast<float>(1000 * rank));
   return values;
 }
 
-class StagedTest : public ::testing::Test {
+class StagedTest : public StagedWorldTest {
  protected:
-  World& Start(int ranks, std::size_t piece_bytes = kPieceBytes) {
-    environment_ = std::make_shared<StagedEnvironment>(piece_bytes);
-    world_ = std::make_unique<World>(
-        Transport{
-            .name = "staged", .make = nullptr, .environment = [this] { return environment_; }},
-        ranks);
-    return *world_;
-  }
-  FakeNccl& fake() { return environment_->fake; }
   void Hold(int rank, bool hold) {
     fake().Change(rank, [hold](NcclScript& script) { script.hold_copies = hold; });
   }
   CudaStreamHandle NewStream() { return static_cast<CudaStreamHandle>(environment_->NewStream()); }
-
-  std::shared_ptr<StagedEnvironment> environment_;
-  std::unique_ptr<World> world_;
 };
 
 TEST_F(StagedTest, SizesAroundThePieces_AreSummedUp) {

@@ -125,6 +125,21 @@ class CudaWorldTest : public ::testing::Test {
     OnRanks(kAllRanks,
             [&](int rank) { ExpectSum(*ranks[static_cast<std::size_t>(rank)].world, rank); });
   }
+  // So many times one rank aborts, and all rebuild.
+  static void RebuildInTurn(Ranks& ranks, int times) {
+    std::barrier summed(kWorldSize);
+    OnRanks(kAllRanks, [&](int rank) {
+      Rank& self = ranks[static_cast<std::size_t>(rank)];
+      for (int i = 0; i < times; ++i) {
+        ExpectSum(*self.world, rank);
+        summed.arrive_and_wait();
+        if (rank == i % kWorldSize) self.world->Abort("it is its turn");
+        while (self.session->failure().ok()) std::this_thread::yield();
+        ASSERT_TRUE(self.session->Rebuild({}).ok());
+      }
+      ExpectSum(*self.world, rank);
+    });
+  }
   // All go on in the next generation, `newcomer` as another process.
   static constexpr int kNobody = -1;
   void RebuildWith(MembershipHub& hub, Ranks& ranks, int newcomer) {
@@ -409,18 +424,7 @@ TEST_F(SharedGpuWorldTest, OneRankThatIsNotLet_IsToldOnEveryRank) {
 TEST_F(SharedGpuWorldTest, TwentyRebuilds_LeaveNothing) {
   MembershipHub hub(kWorldSize);
   Ranks ranks = StartAll(hub);
-  std::barrier summed(kWorldSize);
-  OnRanks(kAllRanks, [&](int rank) {
-    Rank& self = ranks[static_cast<std::size_t>(rank)];
-    for (int i = 0; i < 20; ++i) {
-      ExpectSum(*self.world, rank);
-      summed.arrive_and_wait();
-      if (rank == i % kWorldSize) self.world->Abort("it is its turn");
-      while (self.session->failure().ok()) std::this_thread::yield();
-      ASSERT_TRUE(self.session->Rebuild({}).ok());
-    }
-    ExpectSum(*self.world, rank);
-  });
+  RebuildInTurn(ranks, 20);
   EXPECT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.pinned == kWorldSize; }));
 }
 
@@ -493,18 +497,7 @@ TEST_F(CudaWorldTest, NcclOptions_AreKeptOverARebuild) {
 TEST_F(CudaWorldTest, FiftyRebuilds_LeaveNothing) {
   MembershipHub hub(kWorldSize);
   Ranks ranks = StartAll(hub);
-  std::barrier summed(kWorldSize);
-  OnRanks(kAllRanks, [&](int rank) {
-    Rank& self = ranks[static_cast<std::size_t>(rank)];
-    for (int i = 0; i < 50; ++i) {
-      ExpectSum(*self.world, rank);
-      summed.arrive_and_wait();
-      if (rank == i % kWorldSize) self.world->Abort("it is its turn");
-      while (self.session->failure().ok()) std::this_thread::yield();
-      ASSERT_TRUE(self.session->Rebuild({}).ok());
-    }
-    ExpectSum(*self.world, rank);
-  });
+  RebuildInTurn(ranks, 50);
   EXPECT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.communicators == 3; }));
 }
 
