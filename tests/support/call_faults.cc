@@ -123,9 +123,7 @@ void Wrap(Api& api, const char* name) {
 }  // namespace
 
 CallFaults::CallFaults() { Clear(); }
-CallFaults::~CallFaults() {
-  Release();
-}
+CallFaults::~CallFaults() { Release(); }
 
 NcclApi CallFaults::Around(NcclApi api) {
 #define RESILIENT_WRAP(NAME) Wrap<&NcclApi::NAME>(api, #NAME);
