@@ -52,10 +52,10 @@ class Process:
                 return line.removeprefix(f"{word} ")
         raise AssertionError(f"no line '{word} ...'\n{self.stdout()}\n{self.stderr()}")
 
-    def await_line(self, text, seconds=WAIT_SECONDS):
-        """Until it has printed `text`; its end or the bound is a failure."""
+    def await_line(self, text, times=1, seconds=WAIT_SECONDS):
+        """Until it has printed `text` so many times; its end or the bound is a failure."""
         deadline = time.monotonic() + seconds
-        while text not in self.stdout():
+        while self.stdout().count(text) < times:
             assert self._process.poll() is None and time.monotonic() < deadline, self.stderr()
             # A file cannot be waited for; the end of the process can.
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -7,6 +7,7 @@ import pytest
 
 PROGRAM = "lightning_program.py"
 TTL_SECONDS = 5
+GRACE_SECONDS = 2  # For the exception to leave the call, on a busy machine.
 
 
 @pytest.mark.parametrize("kind", ["fabric", pytest.param("trainer", marks=pytest.mark.slow)])
@@ -25,9 +26,9 @@ def test_a_rank_that_stops_is_named_and_finally_runs(launcher, kind):
     ranks[0].await_line("training")
     ranks[1].await_line("training")
     ranks[0].signal(signal.SIGSTOP)
-    stopped = time.monotonic()
+    stopped = time.time()
     assert ranks[1].wait() != 0
-    assert time.monotonic() - stopped < TTL_SECONDS + 1 + 2  # And the end of the process.
+    assert ranks[1].time_of("failed") - stopped < TTL_SECONDS + 1 + GRACE_SECONDS
     assert "[resilient:RANK_LOST] rank 0 " in ranks[1].stderr(), ranks[1].stderr()
     assert "finally" in ranks[1].stdout()
     ranks[0].signal(signal.SIGKILL)

@@ -185,9 +185,11 @@ def kill_node(agent):
 def test_the_first_node_dies_and_a_late_one_joins(launcher, stop):
     nodes = Nodes(launcher, stop, "1:2")
     first, second = nodes.start(), nodes.start()
+    first.await_line("world 2")
     second.await_line("world 2")
+    alone = second.stdout().count("world 1")  # Before the first one came, if it came late.
     kill_node(first)
-    second.await_line("world 1")
+    second.await_line("world 1", times=alone + 1)
     late = nodes.start()
     late.await_line("world 2")
     nodes.finish(second, late)

@@ -242,8 +242,8 @@ def aborts():
     handles = member.handles()
     reconfigure(1, handles)
     assert total() == 6
+    tell("has the sum")
     if member.rank == 1:
-        tell("runs")
         hear()
         member.backend().abort()
     with pytest.raises(torch_resilient.CommError, match="abort"):
@@ -260,7 +260,7 @@ def aborts():
 
 def test_abort_ends_what_runs_everywhere_and_a_fresh_uuid_works(world):
     ranks = world.start(aborts, 3)
-    assert ranks[1].told() == "runs"
+    assert [rank.told() for rank in ranks] == ["has the sum"] * 3  # Each has its own at its time.
     ranks[1].say("abort")
     assert [rank.value() for rank in (ranks[1], ranks[0], ranks[2])] == [6.0] * 3
 
@@ -346,6 +346,8 @@ def two_sets():
     except torch_resilient.ResilientError as error:
         assert "already used" in str(error) or error.code in ("JOIN_TIMEOUT", "LEFT"), error
         refused = 1
+    # A uuid whose members have all left is fresh again to who comes to it only then.
+    member.store.barrier("tried", 4)
     reconfigure(6, handles)
     assert total() == 10
     return refused
@@ -373,6 +375,7 @@ def dies(victim):
             dist.barrier()
     assert torch_resilient.failure().rank == victim
     left = handles[:victim] + handles[victim + 1 :]
+    member.store.barrier("lost", 2)  # The time for both counts from the first one.
     with pytest.raises(torch_resilient.JoinTimeoutError, match=rf"uuid=2.*missing ranks? {victim}"):
         reconfigure(2, handles, SHORT)
     with pytest.raises(RuntimeError, match="has no members"):
@@ -553,7 +556,7 @@ def adds_time():
     if member.rank == 0:
         dist.distributed_c10d._add_ephemeral_timeout_for_all_pgs(timedelta(minutes=1))
     for uuid in range(2):
-        reconfigure(uuid, handles)
+        reconfigure(uuid, handles, timedelta(seconds=30))  # Not that of the operations.
         if member.rank == 1:
             tell("late")
             hear()

@@ -50,6 +50,7 @@ echo late; echo >{tmp_path}/said
     try:
         assert "ready" in process.stdout.readline()
         process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         (tmp_path / "go").write_text("\n")
         spoken = select.poll()  # select() takes no descriptor beyond 1024.
         spoken.register(said, select.POLLIN)
@@ -79,8 +80,11 @@ def test_the_environment_of_a_rank(tmp_path):
 
 @pytest.mark.parametrize("how", ["exit 7", "kill -9 $$"])
 def test_a_dead_rank_is_replaced(tmp_path, how):
-    text = f'[ "$RANK" = 1 ] && [ ! -e {tmp_path}/x ] && touch {tmp_path}/x && {how}; sleep 0.5'
     log = tmp_path / "events"
+    text = f"""
+[ "$RANK" = 1 ] && [ ! -e {tmp_path}/x ] && touch {tmp_path}/x && {how}
+until [ "$(grep -c '"started"' {log})" = 3 ]; do sleep 0.01; done
+"""
     code, _, stderr = run("--nproc", 2, "--events", log, *shell(tmp_path, text))
     assert code == 0, stderr
     assert "rank 1" in stderr and "replacing it (1 of 3 restarts)" in stderr
@@ -96,7 +100,7 @@ def test_when_the_restarts_are_used_the_job_ends_with_its_code(tmp_path, how, ex
     code, _, stderr = run("--nproc", 3, "--max-restarts", 1, *shell(tmp_path, text))
     assert code == expected
     assert "all 1 restarts are used" in stderr
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15  # Not those of the sleep, and a busy machine.
 
 
 def test_a_rank_that_ends_again_and_again_is_held_back(tmp_path):
@@ -125,14 +129,16 @@ def test_one_that_is_held_back_does_not_come_when_others_have_finished(tmp_path)
     log = tmp_path / "events"
     text = f"""
 [ "$RANK" = 1 ] && exit 3
-until [ "$(grep -c '"restarted"' {log})" = 5 ]; do sleep 0.01; done
+until [ "$(grep -c '"restarted"' {log})" -ge 5 ]; do sleep 0.01; done
 """
     options = ["--nproc", 2, "--max-restarts", 9, "--events", log]
     code, _, stderr = run(*options, *shell(tmp_path, text))
     assert code == 3
     assert "rank 1" in stderr and "other ranks have finished: it cannot rejoin" in stderr
-    started = [event["rank"] for event in events(log) if event["event"] == "started"]
-    assert started.count(1) == 5  # The last pause is of 2 s.
+    told = [event["event"] for event in events(log) if event.get("rank") == 1]
+    # The start that was told of last was held back, and never came: the fifth, by 2 s.
+    assert told.count("restarted") >= 5
+    assert told.count("started") == told.count("restarted")
 
 
 def test_nothing_is_held_back_where_every_life_is_long_enough(tmp_path):
@@ -150,22 +156,33 @@ def test_a_signal_ends_everything(tmp_path, number):
     started = time.monotonic()
     process.send_signal(number)
     process.communicate(timeout=10)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 6  # Three seconds, and a busy machine.
     assert process.returncode == 128 + number
 
 
+# Kills nobody by itself.
+PATIENT = """
+import sys
+from torch_resilient import run
+from torch_resilient._launch import launcher
+launcher._END_SECONDS = 600.0
+sys.exit(run.main())
+"""
+
+
 def test_a_second_signal_kills(tmp_path):
-    script = shell(tmp_path, "trap '' INT; echo ready; while :; do sleep 0.1; done")
-    process = launch("--nproc", 2, *script)
+    script = shell(tmp_path, "trap 'echo asked' INT; echo ready; while :; do sleep 0.1; done")
+    process = launch("--nproc", 2, *script, program=("-c", PATIENT))
     for _ in range(2):
         assert "ready" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
+    for _ in range(2):  # One signal is lost in another, if it comes too early.
+        assert "asked" in process.stdout.readline()
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
-    started = time.monotonic()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
-    assert time.monotonic() - started < 1
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
 
 
 def test_who_ignores_the_signal_is_killed(tmp_path):

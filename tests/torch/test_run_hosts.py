@@ -13,7 +13,7 @@ import time
 import hosts
 import pytest
 from launching import events, line_with
-from test_run_nodes import children, job
+from test_run_nodes import children, job, stop
 
 from torch_resilient import _server
 
@@ -86,7 +86,7 @@ def power_failure(network, number, launcher):
     before = time.monotonic()
     for link in ("ctl", "data"):
         network.down(link, number)
-    launcher.send_signal(signal.SIGSTOP)
+    stop(launcher)
     for pid in children(launcher.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -35,12 +35,15 @@ dist.destroy_process_group()
 """
 
 
-# Rank 1 dies in the first step of its first life.
+# Rank 1 dies in the first step of its first life, and comes again when the others have gone on.
 COMES_AGAIN = """
-import os, signal
+import os, pathlib, signal, time
 import torch.distributed as dist
 import torch_resilient
 
+went_on = pathlib.Path(__file__).with_name("went on")
+while "RESILIENT_REPLACES" in os.environ and not went_on.exists():
+    time.sleep(0.01)
 dist.init_process_group("resilient")
 first = torch_resilient.membership()["generation"] == 1
 
@@ -54,6 +57,7 @@ def train(state):
             dist.barrier()
     state.sizes = [*state.sizes, dist.get_world_size()]
     while dist.get_world_size() < 3:
+        went_on.touch()
         state.commit()
         dist.barrier()
 

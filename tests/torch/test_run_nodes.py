@@ -56,6 +56,12 @@ def said(stdout):
     return sorted(line.partition("] ")[2] for line in stdout.splitlines())
 
 
+def stop(launcher):
+    """Returns once it stands still."""
+    launcher.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, launcher.pid, os.WSTOPPED | os.WNOWAIT)
+
+
 def test_ranks_are_counted_over_all_nodes(tmp_path):
     text = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $RESILIENT_JOB"'
     text += '; echo "master $MASTER_ADDR $MASTER_PORT"'
@@ -242,8 +248,9 @@ def test_a_training_heals_over_two_nodes(tmp_path):
     assert said(ends[1][1]) == ["rank 2 of 4 has 256", "rank 3 of 4 has 256"]
 
 
+# It ends when the file is there that it is told of.
 WAITS_FOR_A_LOSS = """
-import os
+import os, sys, time
 import torch, torch.distributed as dist
 import torch_resilient
 
@@ -262,6 +269,8 @@ def train(state):
 
 torch_resilient.elastic(train)(torch_resilient.State(step=0))
 os.write(1, f"healed: rank {dist.get_rank()} of {dist.get_world_size()}\\n".encode())
+while sys.argv[1:] and not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
 dist.destroy_process_group()
 """
 
@@ -281,7 +290,7 @@ def test_a_node_that_was_lost_comes_back(tmp_path):
         lost = both.launchers[1]
         for launcher in both.launchers:
             assert "ready" in launcher.stdout.readline()
-        lost.send_signal(signal.SIGSTOP)
+        stop(lost)
         for pid in children(lost.pid):
             os.kill(pid, signal.SIGKILL)
         lost.kill()

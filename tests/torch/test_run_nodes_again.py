@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from launching import events, line_with, shell
-from test_run_nodes import WAITS_FOR_A_LOSS, children, job, said
+from test_run_nodes import WAITS_FOR_A_LOSS, children, job, said, stop
 from test_run_policies import ANEW
 from test_run_spares import LOSES_ONE
 
@@ -50,13 +50,16 @@ def test_a_spare_of_another_node_takes_the_seat(tmp_path):
 def test_spares_for_all_ranks_of_a_killed_launcher_are_enough(tmp_path):
     script = tmp_path / "waits_for_a_loss.py"
     script.write_text(WAITS_FOR_A_LOSS)
-    with job([1, 1], script, each=[["--spares", 1], []], seconds=60) as both:
-        for launcher in both.launchers:
-            line_with(launcher, "stdout", "ready")
+    known = tmp_path / "known"
+    with job([1, 1], script, known, each=[["--spares", 1], []], seconds=60) as both:
+        ready(both.launchers)
         both.launchers[1].kill()
+        # The ranks know it before: by then they could have healed and finished.
+        goes_on = "was killed, and its ranks with it; the job goes on with 2, as spares"
+        line_with(both.launchers[0], "stderr", goes_on)
+        known.touch()
         ends = both.finish()
     assert [code for code, _, _ in ends] == [0, -9], ends
-    assert "was killed, and its ranks with it; the job goes on with 2, as spares" in ends[0][2]
     assert said(ends[0][1]) == ["healed: rank 0 of 2", "healed: rank 1 of 2"]
 
 
@@ -167,7 +170,7 @@ def ready(launchers):
 def test_a_launcher_that_was_stopped_follows(tmp_path):
     with job([1, 1], *ALL, *shell(tmp_path, WAITS.format(tmp_path))) as both:
         ready(both.launchers)
-        both.launchers[1].send_signal(signal.SIGSTOP)
+        stop(both.launchers[1])
         (tmp_path / "fail").touch()
         try:
             line_with(both.launchers[0], "stderr", "starting all ranks anew (1 of 3")
@@ -193,7 +196,7 @@ def test_the_wait_for_a_launcher_that_was_stopped_ends(tmp_path):
     script = shell(tmp_path, WAITS.format(tmp_path))
     with job([1, 1], *ALL, *script, program=("-c", IMPATIENT)) as both:
         ready(both.launchers)
-        both.launchers[1].send_signal(signal.SIGSTOP)
+        stop(both.launchers[1])
         (tmp_path / "fail").touch()
         try:
             both.launchers[0].wait(20)
@@ -225,7 +228,7 @@ exit 9
 def test_a_signal_while_others_are_waited_for(tmp_path):
     with job([1, 1], *ALL, *shell(tmp_path, WAITS.format(tmp_path))) as both:
         ready(both.launchers)
-        both.launchers[1].send_signal(signal.SIGSTOP)
+        stop(both.launchers[1])
         (tmp_path / "fail").touch()
         try:
             line_with(both.launchers[0], "stderr", "starting all ranks anew (1 of 3")
@@ -244,7 +247,7 @@ def test_a_launcher_that_comes_late_begins_with_the_others(tmp_path):
     with job([1, 1], *ALL, *shell(tmp_path, WAITS.format(tmp_path)), env=env) as both:
         ready(both.launchers)
         lost = both.launchers[1]
-        lost.send_signal(signal.SIGSTOP)
+        stop(lost)
         for pid in children(lost.pid):
             os.kill(pid, signal.SIGKILL)
         lost.kill()
@@ -272,7 +275,7 @@ def test_a_launcher_that_is_killed_meanwhile_ends_all(tmp_path):
     """It was to end its ranks and begin anew with the others."""
     with job([1, 1], *ALL, *shell(tmp_path, WAITS.format(tmp_path))) as both:
         ready(both.launchers)
-        both.launchers[1].send_signal(signal.SIGSTOP)
+        stop(both.launchers[1])
         (tmp_path / "fail").touch()
         line_with(both.launchers[0], "stderr", "starting all ranks anew (1 of 3")
         both.launchers[1].kill()
@@ -289,6 +292,7 @@ has_ended() {{ grep -q '"exited", .*"rank": '$1 {log}; }}
 echo ready
 until [ -e {tmp_path}/x ]; do sleep 0.01; done
 [ "$RANK" = 4 ] && exec sleep 600
+[ "$RANK" = 3 ] && touch "$RESILIENT_SEATED"
 if [ "$RANK" = 2 ]; then until has_ended 0 && has_ended 3; do sleep 0.01; done; fi
 """
     each = [["--spares", 2, "--events", log], [], []]
@@ -300,3 +304,146 @@ if [ "$RANK" = 2 ]; then until has_ended 0 && has_ended 3; do sleep 0.01; done; 
         (tmp_path / "x").touch()
         ends = three.finish()
     assert [code for code, _, _ in ends] == [0, -9, 0], ends
+
+
+# Node 0 begins when node 1 listens; node 1 hears that it is there, and the rest when that is over.
+HEARS_LATE = """
+import os, re, sys, time
+from torch_resilient import run
+from torch_resilient._launch.nodes import Nodes
+
+listens = os.environ["LISTENS"]
+start, heard, kept = Nodes.start, Nodes._heard, []
+
+
+def starts(self):
+    while self.roster.node == 0 and not os.path.exists(listens):
+        time.sleep(0.01)
+    start(self)
+
+
+def hears(self, lines):
+    kept.extend(lines)
+    if not self.roster.mine.sees or re.search(rb"ended[^:]*: 0,", b"".join(lines)):
+        heard(self, kept[:])
+        kept.clear()
+    open(listens, "w").close()
+
+
+Nodes.start = starts
+if "--node-rank 1" in " ".join(sys.argv):
+    Nodes._heard = hears
+sys.exit(run.main())
+"""
+
+
+@pytest.mark.parametrize("own", [[], ["--spares", 1], ["--min-world", 1]])
+def test_who_hears_of_the_start_with_the_end_does_its_part(tmp_path, own):
+    script = shell(tmp_path, '[ "$RANK" = 2 ] && exec sleep 60; echo ran')
+    late = {"program": ("-c", HEARS_LATE), "env": {"LISTENS": str(tmp_path / "listens")}}
+    with job([1, 1], *script, each=[[], own], **late) as both:
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert said(ends[1][1]) == ["ran"]
+
+
+# Learns of what has happened at once in the other order.
+REVERSED = """
+import selectors, sys
+from torch_resilient import run
+
+select = selectors.DefaultSelector.select
+selectors.DefaultSelector.select = lambda *args: select(*args)[::-1]
+sys.exit(run.main())
+"""
+
+
+def test_a_loss_is_known_before_what_others_made_of_it(tmp_path):
+    """A launcher stands still while its rank dies, a spare of the other node takes the seat, and
+    all others finish: it is not too late for a spare."""
+    text = f"""
+echo $$ >{tmp_path}/$RANK; echo ready
+until [ -e {tmp_path}/x ]; do sleep 0.01; done
+touch "$RESILIENT_SEATED"
+[ "$RANK" = 1 ] && exit 7
+until grep -q '^State:.Z' /proc/$(cat {tmp_path}/1)/status; do sleep 0.01; done
+exit 0
+"""
+    options = ["--restart-policy", "never", *shell(tmp_path, text)]
+    each = [["--spares", 1], []]
+    with job([1, 1], *options, each=each, program=("-c", REVERSED)) as both:
+        ready(both.launchers)
+        stop(both.launchers[1])
+        (tmp_path / "x").touch()
+        try:
+            both.launchers[0].wait(20)
+        finally:
+            both.launchers[1].send_signal(signal.SIGCONT)
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert "it is not started again, as a spare takes its seat" in ends[1][2]
+
+
+# Holds the first start back, has something to do shortly before its time, and stands still over it.
+STANDS_STILL = """
+import os, signal, sys, threading, time
+from torch_resilient import run
+from torch_resilient._launch import launcher
+
+launcher._AT_ONCE = 0
+launcher._WAIT_TOLD_SECONDS = 600.0  # Or it would wake for that.
+gather, timers = launcher.Launcher._gather, []
+
+
+def gathers(self, now):
+    gather(self, now)
+    left = self._renew_at - now
+    if self._gather_until is None or left <= 0:
+        return
+    if not timers:
+        kill = os.getpid(), signal.SIGCHLD
+        timers.append(threading.Timer(left - 0.05, os.kill, kill))
+        timers[0].start()
+    elif left < 0.1:
+        time.sleep(left + 0.01)
+
+
+launcher.Launcher._gather = gathers
+sys.exit(run.main())
+"""
+
+
+def test_the_time_to_begin_anew_is_not_missed(tmp_path):
+    text = '[ "$RESILIENT_ATTEMPT" = 1 ] && exit 0; [ "$RANK" = 0 ] && exit 7; exec sleep 60'
+    with job([1, 1], *ALL, *shell(tmp_path, text), program=("-c", STANDS_STILL)) as both:
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert "starting all ranks anew (1 of 3 restarts) in 0.5 s" in ends[0][2]
+
+
+# Its last word takes a while to arrive.
+SLOW_LAST_WORD = """
+import sys
+from torch_resilient import run
+from torch_resilient._launch.nodes import Nodes
+
+set_command = Nodes._set_command
+
+
+def slow(self, fields):
+    command = set_command(self, fields)
+    if fields["ended"] is None:
+        return command
+    return ["/bin/sh", "-c", 'sleep 3; exec "$@"', "sh", *command]
+
+
+Nodes._set_command = slow
+sys.exit(run.main())
+"""
+
+
+def test_a_last_word_is_waited_for(tmp_path):
+    options = ["--max-restarts", 0, *shell(tmp_path, '[ "$RANK" = 1 ] && exit 7; exec sleep 600')]
+    with job([1, 1], *options, program=("-c", SLOW_LAST_WORD)) as both:
+        ends = both.finish()
+    assert [code for code, _, _ in ends] == [7, 7], ends

@@ -5,22 +5,24 @@ import re
 import pytest
 from launching import events, run, shell
 
-# Rank 1 dies once the spare is about to join: long before a process that replaces it can.
+# Rank 1 dies, and a process that replaces it comes when the spare has the seat.
 LOSES_ONE = """
 import os, pathlib, signal, time
 import torch, torch.distributed as dist
 import torch_resilient
 
 process = int(os.environ["RANK"])
-spare_comes = pathlib.Path(__file__).with_name("spare comes")
-if process == 2:
-    spare_comes.touch()
+lost, taken = (pathlib.Path(__file__).with_name(name) for name in ("lost", "taken"))
+if process == 1 and lost.exists():
+    while not taken.exists():
+        time.sleep(0.01)
 dist.init_process_group("resilient")
+if process == 2:
+    taken.touch()
 if torch_resilient.membership()["generation"] == 1:
     if process == 1:
         dist.barrier()
-        while not spare_comes.exists():
-            time.sleep(0.01)
+        lost.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         while True:
@@ -48,6 +50,22 @@ until [ -e {tmp_path}/2 ] && [ -e {tmp_path}/3 ]; do sleep 0.01; done
     assert said == [f"{rank} of 4 with 2" for rank in range(4)]
     ends = {e["rank"]: e["exit_code"] for e in events(log) if e["event"] == "exited"}
     assert ends == {0: 0, 1: 0, 2: -15, 3: -15}
+
+
+def test_a_spare_that_ends_by_itself_has_finished_for_nobody(tmp_path):
+    """A rank and a spare end with 0, which are two; the other rank still has its part to do. By the
+    end of the second spare the launcher has decided what the first two ends mean."""
+    log = tmp_path / "events"
+    text = f"""
+until_ended() {{ until [ "$(grep -c '"exited"' {log})" -ge $1 ]; do sleep 0.01; done; }}
+[ "$RANK" = 3 ] && until_ended 2
+[ "$RANK" = 1 ] && until_ended 3
+exit 0
+"""
+    code, _, stderr = run("--nproc", 2, "--spares", 2, "--events", log, *shell(tmp_path, text))
+    assert code == 0, stderr
+    ends = {e["rank"]: e["exit_code"] for e in events(log) if e["event"] == "exited"}
+    assert ends == {rank: 0 for rank in range(4)}
 
 
 @pytest.mark.parametrize("policy", [("--max-restarts", 0), ("--restart-policy", "never")])

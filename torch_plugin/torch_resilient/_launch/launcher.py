@@ -113,8 +113,7 @@ class Launcher:
 
     def _is_to_go_on(self):
         """Whether there is something to do where nothing runs."""
-        gathers = self._gather_until is not None
-        return bool(self._delayed) or gathers or self._stay_until is not None
+        return bool(self._delayed or self._gather_until or self._stay_until)
 
     def _own_processes(self):
         others = self._nodes.processes() if self._nodes else set()
@@ -154,9 +153,9 @@ class Launcher:
             )
             if when is not None
         ]
-        if self._gather_until is not None:
-            steps = (self._renew_at, self._wait_told_at)
-            times += [when for when in steps if when > time.monotonic()]
+        if self._gather_until is not None and self._exit_code is None:
+            is_ready = self._nodes.roster.mine.ready >= self._attempt
+            times.append(self._wait_told_at if is_ready else self._renew_at)
         if self._nodes and (when := self._nodes.when()) is not None:
             times.append(when)
         if self._console.has_status:
@@ -244,8 +243,10 @@ class Launcher:
             self._renew()
             return
         if exit_code == 0:
-            self._finished.add(worker.rank)
-            self._tell_others(finished=len(self._finished))
+            # A spare that never had a seat has finished nobody's part.
+            ran = worker.rank < self._ranks or worker.has_seat()
+            (self._finished if ran else self._lost).add(worker.rank)
+            self._tell_others(finished=len(self._finished), lost=len(self._lost))
             self._end_if_done()
             return
         if self._exit_code is not None:
@@ -261,7 +262,8 @@ class Launcher:
 
     def _is_done(self):
         """Whether nobody needs what still runs: the ranks have finished, and it has had no seat."""
-        if any(worker.has_seat() for worker in self._workers.values()):
+        is_to_begin = self._gather_until is not None  # Others may have finished already.
+        if is_to_begin or any(worker.has_seat() for worker in self._workers.values()):
             return False  # The world may have grown.
         finished = self._nodes.roster.finished() if self._nodes else len(self._finished)
         if self._spares:
@@ -435,6 +437,7 @@ class Launcher:
         self._restarts = self._attempt
         self._tell_others(attempt=self._attempt)
         self._begin_to_gather()
+        self._heard_of_others()  # What they told with the last word that this one waited for.
 
     def _begin_to_gather(self):
         self._gather_until = time.monotonic() + MEET_SECONDS
@@ -495,20 +498,20 @@ class Launcher:
         elif end := roster.end():
             node, entry = end
             self._give_up(entry.ended, f"node {node} ({entry.host}) gave up: {entry.why}")
-        else:
+        elif self._has_met:
             self._heard_of_ranks(roster)
 
     def _heard_of_ranks(self, roster):
-        if roster.meet() and (killed := roster.killed()):
+        if killed := roster.killed():
             names = ", ".join(f"{node} ({entry.host})" for node, entry in killed)
             text = f"the launcher of node {names} was killed, and its ranks with it"
             self._without_others(text, killed[-1][1].ended)
         if self._exit_code is not None:
             return
         # Several at once, perhaps on nodes that had no other process and have ended by now.
-        if roster.meet() and roster.loss() and not self._is_enough():
+        if roster.loss() and not self._is_enough():
             self._give_up(roster.loss(), self._few(self._left()))
-        elif self._has_met and roster.mine.renews and roster.newest()[0] > self._attempt:
+        elif roster.mine.renews and roster.newest()[0] > self._attempt:
             self._follow(*roster.newest())
         else:
             self._end_if_done()

@@ -19,7 +19,9 @@ MEET_SECONDS = 600.0
 _PREFIX = "node/"
 _PAUSE_SECONDS = 1.0  # Between tries, when the store does not answer.
 _REASON_LIMIT = 4096
-_LAST_SECONDS = 2.0  # For the last word, when everything else has ended.
+# For the last word, when everything else has ended: as long as its command tries, and a bit. Where
+# it is lost the others run on, and wait for who is gone.
+_LAST_SECONDS = 6.0
 
 
 class Nodes:
@@ -40,6 +42,8 @@ class Nodes:
         self._set_due = None
         self._said = None  # What the command under way says, then what the store has.
         self._told = set()  # What was said once.
+        self._read_lines = []  # Of others, in this turn,
+        self._news = []  # and in the one before.
         mine = Entry(
             id=uuid.uuid4().hex,
             nodes=options.nnodes,
@@ -72,6 +76,11 @@ class Nodes:
             self._set_due = time.monotonic()
 
     def turn(self, now):
+        # What others say may come of an end here. The loop does not know in which order it learns
+        # of both, but with its next turn it has learned of that end.
+        news, self._news, self._read_lines = self._news, self._read_lines, []
+        if news:
+            self._heard(news)
         if self._set_due is not None and now >= self._set_due:
             self._set_due = None
             self._tell()
@@ -81,7 +90,7 @@ class Nodes:
 
     def when(self):
         """The next moment at which `turn` has something to do, or None."""
-        times = [self._set_due, self._watch_due, self._late_at()]
+        times = [self._set_due, self._watch_due, self._late_at(), 0.0 if self._news else None]
         return min((when for when in times if when is not None), default=None)
 
     def is_late(self, now):
@@ -172,7 +181,7 @@ class Nodes:
             start_new_session=True,
         )
         os.set_blocking(self._watch.stdout.fileno(), False)
-        output = Output(self._watch.stdout, self._heard)
+        output = Output(self._watch.stdout, self._keep)
         self._selector.register(output.pipe, selectors.EVENT_READ, (self._read, output))
 
     def _read(self, output):
@@ -187,6 +196,9 @@ class Nodes:
         self._said = None
         self._watch_due = time.monotonic() + _PAUSE_SECONDS
         self._tell()
+
+    def _keep(self, lines):
+        self._read_lines += lines
 
     def _heard(self, lines):
         for line in lines:

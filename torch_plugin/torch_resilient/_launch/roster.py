@@ -52,7 +52,7 @@ class Roster:
         self.usurper = None  # Entry of a launcher that came later and has this one's place.
         self._entries = {node: mine}
         self._began = None  # (nproc, spares) of all nodes, once they have met.
-        self._living = set()  # Ids that were heard of before their end.
+        self._living = set()  # Ids that were heard of before their end, or end in this very run.
 
     def change(self, **fields):
         self.mine = self._entries[self.node] = replace(self.mine, **fields)
@@ -84,13 +84,17 @@ class Roster:
                     f"comes back with --nproc {entry.nproc} --spares {entry.spares} and began with"
                     f" --nproc {nproc} --spares {spares}"
                 )
+        elif entry.sees and entry.sees == self.mine.sees:
+            self._living.add(entry.id)  # All that it said before has come with its end.
         self._entries[node] = entry
         return False
 
     def seen(self):
         """Name of the starts of all nodes, as this launcher sees them; "" until all are there."""
-        if self.missing():
-            return ""
+        return "" if self.missing() else self._name()
+
+    def _name(self):
+        """REQUIRES: there is an entry of each node."""
         ids = [self._entries[node].id for node in range(self.mine.nodes)]
         return hashlib.sha256(" ".join(ids).encode()).hexdigest()[:32]
 
@@ -105,11 +109,11 @@ class Roster:
         ]
 
     def meet(self):
-        """Whether all have met, now or before."""
-        if self._began is None:
-            seen, entries = self.seen(), self._entries
-            if seen and all(entry.sees == seen for entry in entries.values()):
-                nodes = range(self.mine.nodes)
+        """Whether all have met, now or before. One that has ended since says so all the same."""
+        nodes, entries = range(self.mine.nodes), self._entries
+        if self._began is None and len(entries) == len(nodes) and not self.refused:
+            seen = self._name()
+            if all(entry.sees == seen for entry in entries.values()):
                 self._began = [(entries[node].nproc, entries[node].spares) for node in nodes]
         return self._began is not None
 
@@ -185,7 +189,7 @@ class Roster:
 
     def loss(self):
         """How the last rank of the last node that lost one ended: the same on all nodes."""
-        losses = [entry.loss for _, entry in sorted(self._entries.items()) if entry.lost]
+        losses = [entry.loss for _, entry in sorted(self._entries.items()) if entry.loss]
         return losses[-1] if losses else 0
 
     def others_finished(self):
