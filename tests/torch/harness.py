@@ -88,6 +88,7 @@ class Server:
         rank = self._ranks[number]
         if kind == "started":
             rank.pid = value
+            self._control.send(b"1")
         else:
             rank.end(value)
         return True

@@ -225,13 +225,15 @@ def test_a_link_that_is_back_before_the_lease_ends_goes_unnoticed(network, sprea
 
 def test_a_host_that_is_cut_off_is_named_and_may_change_nothing_when_it_is_back(network, spread):
     ranks = start_reducing(spread)
+    before = time.time()
     network.down("ctl", 1)
     cut = time.time()
     for rank in ranks[:2]:
         error = rank.value()
         assert error["code"] == "RANK_LOST" and error["host"] == "beta", error
         assert error["rank"] in (2, 3)
-        assert LEASE_SECONDS / 2 < error["known"] - cut < LEASE_SECONDS + 1
+        assert error["known"] - before > LEASE_SECONDS / 2
+        assert error["known"] - cut < LEASE_SECONDS + 1
         assert error["raised"] - error["known"] < GRACE_SECONDS
     network.up("ctl", 1)
     for rank in ranks[2:]:
@@ -259,13 +261,15 @@ def test_links_that_stand_still_while_all_live_fail_the_operation(network, sprea
     before = network.moved("data", 1)
     # Of 256: by then all have entered.
     until(lambda: network.moved("data", 1) - before > 48 * MIB, "the operation runs")
+    begun = time.time()
     network.down("data", 1)
     cut = time.time()
     for rank in ranks:
         code, text, raised = rank.value()
         assert code == "COMM_STALLED", text
         assert "RESILIENT_OP_DEADLINE" in text
-        assert 1.5 < raised - cut < 2 + 1 + GRACE_SECONDS
+        assert raised - begun > 1.5
+        assert raised - cut < 2 + 1 + GRACE_SECONDS
 
 
 @pytest.mark.parametrize("silently", [False, True], ids=["killed", "without power"])

@@ -248,7 +248,10 @@ def test_an_unknown_setting_is_a_warning_that_names_the_nearest(world):
     assert "RESILIENT_BUDGET" in stderr
 
 
-def failing_init(timeout):
+def failing_init(timeout, together=False):
+    if together:
+        tell("here")
+        hear()
     started = time.monotonic()
     try:
         dist.init_process_group("resilient", timeout=timedelta(seconds=timeout))
@@ -298,7 +301,11 @@ def test_another_protocol_at_the_address(world):
 
 
 def test_a_missing_rank_is_named(world):
-    ranks = [world.start_rank(failing_init, rank, 4, 2) for rank in (0, 1, 3)]
+    ranks = [world.start_rank(failing_init, rank, 4, 2, True) for rank in (0, 1, 3)]
+    for rank in ranks:
+        assert rank.told() == "here"  # The time for all of them counts from the first one's init.
+    for rank in ranks:
+        rank.say("go")
     for rank in ranks:
         name, code, text, seconds = rank.value(20)
         assert (name, code) == ("JoinTimeoutError", "JOIN_TIMEOUT"), text

@@ -217,8 +217,9 @@ def test_agree_over_a_loss_in_a_generation_that_is_over(world, begins):
 
 def agrees_until_one_is_missing(victim, delay):
     dist.init_process_group("resilient")
-    dist.barrier()
+    tell("ready")  # The kill must not come while another is still in its init.
     if dist.get_rank() == victim:
+        hear()
         threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
     answers = [ulfm.agree(True)]
     while not answers[-1].missing:
@@ -234,6 +235,9 @@ def test_a_kill_at_any_moment_divides_nobody(world):
         world.job += "x"
         victim = number % 3
         ranks = world.start(agrees_until_one_is_missing, 3, victim, chance.random() * 0.1)
+        for rank in ranks:
+            assert rank.told() == "ready"
+        ranks[victim].say("go")
         survivors = [rank.value(30) for rank in ranks if rank is not ranks[victim]]
         assert survivors[0] == survivors[1]
         assert survivors[0][-1].missing == (victim,)
@@ -249,14 +253,16 @@ def late():
 
 def test_one_that_is_late_is_waited_for_and_named(world):
     ranks = world.start(late, 2, env={"RESILIENT_WAIT_LOG": "1s"})
-    assert ranks[0].outcome(2.5) is None
-    ranks[1].say("go")
-    assert [rank.value(20) for rank in ranks] == [(True, ())] * 2
     pattern = (
         r"rank 0 has waited \d+ s in ulfm.agree\(\) number 1 of generation 1: 1 of 2 arrived;"
         r" missing ranks 1; those of them that are alive are waited for"
     )
-    assert re.search(pattern, ranks[0].stderr()), ranks[0].stderr()
+    deadline = time.monotonic() + 30
+    while not re.search(pattern, ranks[0].stderr()):
+        assert time.monotonic() < deadline, ranks[0].stderr()
+        assert ranks[0].outcome(0.1) is None
+    ranks[1].say("go")
+    assert [rank.value(20) for rank in ranks] == [(True, ())] * 2
 
 
 def goes_on_without():

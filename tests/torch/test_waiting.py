@@ -33,8 +33,9 @@ def one_is_late(seconds, holding):
     if dist.get_rank() == 0:
         prepare(seconds, holding)
     tensor = torch.ones(4)
+    started = time.monotonic()
     dist.all_reduce(tensor)
-    return tensor.tolist()
+    return tensor.tolist(), time.monotonic() - started
 
 
 def waiting_lines(rank):
@@ -45,23 +46,27 @@ def waiting_lines(rank):
 def test_a_late_rank_is_named_with_where_it_is(world, shm_limit):
     env = {**LINES, "RESILIENT_SHM_LIMIT": shm_limit}
     ranks = world.start(one_is_late, 3, 5, False, env=env)
-    assert [rank.value() for rank in ranks] == [[3.0] * 4] * 3
-    for rank in ranks[1:]:
+    outcomes = [rank.value() for rank in ranks]
+    assert [values for values, _ in outcomes] == [[3.0] * 4] * 3
+    for rank, (_, waited) in zip(ranks[1:], outcomes[1:], strict=True):
         lines = waiting_lines(rank)
-        assert lines, rank.stderr()
-        assert re.search(
-            r"has waited \d+ s in all_reduce\(float32\[4\], sum\) #\d+ of group 'world' at"
-            r" test_waiting\.py:\d+ one_is_late for rank 0 \(host .*, pid \d+\): alive, last beat"
-            r" \d+\.\d s ago, main thread in test_waiting\.py:\d+ prepare",
-            lines[-1],
-        ), lines
-        assert len(lines) <= 6, lines
+        # The last one may come when rank 0 is on its way out of there.
+        assert any(
+            re.search(
+                r"has waited \d+ s in all_reduce\(float32\[4\], sum\) #\d+ of group 'world' at"
+                r" test_waiting\.py:\d+ one_is_late for rank 0 \(host .*, pid \d+\): alive, last"
+                r" beat \d+\.\d s ago, main thread in test_waiting\.py:\d+ prepare",
+                line,
+            )
+            for line in lines
+        ), rank.stderr()
+        assert len(lines) <= waited, lines
     assert not waiting_lines(ranks[0])
 
 
 def test_a_rank_that_holds_the_gil_is_named_as_well(world):
     ranks = world.start(one_is_late, 2, 7, True, env=LINES)
-    assert [rank.value() for rank in ranks] == [[2.0] * 4] * 2
+    assert [rank.value()[0] for rank in ranks] == [[2.0] * 4] * 2
     lines = waiting_lines(ranks[1])
     assert any("native code holds the GIL" in line for line in lines), ranks[1].stderr()
 
@@ -187,9 +192,11 @@ def test_a_rank_without_progress_is_stalled(world):
     ranks = world.start(stands_still, 2, False, env={"RESILIENT_STALL": "4s"})
     name, code, text, took = ranks[1].value()
     assert (name, code) == ("StalledError", "STALLED"), text
-    assert "rank 0 (" in text and "has made no progress for" in text
+    assert "rank 0 (" in text
+    # It may have stood still before rank 1 came to wait for it.
+    assert int(re.search(r"has made no progress for (\d+)\.\d s", text)[1]) >= 4, text
     assert "stands_still" in text, text  # Of its stack.
-    assert 4 <= took < 4 + 5 + SLACK_SECONDS
+    assert took < 4 + 5 + SLACK_SECONDS
     ranks[0].say("go")
     assert ranks[0].value()[:2] == ("StalledError", "STALLED")
 
