@@ -101,13 +101,44 @@ struct NcclApi {
   DO(StreamIsCapturing)                       \
   DO(ThreadExchangeStreamCaptureMode)
 
+// Of CudaGraphApi; null where the library does not have them.
+#define RESILIENT_CUDA_GRAPH_FUNCTIONS(DO) \
+  DO(EventElapsedTime)                     \
+  DO(EventRecordWithFlags)                 \
+  DO(GraphRetainUserObject)                \
+  DO(UserObjectCreate)                     \
+  DO(UserObjectRelease)
+
+// What it takes to follow operations into graphs. Thread: as CudaApi.
+struct CudaGraphApi {
+  // As CUDA 13 has it, and CUDA 12 from 12.3 on under the name with _v3: it came with these
+  // parameters under three names. The last three may be null. `id`: another one for each capture;
+  // `graph`: what has been captured so far, the caller's as long as nothing is put into it.
+  CudaResult (*StreamGetCaptureInfo)(CudaStreamHandle stream, int* capturing,
+                                     unsigned long long* id, CudaGraphHandle* graph,
+                                     const void** dependencies, const void** edges,
+                                     std::size_t* dependency_count) = nullptr;
+  CudaResult (*EventRecordWithFlags)(CudaEventHandle event, CudaStreamHandle stream,
+                                     unsigned int flags) = nullptr;
+  // kNotReady until both have happened.
+  CudaResult (*EventElapsedTime)(float* ms, CudaEventHandle from, CudaEventHandle to) = nullptr;
+  // `destroy` is called once, on any thread, and may not call CUDA.
+  CudaResult (*UserObjectCreate)(CudaUserObjectHandle* object, void* pointer,
+                                 void (*destroy)(void*), unsigned int references,
+                                 unsigned int flags) = nullptr;
+  CudaResult (*UserObjectRelease)(CudaUserObjectHandle object, unsigned int references) = nullptr;
+  // It lives as long as the graph, and what is instantiated of it.
+  CudaResult (*GraphRetainUserObject)(CudaGraphHandle graph, CudaUserObjectHandle object,
+                                      unsigned int references, unsigned int flags) = nullptr;
+};
+
 // Overloaded in the headers for C++.
 #define RESILIENT_CUDA_OVERLOADED_FUNCTIONS(DO) \
   DO(Malloc)                                    \
   DO(HostAlloc)
 
 // Thread: value type. What it points to is thread-safe; the device is that of the calling thread.
-struct CudaApi {
+struct CudaApi : CudaGraphApi {
   const char* (*GetErrorName)(CudaResult error) = nullptr;
   const char* (*GetErrorString)(CudaResult error) = nullptr;
   CudaResult (*GetDevice)(int* device) = nullptr;

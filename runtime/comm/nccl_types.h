@@ -81,6 +81,10 @@ struct CudaStream;  // Opaque: cudaStream_t is a pointer to it; null is the devi
 using CudaStreamHandle = CudaStream*;
 struct CudaEvent;
 using CudaEventHandle = CudaEvent*;
+struct CudaGraph;
+using CudaGraphHandle = CudaGraph*;
+struct CudaUserObject;
+using CudaUserObjectHandle = CudaUserObject*;
 
 // Those that are told apart here; a result may be any other number.
 enum class CudaResult : int {
@@ -105,6 +109,12 @@ enum class CudaCopy : int { kHostToDevice = 1, kDeviceToHost = 2 };  // cudaMemc
 enum class CudaDeviceAttribute : int { kComputeCapabilityMajor = 75 };
 
 constexpr unsigned int kCudaStreamNonBlocking = 1;
+constexpr unsigned int kCudaEventDefault = 0;
 constexpr unsigned int kCudaEventDisableTiming = 2;
+constexpr unsigned int kCudaEventRecordDefault = 0;
+constexpr unsigned int kCudaEventRecordExternal = 1;
+constexpr unsigned int kCudaUserObjectNoDestructorSync = 1;
+constexpr unsigned int kCudaGraphUserObjectMove = 1;
+constexpr int kCudaStreamCaptureModeThreadLocal = 1;
 
 }  // namespace resilient

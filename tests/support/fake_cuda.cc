@@ -75,7 +75,18 @@ CudaStreamHandle FakeNccl::StreamOf(CudaStreamHandle stream) {
 }
 
 void FakeNccl::Enqueue(CudaStreamHandle stream, std::function<void(Lock&)> item) {
-  stream->items.push_back(std::move(item));
+  EnqueueEach(stream, [item = std::move(item)] { return item; });
+}
+
+void FakeNccl::EnqueueEach(CudaStreamHandle stream,
+                           std::function<std::function<void(Lock&)>()> make) {
+  if (CudaGraph* graph = stream->graph) {
+    ++graph->streams[stream];
+    if (stream != graph->origin) graph->unjoined.insert(stream);
+    graph->nodes.push_back(std::move(make));
+    return;
+  }
+  stream->items.push_back(make());
   changed_.notify_all();
 }
 
@@ -127,6 +138,7 @@ bool FakeNccl::IsUsable(CudaEventHandle event, const char* what) {
 
 CudaResult FakeNccl::Allocate(Lock& lock, void** memory, std::size_t bytes, bool of_nccl) {
   const int device = DeviceOfThread();
+  CheckMode(of_nccl ? "ncclMemAlloc" : "cudaMalloc");
   changed_.wait(lock, [&] { return over_ || !ScriptOf(device).hang_memory; });
   if (ScriptOf(device).refuse_memory) return CudaResult::kInvalidValue;
   Block block{.bytes = std::vector<std::byte>(bytes), .of_nccl = of_nccl};
@@ -140,6 +152,7 @@ CudaResult FakeNccl::Allocate(Lock& lock, void** memory, std::size_t bytes, bool
 // Waits for the device, as cudaFree does.
 CudaResult FakeNccl::Deallocate(Lock& lock, void* memory, bool of_nccl) {
   const int device = DeviceOfThread();
+  CheckMode(of_nccl ? "ncclMemFree" : "cudaFree");
   changed_.wait(lock, [&] {
     const bool busy = std::any_of(comms_.begin(), comms_.end(), [&](const auto& comm) {
       return comm.second->device == device && comm.second->kernel_runs;
@@ -226,12 +239,12 @@ struct FakeCudaFunctions {
   static FakeNccl& fake() { return *FakeNccl::current; }
   static CudaResult EventCreate(CudaEventHandle* event, unsigned int flags) {
     Lock lock(fake().mutex_);
-    if (flags != kCudaEventDisableTiming) fake().Misuse("an event that measures time");
     // Device and rank are one number in the tests.
     if (fake().ScriptOf(DeviceOfThread()).refuse_events) return CudaResult::kInvalidValue;
     *event = new CudaEvent;
     fake().events_.insert(*event);
     (*event)->device = DeviceOfThread();
+    (*event)->measures_time = (flags & kCudaEventDisableTiming) == 0;
     ++fake().counts_.events;
     fake().changed_.notify_all();
     return CudaResult::kSuccess;
@@ -239,30 +252,23 @@ struct FakeCudaFunctions {
   static CudaResult EventRecord(CudaEventHandle event, CudaStreamHandle stream) {
     Lock lock(fake().mutex_);
     if (!fake().IsUsable(event, "cudaEventRecord")) return CudaResult::kInvalidValue;
-    stream = fake().StreamOf(stream);
-    // Where it lands is open for the launch that is under way: it is not behind its kernel.
-    const auto launcher = fake().comms_.find(stream->last_launcher);
-    if (launcher != fake().comms_.end() && launcher->first->being_launched &&
-        launcher->first->thread == std::this_thread::get_id())
-      fake().Misuse("an event on a stream where a collective is being launched");
-    event->recorded = true;
-    event->fired = std::make_shared<bool>(false);
-    fake().Enqueue(stream, [fired = event->fired, fake = FakeNccl::current](Lock&) {
-      *fired = true;
-      fake->changed_.notify_all();
-    });
-    return CudaResult::kSuccess;
+    if (event->measures_time) fake().Misuse("an event that measures time");
+    return fake().Record(event, stream, kCudaEventRecordDefault);
   }
   static CudaResult EventQuery(CudaEventHandle event) {
     Lock lock(fake().mutex_);
     if (!fake().IsUsable(event, "cudaEventQuery")) return CudaResult::kInvalidValue;
+    fake().CheckMode("cudaEventQuery");
     if (!event->recorded) fake().Misuse("query of an event that nobody recorded");
+    if (event->graph != nullptr) fake().Misuse("query of an event that was captured");
     if (fake().ScriptOf(event->device).lose_device) return CudaResult::kLaunchFailure;
     return *event->fired ? CudaResult::kSuccess : CudaResult::kNotReady;
   }
   static CudaResult EventSynchronize(CudaEventHandle event) {
     Lock lock(fake().mutex_);
     if (!fake().IsUsable(event, "cudaEventSynchronize")) return CudaResult::kInvalidValue;
+    fake().CheckMode("cudaEventSynchronize");
+    if (event->graph != nullptr) fake().Misuse("a wait on the host for an event of a capture");
     // The event may be gone when it fires.
     const std::shared_ptr<bool> fired = event->fired;
     const int device = event->device;
@@ -289,10 +295,12 @@ struct FakeCudaFunctions {
   static CudaResult StreamWaitEvent(CudaStreamHandle stream, CudaEventHandle event, unsigned int) {
     Lock lock(fake().mutex_);
     if (!fake().IsUsable(event, "cudaStreamWaitEvent")) return CudaResult::kInvalidValue;
-    fake().Enqueue(fake().StreamOf(stream),
-                   [fired = event->fired, fake = FakeNccl::current](Lock& held) {
-                     fake->changed_.wait(held, [&] { return fake->over_ || *fired; });
-                   });
+    stream = fake().StreamOf(stream);
+    if (event->graph != nullptr || stream->graph != nullptr)
+      return fake().WaitForCaptured(stream, event);
+    fake().Enqueue(stream, [fired = event->fired, fake = FakeNccl::current](Lock& held) {
+      fake->changed_.wait(held, [&] { return fake->over_ || *fired; });
+    });
     return CudaResult::kSuccess;
   }
 };
@@ -356,6 +364,7 @@ CudaApi FakeNccl::cuda() {
   api.EventQuery = &F::EventQuery;
   api.EventSynchronize = &F::EventSynchronize;
   api.EventDestroy = &F::EventDestroy;
+  AddGraphs(api);
   return api;
 }
 

@@ -123,6 +123,36 @@ CudaResult cudaEventRecord(CudaEventHandle event, CudaStreamHandle stream) {
 CudaResult cudaEventQuery(CudaEventHandle event) { return Cuda().EventQuery(event); }
 CudaResult cudaEventSynchronize(CudaEventHandle event) { return Cuda().EventSynchronize(event); }
 CudaResult cudaEventDestroy(CudaEventHandle event) { return Cuda().EventDestroy(event); }
+CudaResult cudaEventRecordWithFlags(CudaEventHandle event, CudaStreamHandle stream,
+                                    unsigned int flags) {
+  return Cuda().EventRecordWithFlags(event, stream, flags);
+}
+CudaResult cudaEventElapsedTime(float* ms, CudaEventHandle from, CudaEventHandle to) {
+  return Cuda().EventElapsedTime(ms, from, to);
+}
+CudaResult cudaStreamIsCapturing(CudaStreamHandle stream, int* capturing) {
+  return Cuda().StreamIsCapturing(stream, capturing);
+}
+CudaResult cudaThreadExchangeStreamCaptureMode(int* mode) {
+  return Cuda().ThreadExchangeStreamCaptureMode(mode);
+}
+CudaResult cudaStreamGetCaptureInfo(CudaStreamHandle stream, int* capturing, unsigned long long* id,
+                                    CudaGraphHandle* graph, const void** dependencies,
+                                    const void** edges, std::size_t* dependency_count) {
+  return Cuda().StreamGetCaptureInfo(stream, capturing, id, graph, dependencies, edges,
+                                     dependency_count);
+}
+CudaResult cudaUserObjectCreate(CudaUserObjectHandle* object, void* pointer, void (*destroy)(void*),
+                                unsigned int references, unsigned int flags) {
+  return Cuda().UserObjectCreate(object, pointer, destroy, references, flags);
+}
+CudaResult cudaUserObjectRelease(CudaUserObjectHandle object, unsigned int references) {
+  return Cuda().UserObjectRelease(object, references);
+}
+CudaResult cudaGraphRetainUserObject(CudaGraphHandle graph, CudaUserObjectHandle object,
+                                     unsigned int references, unsigned int flags) {
+  return Cuda().GraphRetainUserObject(graph, object, references, flags);
+}
 
 // What the tables have not: for who makes a device of torch's of it.
 CudaResult cudaGetDeviceCount(int* count) {
@@ -141,6 +171,20 @@ CudaResult cudaStreamSynchronize(CudaStreamHandle stream) {
   return FakeOfLibrary().SynchronizeStream(stream);
 }
 CudaResult cudaDeviceSynchronize() { return FakeOfLibrary().SynchronizeDevice(); }
+CudaResult cudaRuntimeGetVersion(int* version) {
+  *version = 13000;
+  return CudaResult::kSuccess;
+}
+CudaResult cudaStreamBeginCapture(CudaStreamHandle stream, int mode) {
+  return FakeOfLibrary().BeginCapture(stream, mode);
+}
+CudaResult cudaStreamEndCapture(CudaStreamHandle stream, CudaGraphHandle* graph) {
+  return FakeOfLibrary().EndCapture(stream, graph);
+}
+CudaResult cudaGraphLaunch(CudaGraphHandle graph, CudaStreamHandle stream) {
+  return FakeOfLibrary().LaunchGraph(graph, stream);
+}
+CudaResult cudaGraphDestroy(CudaGraphHandle graph) { return FakeOfLibrary().DestroyGraph(graph); }
 
 }  // extern "C"
 // NOLINTEND(readability-identifier-naming)

@@ -85,6 +85,8 @@ const std::vector<Number>& Numbers() {
       {"aborts_ended", &NcclCounts::aborts_ended},
       {"destroyed", &NcclCounts::destroyed},
       {"unique_ids", &NcclCounts::unique_ids},
+      {"graphs", &NcclCounts::graphs},
+      {"user_objects", &NcclCounts::user_objects},
       {"kernels_begun", [](const NcclCounts& counts) {
          return std::accumulate(counts.kernels_begun.begin(), counts.kernels_begun.end(), 0,
                                 [](int sum, const auto& of_rank) { return sum + of_rank.second; });

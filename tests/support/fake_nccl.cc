@@ -177,8 +177,12 @@ NcclResult FakeNccl::Launch(std::vector<Call> calls) {
   stream->last_launcher = comm;
   comm->polls_left = 1;
   comm->being_launched = [this, comm, stream, calls = std::move(calls)] {
-    Enqueue(stream, [this, comm, number = comm->kernels_launched++, calls](Lock& lock) {
-      RunKernel(lock, comm, number, calls);
+    if (stream->graph != nullptr && stream->graph->comms.insert(comm).second) ++comm->graphs;
+    EnqueueEach(stream, [this, comm, calls]() -> StreamItem {
+      if (!IsThere(comm, "a launch of a kernel")) return [](Lock&) {};
+      return [this, comm, number = comm->kernels_launched++, calls](Lock& lock) {
+        RunKernel(lock, comm, number, calls);
+      };
     });
   };
   return NcclResult::kInProgress;
@@ -241,8 +245,8 @@ void FakeNccl::Abort(Lock& lock, NcclCommHandle comm) {
   ++counts_.aborts_begun;
   changed_.notify_all();
   changed_.wait(lock, [&] {
-    return over_ ||
-           (comm->kernels_over == comm->kernels_launched && !ScriptOf(comm->rank).hang_abort);
+    return over_ || (comm->kernels_over == comm->kernels_launched && comm->graphs == 0 &&
+                     !ScriptOf(comm->rank).hang_abort);
   });
   ++counts_.aborts_ended;
   Free(comm);

@@ -49,6 +49,8 @@ struct NcclCounts {
   int aborts_ended = 0;
   int destroyed = 0;
   int unique_ids = 0;
+  int graphs = 0;                    // Not destroyed, or still running.
+  int user_objects = 0;              // Not destroyed.
   std::map<int, int> kernels_begun;  // By rank.
   std::vector<std::string> configs;  // Of all communicators: "max_ctas=4 net_name=Socket".
   std::vector<int> priorities;       // Of all streams that were made with one.
@@ -71,8 +73,10 @@ NcclReach DefaultReach();
 // need of the other ranks, for all at once, and moves and sums up the data: collectives meet by
 // their number, a send from one rank to another meets the recv of the same number. As in NCCL, an
 // aborted kernel leaves its stream without a word, so that the event behind it fires; calls that do
-// not fit together wait for ever. Stricter than NCCL: a send always waits for its recv, also a
-// small one. Other than in NCCL sums are in rank order and rounded once.
+// not fit together wait for ever. What is captured in a graph runs by each launch of it, one node
+// behind the other; a communicator's end waits for the graphs that hold kernels of it. Stricter
+// than NCCL: a send always waits for its recv, also a small one. Other than in NCCL sums are in
+// rank order and rounded once.
 //
 // The tables hold plain functions, so one fake at a time. Owner: the test. Thread: thread-safe.
 // Lifetime: outlives what uses its tables; the destructor ends everything that hangs.
@@ -101,11 +105,18 @@ class FakeNccl {
   CudaResult QueryStream(CudaStreamHandle stream);
   CudaResult SynchronizeStream(CudaStreamHandle stream);
   CudaResult SynchronizeDevice();
+  // As cudaStreamBeginCapture, cudaStreamEndCapture, cudaGraphLaunch and cudaGraphDestroy; a graph
+  // is its own instance. `mode`: cudaStreamCaptureModeGlobal is 0.
+  CudaResult BeginCapture(CudaStreamHandle stream, int mode = 0);
+  CudaResult EndCapture(CudaStreamHandle stream, CudaGraphHandle* graph);
+  CudaResult LaunchGraph(CudaGraphHandle graph, CudaStreamHandle stream);
+  CudaResult DestroyGraph(CudaGraphHandle graph);
 
  private:
   friend struct FakeNcclFunctions;
   friend struct FakeNcclTable;
   friend struct FakeCudaFunctions;
+  friend struct FakeGraphFunctions;
   using Lock = std::unique_lock<std::mutex>;
   using Kind = NcclCallKind;
   using Call = NcclCall;
@@ -139,6 +150,15 @@ class FakeNccl {
   void CheckMemory(const Call& call);
   CudaStreamHandle StreamOf(CudaStreamHandle stream);
   void Enqueue(CudaStreamHandle stream, std::function<void(Lock&)> item);
+  // The same of what is another item in each launch of the graph in which it may be captured.
+  void EnqueueEach(CudaStreamHandle stream, std::function<std::function<void(Lock&)>()> make);
+  // In fake_cuda_graphs.cc.
+  static void AddGraphs(CudaApi& api);
+  CudaResult Record(CudaEventHandle event, CudaStreamHandle stream, unsigned int flags);
+  void RecordExternal(CudaEventHandle event, CudaStreamHandle stream);
+  CudaResult WaitForCaptured(CudaStreamHandle stream, CudaEventHandle event);
+  void Finish(Lock& lock, CudaGraphHandle graph);
+  void CheckMode(const char* what);
   CudaStreamHandle NewStream();
   CudaResult MakeStream(CudaStreamHandle* stream);
   void AwaitIdle(Lock& lock, CudaStreamHandle stream);
@@ -166,6 +186,8 @@ class FakeNccl {
   std::set<CudaStreamHandle> streams_;
   std::set<CudaStreamHandle> ended_streams_;  // Whose threads are to be joined.
   std::set<CudaEventHandle> events_;
+  std::map<CudaGraphHandle, std::unique_ptr<CudaGraph>> graphs_;
+  unsigned long long captures_ = 0;
   std::map<const std::byte*, Block> blocks_;                   // By their beginning.
   std::map<const std::byte*, std::vector<std::byte>> pinned_;  // By their beginning.
   std::map<int, CudaStreamHandle> default_streams_;            // By device.

@@ -99,6 +99,7 @@ struct FakeNcclFunctions {
     Lock lock(fake().mutex_);
     if (!fake().IsThere(comm, "ncclCommDestroy")) return NcclResult::kInvalidArgument;
     if (!comm->finalizing) fake().Misuse("destroy of a communicator that was not finalized");
+    fake().changed_.wait(lock, [&] { return fake().over_ || comm->graphs == 0; });
     ++fake().counts_.destroyed;
     fake().Free(comm);
     return NcclResult::kSuccess;

@@ -80,6 +80,35 @@ class StreamScope {
   MaybeStream before_;
 };
 
+// What is put on a stream within its with statement, to be launched as often as is wanted. Owner:
+// Python. Thread: of one thread.
+class Graph {
+ public:
+  explicit Graph(c10::Stream stream) : stream_(stream), current_(stream) {}
+  ~Graph() { Destroy(); }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  void Enter() {
+    current_.Enter();
+    Check(Runtime().begin_capture(HandleOf(stream_), 0));
+  }
+  void Exit(const py::args& none) {
+    const CudaResult ended = Runtime().end_capture(HandleOf(stream_), &graph_);
+    current_.Exit(none);
+    Check(ended);
+  }
+  void Replay() const { Check(Runtime().graph_launch(graph_, HandleOf(stream_))); }
+  void Destroy() {
+    if (graph_ != nullptr) (void)Runtime().graph_destroy(std::exchange(graph_, nullptr));
+  }
+
+ private:
+  const c10::Stream stream_;
+  StreamScope current_;
+  CudaGraphHandle graph_ = nullptr;
+};
+
 void CallInOrder(py::function function, const MaybeStream& stream) {
   const auto shared =
       std::shared_ptr<py::function>(new py::function(std::move(function)), [](py::function* one) {
@@ -159,6 +188,18 @@ void BindStreams(py::module_& m) {
   py::class_<StreamScope>(m, "StreamScope")
       .def("__enter__", &StreamScope::Enter)
       .def("__exit__", &StreamScope::Exit);
+  py::class_<Graph>(m, "Graph")
+      .def(py::init<c10::Stream>(), py::arg("stream"))
+      .def(
+          "__enter__",
+          [](Graph& self) -> Graph& {
+            self.Enter();
+            return self;
+          },
+          py::return_value_policy::reference)
+      .def("__exit__", &Graph::Exit)
+      .def("replay", &Graph::Replay, WithoutLock())
+      .def("destroy", &Graph::Destroy, WithoutLock());
   m.def(
       "new_stream", [](int device) { return NewStream(FakeDevice(device)); },
       py::arg("device") = -1);

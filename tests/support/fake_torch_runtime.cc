@@ -33,6 +33,10 @@ FakeRuntime Load() {
   Find(library, "cudaStreamQuery", &runtime.stream_query);
   Find(library, "cudaStreamSynchronize", &runtime.stream_synchronize);
   Find(library, "cudaDeviceSynchronize", &runtime.device_synchronize);
+  Find(library, "cudaStreamBeginCapture", &runtime.begin_capture);
+  Find(library, "cudaStreamEndCapture", &runtime.end_capture);
+  Find(library, "cudaGraphLaunch", &runtime.graph_launch);
+  Find(library, "cudaGraphDestroy", &runtime.graph_destroy);
   Find(library, "resilient_fake_change", &runtime.change);
   Find(library, "resilient_fake_counts", &runtime.counts);
   Find(library, "resilient_fake_wait", &runtime.wait);

@@ -17,6 +17,10 @@ struct FakeRuntime {
   CudaResult (*stream_query)(CudaStreamHandle stream) = nullptr;
   CudaResult (*stream_synchronize)(CudaStreamHandle stream) = nullptr;
   CudaResult (*device_synchronize)() = nullptr;
+  CudaResult (*begin_capture)(CudaStreamHandle stream, int mode) = nullptr;
+  CudaResult (*end_capture)(CudaStreamHandle stream, CudaGraphHandle* graph) = nullptr;
+  CudaResult (*graph_launch)(CudaGraphHandle graph, CudaStreamHandle stream) = nullptr;
+  CudaResult (*graph_destroy)(CudaGraphHandle graph) = nullptr;
   int (*change)(const char* script) = nullptr;
   const char* (*counts)() = nullptr;
   int (*wait)(const char* name, int at_least) = nullptr;

@@ -86,6 +86,8 @@ class FakeEnvironment : public Environment {
     EXPECT_EQ(counts.events, 0);
     EXPECT_EQ(counts.allocations, 0);
     EXPECT_EQ(counts.reductions, 0);
+    EXPECT_EQ(counts.graphs, 0);
+    EXPECT_EQ(counts.user_objects, 0);
     return counts;
   }
 
