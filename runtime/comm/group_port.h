@@ -68,6 +68,8 @@ struct SubmittedOp {
   // Of what is queued. What its caller runs at once gets it when it comes to wait.
   Instant submitted = Instant::min();
   OpTimeouts timeouts;
+  // Of its caller's stream: the capture in a graph that it is part of. 0: it is not captured.
+  std::uint64_t capture = 0;
   // How many of those that follow belong to its batch.
   std::size_t batch_rest = 0;
 };

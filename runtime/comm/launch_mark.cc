@@ -2,6 +2,16 @@
 
 namespace resilient {
 
+void LaunchMark::NoteCaptured() {
+  const std::lock_guard lock(mutex_);
+  captured_ = true;
+}
+
+bool LaunchMark::captured() const {
+  const std::lock_guard lock(mutex_);
+  return captured_;
+}
+
 void LaunchMark::Launch(const Joiner& joiner, void* event) {
   const std::lock_guard lock(mutex_);
   joiner_ = &joiner;

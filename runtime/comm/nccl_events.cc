@@ -1,11 +1,49 @@
 #include "runtime/comm/nccl_events.h"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
+#include "runtime/base/log.h"
+
 namespace resilient {
+namespace {
+
+// After these no call on the device succeeds until the process ends.
+constexpr std::array kDeviceLost = {
+    CudaResult::kEccUncorrectable,
+    CudaResult::kIllegalAddress,
+    CudaResult::kLaunchTimeout,
+    CudaResult::kContextIsDestroyed,
+    CudaResult::kAssert,
+    CudaResult::kHardwareStackError,
+    CudaResult::kIllegalInstruction,
+    CudaResult::kMisalignedAddress,
+    CudaResult::kInvalidAddressSpace,
+    CudaResult::kInvalidPc,
+    CudaResult::kLaunchFailure,
+};
+
+bool IsDeviceLost(CudaResult result) {
+  return std::find(kDeviceLost.begin(), kDeviceLost.end(), result) != kDeviceLost.end();
+}
+
+}  // namespace
+
+Status CudaStatus(const CudaApi& cuda, CudaResult result, std::string_view what,
+                  std::string_view where, FailureDetail detail) {
+  if (result == CudaResult::kSuccess) return Status::Ok();
+  const bool lost = IsDeviceLost(result);
+  return Status(
+      lost ? StatusCode::kDeviceLost : StatusCode::kCommFailed,
+      StrCat(what, " failed on ", where, ": ", cuda.GetErrorName(result), ", ",
+             cuda.GetErrorString(result),
+             lost ? "; the device is lost to this process: it must be started again" : ""),
+      std::move(detail));
+}
 
 void LeaveCapturesAlone(const CudaApi& cuda) {
-  int mode = 1;  // cudaStreamCaptureModeThreadLocal
+  int mode = kCudaStreamCaptureModeThreadLocal;
   if (cuda.ThreadExchangeStreamCaptureMode != nullptr)
     (void)cuda.ThreadExchangeStreamCaptureMode(&mode);
 }
@@ -40,7 +78,7 @@ CudaResult NcclEvents::TakeHandle(CudaEventHandle* event) {
   }
   const CudaDeviceScope scope(cuda_, device_);
   if (scope.result() != CudaResult::kSuccess) return scope.result();
-  return cuda_.EventCreateWithFlags(event, kCudaEventDisableTiming);
+  return cuda_.EventCreateWithFlags(event, flags_);
 }
 
 void NcclEvents::Give(void* event) {

@@ -2,12 +2,20 @@
 
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <vector>
+
+#include <resilient/status.h>
 
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/nccl_api.h"
 
 namespace resilient {
+
+// OK for kSuccess. kDeviceLost for an error after which no call on the device succeeds until the
+// process ends, else kCommFailed: `what` failed on `where`.
+Status CudaStatus(const CudaApi& cuda, CudaResult result, std::string_view what,
+                  std::string_view where, FailureDetail detail);
 
 // What this thread calls from now on does not disturb a graph that another thread captures.
 void LeaveCapturesAlone(const CudaApi& cuda);
@@ -36,7 +44,9 @@ class CudaDeviceScope {
 // Owner: shared by the fabric and the operations that have some. Thread: thread-safe.
 class NcclEvents final : public EventPool, public std::enable_shared_from_this<NcclEvents> {
  public:
-  NcclEvents(const CudaApi& cuda, int device) : cuda_(cuda), device_(device) {}
+  // `flags`: of cudaEventCreateWithFlags.
+  NcclEvents(const CudaApi& cuda, int device, unsigned int flags = kCudaEventDisableTiming)
+      : cuda_(cuda), device_(device), flags_(flags) {}
   ~NcclEvents() override { Close(); }
   NcclEvents(const NcclEvents&) = delete;
   NcclEvents& operator=(const NcclEvents&) = delete;
@@ -59,6 +69,7 @@ class NcclEvents final : public EventPool, public std::enable_shared_from_this<N
 
   const CudaApi cuda_;
   const int device_;
+  const unsigned int flags_;
   std::mutex mutex_;
   bool closed_ = false;                // Guarded by mutex_.
   std::vector<CudaEventHandle> free_;  // Guarded by mutex_.

@@ -18,25 +18,6 @@ constexpr Duration kSpin = std::chrono::microseconds(200);
 // How soon an error is noticed while nothing is in flight.
 constexpr Duration kHealthInterval = Millis(100);
 
-// After these no call on the device succeeds until the process ends.
-constexpr std::array kDeviceLost = {
-    CudaResult::kEccUncorrectable,
-    CudaResult::kIllegalAddress,
-    CudaResult::kLaunchTimeout,
-    CudaResult::kContextIsDestroyed,
-    CudaResult::kAssert,
-    CudaResult::kHardwareStackError,
-    CudaResult::kIllegalInstruction,
-    CudaResult::kMisalignedAddress,
-    CudaResult::kInvalidAddressSpace,
-    CudaResult::kInvalidPc,
-    CudaResult::kLaunchFailure,
-};
-
-bool IsDeviceLost(CudaResult result) {
-  return std::find(kDeviceLost.begin(), kDeviceLost.end(), result) != kDeviceLost.end();
-}
-
 // Of this communicator alone: no rank that was lost has brought it about.
 bool IsOwnFault(NcclResult result) {
   return result == NcclResult::kInvalidArgument || result == NcclResult::kInvalidUsage;
@@ -53,45 +34,22 @@ CudaResult MakeStream(const CudaApi& cuda, bool is_high_priority, CudaStreamHand
 
 }  // namespace
 
-Status CudaStatus(const CudaApi& cuda, CudaResult result, std::string_view what,
-                  std::string_view where, FailureDetail detail) {
-  if (result == CudaResult::kSuccess) return Status::Ok();
-  const bool lost = IsDeviceLost(result);
-  return Status(
-      lost ? StatusCode::kDeviceLost : StatusCode::kCommFailed,
-      StrCat(what, " failed on ", where, ": ", cuda.GetErrorName(result), ", ",
-             cuda.GetErrorString(result),
-             lost ? "; the device is lost to this process: it must be started again" : ""),
-      std::move(detail));
-}
-
-Status CheckNotCaptured(const CudaApi& cuda, const Operation& op) {
-  int capturing = 0;
-  if (cuda.StreamIsCapturing == nullptr ||
-      cuda.StreamIsCapturing(static_cast<CudaStreamHandle>(op.stream), &capturing) !=
-          CudaResult::kSuccess ||
-      capturing == 0)
-    return Status::Ok();
-  return Status(StatusCode::kUnimplemented,
-                StrCat(Describe(op),
-                       " does not run while its stream is being captured in a CUDA graph: a "
-                       "communicator that a graph holds cannot be aborted; call it outside of the "
-                       "capture"));
-}
-
 NcclGroup::NcclGroup(std::shared_ptr<GroupPort> port, NcclContext& context)
     : port_(std::move(port)),
       spec_(port_->spec()),
       context_(context),
       nccl_(context.options.nccl),
       cuda_(context.options.cuda),
-      watch_(spec_) {}
+      watch_(spec_),
+      captures_(cuda_, context.options.device, context.pool, context.timed_pool, context.doorbell) {
+}
 
 NcclGroup::~NcclGroup() {
   if (control_ != nullptr) control_->link().Leave();
   if (release_ == nullptr || release_->IsFinished()) return;
   RESILIENT_LOG(kError, "the end of ", Where(),
                 " has not come back from NCCL; its memory and the thread stay until it does");
+  release_->Abandon(captures_.Keep());
   release_->Abandon(std::make_shared<Ring<Launched>>(std::move(launched_)));
 }
 
@@ -105,8 +63,8 @@ Status NcclGroup::DeviceStatus() const {
   PooledEvent event;
   CudaResult result = context_.pool->Mark(stream_, &event);
   if (result == CudaResult::kSuccess) result = cuda_.EventQuery(HandleOf(event));
-  if (!IsDeviceLost(result)) return Status::Ok();
-  return CudaStatus(cuda_, result, "work on the device", Where(), Detail());
+  Status status = CudaStatus(cuda_, result, "work on the device", Where(), Detail());
+  return status.code() == StatusCode::kDeviceLost ? status : Status::Ok();
 }
 
 Status NcclGroup::NcclStatus(NcclResult result, std::string_view what) const {
@@ -197,6 +155,7 @@ void NcclGroup::Advance() {
       CheckHealth();
       if (state_ == State::kReady) FinishLaunch();
       if (state_ == State::kReady) CompleteLaunched();
+      if (state_ == State::kReady) captures_.Sweep(finished_);
       if (state_ == State::kReady) StartPending();
       return;
     case State::kDraining:
@@ -215,7 +174,8 @@ void NcclGroup::Advance() {
 void NcclGroup::TakeMail() {
   port_->Take(&mail_);
   for (SubmittedOp& op : mail_.ops) {
-    watch_.OnSubmitted(op.op, op.seq);
+    // Of a replay, which runs it, nobody is told.
+    if (op.capture == 0) watch_.OnSubmitted(op.op, op.seq);
     pending_.push_back(std::move(op));
   }
   if (!mail_.aborted.ok()) return Abort(mail_.aborted);
@@ -232,7 +192,7 @@ Instant NcclGroup::NextTime() const {
     case State::kConnecting:
       return std::min({connect_by_.when(), context_.now + kConnectPoll, next_deadline_check_});
     case State::kReady:
-      if (launched_.empty()) return next_health_check_;
+      if (launched_.empty() && !launching_ && !captures_.is_capturing()) return next_health_check_;
       return context_.now < spin_until_ ? context_.now : context_.now + kPoll;
     case State::kHolding:
       return hold_until_.when();
@@ -240,6 +200,7 @@ Instant NcclGroup::NextTime() const {
     case State::kFlushing:
       return std::min(flush_by_.when(), context_.now + kPoll);
     case State::kReleasing:
+      return captures_.graphs() > 0 ? context_.now + kPoll : kNever;
     case State::kDone:
       return kNever;
   }
@@ -266,6 +227,10 @@ void NcclGroup::OnLaunched() {
   if (premul_sum_ && Failed(nccl_.RedOpDestroy(*std::exchange(premul_sum_, std::nullopt), comm_),
                             "ncclRedOpDestroy"))
     return;
+  if (!captures_.launching().empty()) {
+    Failed(captures_.OnLaunched(context_.joiner), "cudaEventRecord");
+    return;
+  }
   for (std::size_t i = launched_.size(); i > 0 && !launched_[i - 1].recorded; --i) {
     Launched& one = launched_[i - 1];
     if (Failed(cuda_.EventRecord(HandleOf(one.end), stream_), "cudaEventRecord")) return;
@@ -304,6 +269,7 @@ void NcclGroup::StartPending() {
 
 bool NcclGroup::LaunchNext() {
   if (!IsStreamReady()) return false;
+  if (pending_.front().capture != 0) return LaunchCaptured();
   if (pending_.front().op.kind == OpKind::kBarrier && !IsScratchReady()) return false;
   if (!MakePremulSum(pending_.front().op)) return false;
   const std::size_t operations = pending_.front().batch_rest + 1;
@@ -333,14 +299,18 @@ bool NcclGroup::PutOnStream(Launched& launched, bool first) {
   return !Failed(context_.pool->Mark(stream_, &launched.start), "cudaEventRecord");
 }
 
+NcclLaunch NcclGroup::LaunchOn(CudaStreamHandle stream) const {
+  return {.nccl = nccl_,
+          .comm = comm_,
+          .stream = stream,
+          .rank = spec_.rank,
+          .premul_sum = premul_sum_.value_or(NcclReduceOp::kSum),
+          .scratch = scratch_ == nullptr ? nullptr : scratch_->memory()};
+}
+
 // The last of launched_.
 NcclResult NcclGroup::Launch(std::size_t operations) {
-  const NcclLaunch launch{.nccl = nccl_,
-                          .comm = comm_,
-                          .stream = stream_,
-                          .rank = spec_.rank,
-                          .premul_sum = premul_sum_.value_or(NcclReduceOp::kSum),
-                          .scratch = scratch_ == nullptr ? nullptr : scratch_->memory()};
+  const NcclLaunch launch = LaunchOn(stream_);
   if (operations == 1) return LaunchNccl(launch, launched_.back().op.op);
   std::vector<const Operation*> batch;
   for (std::size_t i = launched_.size() - operations; i < launched_.size(); ++i)
@@ -403,7 +373,7 @@ void NcclGroup::Flush() {
   if (result != NcclResult::kSuccess && result != NcclResult::kInProgress)
     return End(leave_status_);
   // So that those who wait for others know that this rank has done its part.
-  for (const int rank : Others()) Tell(rank, false);
+  TellAll(false);
   state_ = State::kFlushing;
 }
 
@@ -447,9 +417,11 @@ void NcclGroup::Release(NcclRelease::Kind kind) {
                                   .marks = {},
                                   .scratch = std::exchange(scratch_, nullptr),
                                   .name = spec_.name,
-                                  .second_stream = nullptr};
+                                  .second_stream = captures_.stream(),
+                                  .in_graphs = captures_.graphs() > 0};
   for (std::size_t i = 0; i < launched_.size(); ++i) {
     const Launched& one = launched_[i];
+    if (to_release_->in_graphs && one.recorded) continue;  // Here, before the graphs are gone.
     to_release_->marks.push_back({HandleOf(one.end), one.recorded, stream_});
   }
   stream_ = nullptr;
@@ -460,7 +432,11 @@ std::optional<NcclRelease::Work> NcclGroup::TakeRelease() {
 }
 
 void NcclGroup::AwaitReleased() {
-  if (release_ == nullptr || !release_->IsFinished()) return;
+  if (release_ == nullptr) return;
+  if (!release_->IsFinished()) {
+    if (!IsHeldByGraphsAlone()) return;
+    LetGraphsKeep();
+  }
   release_.reset();
   for (std::size_t left = std::exchange(launched_, {}).size(); left > 0; --left)
     port_->OnCompleted();  // What they held is gone before the communicator says it is quiet.
@@ -478,6 +454,7 @@ void NcclGroup::RunCompletions() {
     if (one.op.op.mark != nullptr) one.op.op.mark->End();
     if (one.op.done) one.op.done(end_status_);
   }
+  captures_.EndAll(end_status_, finished_);
   while (!pending_.empty()) finished_.Add(pending_.pop_front(), end_status_);
   finished_.Run(*port_);
 }

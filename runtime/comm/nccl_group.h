@@ -14,9 +14,11 @@
 #include "runtime/base/ring.h"
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/mismatch.h"
+#include "runtime/comm/nccl_captures.h"
 #include "runtime/comm/nccl_communicator.h"
 #include "runtime/comm/nccl_control.h"
 #include "runtime/comm/nccl_events.h"
+#include "runtime/comm/nccl_launch.h"
 #include "runtime/comm/nccl_loop.h"
 #include "runtime/comm/nccl_meeting.h"
 #include "runtime/comm/nccl_release.h"
@@ -24,15 +26,6 @@
 #include "runtime/comm/nccl_watch.h"
 
 namespace resilient {
-
-// OK for kSuccess. kDeviceLost for an error after which no call on the device succeeds until the
-// process ends, else kCommFailed: `what` failed on `where`.
-Status CudaStatus(const CudaApi& cuda, CudaResult result, std::string_view what,
-                  std::string_view where, FailureDetail detail);
-
-// kUnimplemented while the stream of `op` is being captured in a graph: a graph that holds a
-// communicator cannot be ended with it.
-Status CheckNotCaptured(const CudaApi& cuda, const Operation& op);
 
 // One communicator on the loop's thread. All calls into one NCCL communicator are made here, none
 // of which waits for a peer; the one that may (its abort) is the last and is NcclRelease's.
@@ -51,7 +44,8 @@ Status CheckNotCaptured(const CudaApi& cuda, const Operation& op);
 //
 // Failure and the release of memory are two moments: an operation that was launched completes with
 // the cause at once, but its completion is destroyed, and IsQuiet holds, only when the device is
-// done with its memory.
+// done with its memory. Graphs of the program hold the communicator itself for longer
+// (NcclCaptures): what NCCL has of it is freed when they are gone, and nobody waits for that.
 //
 // Owner: the loop. Thread: loop-confined.
 class NcclGroup final : public DeviceGroup {
@@ -61,6 +55,11 @@ class NcclGroup final : public DeviceGroup {
   static constexpr std::size_t kMaxLaunched = 128;
   // How often its ranks try to connect.
   static constexpr int kAttempts = 2;
+  // How often the ranks tell each other where they stand, and from when on: a difference is to be
+  // known within 2 s, and what is told of a wait is to be right.
+  static constexpr Duration kTellPeers = kWaitTellAfter / 2;
+  // What is to be heard first: by the peers of a mismatch, of a fence where a rank has left.
+  static constexpr Duration kBriefly = Millis(200);
 
   NcclGroup(std::shared_ptr<GroupPort> port, NcclContext& context);
   // Lets a release go that has not ended.
@@ -125,6 +124,7 @@ class NcclGroup final : public DeviceGroup {
   void NoteEntered();
   void EnterFirst();
   void TellPeers();
+  void TellAll(bool asks);
   void TellWaiting();
   void CheckLeft();
   void CheckDeadline();
@@ -137,6 +137,15 @@ class NcclGroup final : public DeviceGroup {
   // operation, or a batch.
   std::size_t HeadSize() const;
   const Launched* Head() const { return HeadSize() == 0 ? nullptr : &launched_[0]; }
+
+  // In nccl_group_graphs.cc.
+  bool LaunchCaptured();
+  void WatchReplay();
+  void CheckLeftReplay(const std::vector<int>& left);
+  bool EndIfReplayIsLate();
+  static std::string ReplayText(const Operation& op);
+  bool IsHeldByGraphsAlone() const;
+  void LetGraphsKeep();
 
   void TakeMail();
   void Advance();
@@ -154,6 +163,7 @@ class NcclGroup final : public DeviceGroup {
   bool MakePremulSum(const Operation& op);
   bool PutOnStream(Launched& launched, bool first);
   NcclResult Launch(std::size_t operations);
+  NcclLaunch LaunchOn(CudaStreamHandle stream) const;
   void OnLaunched();
   void Release(NcclRelease::Kind kind);
   void AwaitReleased();
@@ -192,6 +202,7 @@ class NcclGroup final : public DeviceGroup {
   std::optional<NcclReduceOp> premul_sum_;  // Made for what is being launched.
   std::shared_ptr<NcclScratch> scratch_;    // From the first barrier on.
   NcclWatch watch_;
+  NcclCaptures captures_;
   Status held_;              // In kHolding: what has failed.
   bool held_known_ = false;  // The session knows of it, or need not.
   Deadline hold_until_ = Deadline::Never();

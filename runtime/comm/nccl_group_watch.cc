@@ -6,15 +6,6 @@
 
 // What the ranks of an NCCL communicator tell each other and the session of what they wait for.
 namespace resilient {
-namespace {
-
-// How often, and from when on: a difference is to be known within 2 s, and what is told of a wait
-// is to be right.
-constexpr Duration kTellPeers = kWaitTellAfter / 2;
-// What is to be heard first: by the peers of a mismatch, of a fence where a rank has left.
-constexpr Duration kBriefly = Millis(200);
-
-}  // namespace
 
 std::size_t NcclGroup::HeadSize() const {
   const bool entered = !launched_.empty() && launched_[0].entered;
@@ -42,6 +33,7 @@ bool NcclGroup::Tell(int peer, bool asks) {
   NcclProgress progress = watch_.Tell(peer, head == nullptr ? nullptr : &head->op.op,
                                       head == nullptr ? 0 : head->op.seq);
   progress.asks = asks;
+  progress.replay = captures_.replay() == nullptr ? 0 : captures_.replay()->number;
   progress.failed_attempt = failed_attempt_;
   return control_->Say(peer, EncodeProgress(progress));
 }
@@ -70,6 +62,8 @@ void NcclGroup::Watch() {
   }
   const Status mismatch = watch_.Compare();
   if (!mismatch.ok()) return OnMismatch(mismatch);
+  WatchReplay();
+  if (state_ != State::kReady) return;
   TellPeers();
   TellWaiting();
   CheckLeft();
@@ -91,7 +85,7 @@ void NcclGroup::WatchConnecting() {
     connect_failure_ = PeerLeft(spec_, left.front(), "", 0);
     return Compare();
   }
-  for (const int rank : Others()) Tell(rank, false);
+  TellAll(false);
 }
 
 // The start of the first of launched_ is asked for only while it is not over: what has ended has
@@ -116,10 +110,16 @@ void NcclGroup::EnterFirst() {
   }
 }
 
+void NcclGroup::TellAll(bool asks) {
+  for (const int rank : Others()) Tell(rank, asks);
+}
+
 // All of the group where a collective has waited for some time, of messages their peers; else the
 // next rank, so that ranks which have run different operations without waiting learn of it.
 void NcclGroup::TellPeers() {
   const Launched* head = Head();
+  const NcclCaptures::Replay* replay = captures_.replay();
+  if (replay != nullptr && context_.now - replay->since >= kTellPeers) return TellAll(true);
   const bool waits = head != nullptr && context_.now - head->entered_at >= kTellPeers;
   if (!waits && !watch_.HasNews()) return;
   if (waits && IsPointToPoint(head->op.op.kind)) {
@@ -155,6 +155,11 @@ void NcclGroup::TellWaiting() {
       missing = context_.waits->Missing(ControlName(), spec_.generation, context_.now);
     add(pending_.front(), pending_.front().submitted, std::move(missing));
   }
+  if (const NcclCaptures::Replay* replay = captures_.replay()) {
+    const std::size_t others = waiting.size();
+    add(replay->op, replay->since, GlobalRanks(spec_, watch_.NotInReplay(replay->number)));
+    if (waiting.size() > others) waiting.back().what = ReplayText(replay->op.op);
+  }
   if (waiting.empty()) return;
   next_wait_told_ = context_.now + kWaitTellAfter;
   context_.events.OnWaiting(spec_.name, spec_.generation, std::move(waiting));
@@ -163,6 +168,8 @@ void NcclGroup::TellWaiting() {
 // NCCL knows no goodbye: who waits for a rank that has said one would wait for ever.
 void NcclGroup::CheckLeft() {
   const std::vector<int> left = control_->Left();
+  CheckLeftReplay(left);
+  if (state_ != State::kReady) return;
   for (std::size_t i = 0; i < HeadSize(); ++i) {
     const Launched& one = launched_[i];
     for (const int rank : left) {
@@ -197,6 +204,7 @@ std::vector<int> NcclGroup::NotCome() const {
 void NcclGroup::CheckDeadline() {
   next_deadline_check_ = kNever;
   const bool any_launched = !launched_.empty();
+  if (state_ == State::kReady && EndIfReplayIsLate()) return;
   if (state_ > State::kReady || (!any_launched && pending_.empty())) return;
   const std::size_t rest = (any_launched ? launched_.front().op : pending_.front()).batch_rest;
   for (std::size_t i = 0; i <= rest; ++i) {

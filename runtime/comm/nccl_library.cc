@@ -15,6 +15,7 @@ namespace {
 constexpr int kFlags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
 // The first in which the communicators of a device can be aborted as one group.
 constexpr int kOldestVersion = 22200;
+constexpr int kCuda13 = 13000;
 
 Status CannotLoad(std::string_view what, std::string_view why) {
   return Status(StatusCode::kSetting,
@@ -77,7 +78,15 @@ Status FindAll(const Opened& library, CudaApi* api) {
 #undef RESILIENT_FIND
 #define RESILIENT_FIND(function) (void)Find(library.handle, "cuda" #function, &api->function);
   RESILIENT_CUDA_OPTIONAL_FUNCTIONS(RESILIENT_FIND)
+  RESILIENT_CUDA_GRAPH_FUNCTIONS(RESILIENT_FIND)
 #undef RESILIENT_FIND
+  // Before CUDA 13 the name without a number is that of an earlier function.
+  int version = 0;
+  int (*get_version)(int*) = nullptr;
+  const bool is_asked = Find(library.handle, "cudaRuntimeGetVersion", &get_version);
+  const bool renamed = is_asked && get_version(&version) == 0 && version >= kCuda13;
+  (void)Find(library.handle, renamed ? "cudaStreamGetCaptureInfo" : "cudaStreamGetCaptureInfo_v3",
+             &api->StreamGetCaptureInfo);
   return Status::Ok();
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/comm/nccl_captures.h"
 #include "runtime/comm/nccl_group.h"
 
 namespace resilient {
@@ -45,6 +46,8 @@ NcclLoop::NcclLoop(const NcclFabricOptions& options, CommunicatorFactory& contro
                .control = control,
                .waits = std::move(waits),
                .pool = std::move(pool),
+               .timed_pool =
+                   std::make_shared<NcclEvents>(options.cuda, options.device, kCudaEventDefault),
                .joiner = joiner_,
                .events = events,
                .clock = clock,
@@ -74,7 +77,9 @@ void NcclLoop::Run() {
   context_.discarded.clear();
   // Where something hangs on the device, to destroy an event may hang as well: whoever comes back
   // last does it.
-  if (quiet) context_.pool->Close();
+  if (!quiet) return;
+  context_.pool->Close();
+  context_.timed_pool->Close();
 }
 
 void NcclLoop::TakeRequests() {
@@ -110,17 +115,24 @@ void NcclLoop::AddGroup(std::shared_ptr<GroupPort> port) {
 void NcclLoop::ReleaseEnded() {
   std::vector<NcclRelease::Work> works;
   std::vector<DeviceGroup*> ended;
+  const auto release = [this](std::vector<NcclRelease::Work> together) {
+    return std::make_shared<NcclRelease>(context_.options.nccl, context_.options.cuda,
+                                         context_.options.device, std::move(together),
+                                         context_.doorbell);
+  };
   for (const auto& group : groups_) {
     auto work = group->TakeRelease();
     if (!work) continue;
+    if (work->in_graphs) {  // It ends with them, and the others must not wait for that.
+      group->SetRelease(release({*std::move(work)}));
+      continue;
+    }
     works.push_back(*std::move(work));
     ended.push_back(group.get());
   }
   if (works.empty()) return;
-  const auto release =
-      std::make_shared<NcclRelease>(context_.options.nccl, context_.options.cuda,
-                                    context_.options.device, std::move(works), context_.doorbell);
-  for (DeviceGroup* group : ended) group->SetRelease(release);
+  const auto shared = release(std::move(works));
+  for (DeviceGroup* group : ended) group->SetRelease(shared);
 }
 
 void NcclLoop::Wait() {
@@ -131,17 +143,20 @@ void NcclLoop::Wait() {
   if (entries_.front().revents != 0) context_.doorbell->wake().Drain();
 }
 
-std::unique_ptr<CommunicatorFactory> MakeDeviceFabric(
-    const NcclFabricOptions& options, CommunicatorFactory& control,
-    std::shared_ptr<ControlWaits> waits, const Clock& clock, CommunicatorEvents& events,
-    DeviceGroupMaker make, std::function<Status(const Operation&)> check) {
+std::unique_ptr<CommunicatorFactory> MakeDeviceFabric(const NcclFabricOptions& options,
+                                                      CommunicatorFactory& control,
+                                                      std::shared_ptr<ControlWaits> waits,
+                                                      const Clock& clock,
+                                                      CommunicatorEvents& events,
+                                                      DeviceGroupMaker make, Admission check) {
   auto requests = std::make_unique<FabricRequests>();
   auto pool = std::make_shared<NcclEvents>(options.cuda, options.device);
   auto loop = std::make_unique<NcclLoop>(options, control, std::move(waits), pool, *requests, clock,
                                          events, std::move(make));
   const auto admit = [check = std::move(check), pool, cuda = options.cuda](SubmittedOp& op) {
-    RESILIENT_RETURN_IF_ERROR(check(op.op));
-    RESILIENT_RETURN_IF_ERROR(CheckNotCaptured(cuda, op.op));
+    op.capture = CaptureOf(cuda, static_cast<CudaStreamHandle>(op.op.stream));
+    RESILIENT_RETURN_IF_ERROR(check(op));
+    if (op.capture != 0 && op.op.mark != nullptr) op.op.mark->NoteCaptured();
     const CudaResult marked = pool->Mark(static_cast<CudaStreamHandle>(op.op.stream), &op.ready);
     if (marked == CudaResult::kSuccess) return Status::Ok();
     return CudaStatus(cuda, marked, "cudaEventRecord", Describe(op.op), {});

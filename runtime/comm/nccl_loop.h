@@ -21,6 +21,7 @@ struct NcclContext {
   CommunicatorFactory& control;
   const std::shared_ptr<ControlWaits> waits;
   const std::shared_ptr<NcclEvents> pool;
+  const std::shared_ptr<NcclEvents> timed_pool;  // Of those that measure time.
   const LaunchMark::Joiner& joiner;
   CommunicatorEvents& events;
   const Clock& clock;
@@ -117,9 +118,11 @@ class NcclLoop final : public GroupLoop {
 
 // The transport of one device whose groups `make` makes; else as MakeNcclFabric. `check`: what it
 // runs of what is valid, on the thread that submits.
-std::unique_ptr<CommunicatorFactory> MakeDeviceFabric(
-    const NcclFabricOptions& options, CommunicatorFactory& control,
-    std::shared_ptr<ControlWaits> waits, const Clock& clock, CommunicatorEvents& events,
-    DeviceGroupMaker make, std::function<Status(const Operation&)> check);
+std::unique_ptr<CommunicatorFactory> MakeDeviceFabric(const NcclFabricOptions& options,
+                                                      CommunicatorFactory& control,
+                                                      std::shared_ptr<ControlWaits> waits,
+                                                      const Clock& clock,
+                                                      CommunicatorEvents& events,
+                                                      DeviceGroupMaker make, Admission check);
 
 }  // namespace resilient

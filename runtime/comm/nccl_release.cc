@@ -1,5 +1,6 @@
 #include "runtime/comm/nccl_release.h"
 
+#include <optional>
 #include <utility>
 
 #include "runtime/base/exit_watch.h"
@@ -44,8 +45,11 @@ void AwaitMarks(const CudaApi& cuda, const NcclRelease::Work& work) {
 
 void Run(const NcclApi& nccl, const CudaApi& cuda, int device,
          const std::vector<NcclRelease::Work>& works) {
-  const DriverCall call(StrCat("the abort of the NCCL communicator of group '", works.front().name,
-                               "' on device ", device));
+  std::optional<DriverCall> call;
+  if (!works.front().in_graphs) {
+    call.emplace(StrCat("the abort of the NCCL communicator of group '", works.front().name,
+                        "' on device ", device));
+  }
   LeaveCapturesAlone(cuda);
   (void)cuda.SetDevice(device);  // If that fails the device is lost, and so is what follows.
   EndCommunicators(nccl, works);

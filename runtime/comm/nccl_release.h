@@ -49,6 +49,8 @@ class NcclRelease {
     std::shared_ptr<OwnMemory> scratch;        // May be null. Freed; nobody else uses it.
     std::string name;                          // Of the group, for the log.
     CudaStreamHandle second_stream = nullptr;  // As `stream`.
+    // Graphs hold it, and its end waits for theirs: alone in its release, it may take any time.
+    bool in_graphs = false;
   };
 
   NcclRelease(const NcclApi& nccl, const CudaApi& cuda, int device, std::vector<Work> works,

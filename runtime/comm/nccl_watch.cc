@@ -13,7 +13,7 @@
 namespace resilient {
 namespace {
 
-constexpr std::size_t kNumbers = 12;
+constexpr std::size_t kNumbers = 13;
 constexpr std::size_t kNumberBytes = sizeof(std::uint64_t);
 static_assert(kNumbers * kNumberBytes + kMessageHeaderBytes + kMaxCallSite <= kProgressBytes);
 
@@ -46,7 +46,8 @@ std::string EncodeProgress(const NcclProgress& progress) {
       progress.asks ? 1u : 0u, progress.submitted,   progress.entered,
       progress.ended,          progress.sum,         progress.about,
       progress.about_sum,      progress.sends,       progress.recvs,
-      progress.sends_given,    progress.recvs_given, progress.failed_attempt};
+      progress.sends_given,    progress.recvs_given, progress.failed_attempt,
+      progress.replay};
   std::string bytes(reinterpret_cast<const char*>(numbers), sizeof(numbers));
   bytes += EncodeMessage(progress.head);
   bytes.resize(kProgressBytes, '\0');
@@ -72,6 +73,7 @@ std::optional<NcclProgress> DecodeProgress(std::string_view bytes) {
                       .recvs = numbers[8],
                       .sends_given = numbers[9],
                       .recvs_given = numbers[10],
+                      .replay = numbers[12],
                       .failed_attempt = numbers[11],
                       .head = std::move(head).value()};
 }
@@ -172,6 +174,20 @@ std::vector<int> NcclWatch::Missing(const Operation& op, std::uint64_t number, S
                                            : (begun ? told.entered : told.submitted);
     }
     if (reached < number) missing.push_back(rank);
+  }
+  return missing;
+}
+
+void NcclWatch::OnReplay() {
+  for (auto& [peer, told] : heard_) told.replay = 0;
+}
+
+std::vector<int> NcclWatch::NotInReplay(std::uint64_t number) const {
+  std::vector<int> missing;
+  for (int rank = 0; rank < static_cast<int>(spec_.members.size()); ++rank) {
+    const auto heard = heard_.find(rank);
+    const bool inside = heard != heard_.end() && heard->second.replay == number;
+    if (rank != spec_.rank && !inside) missing.push_back(rank);
   }
   return missing;
 }

@@ -30,6 +30,7 @@ struct NcclProgress {
   std::uint64_t recvs = 0;        // Messages from the reader likewise.
   std::uint64_t sends_given = 0;  // Those that it has been given.
   std::uint64_t recvs_given = 0;
+  std::uint64_t replay = 0;          // Of NcclCaptures::Replay: in which a graph is; 0: in none.
   std::uint64_t failed_attempt = 0;  // The latest in which it could not connect, from 1; 0: none.
   MessageHeader head;                // The collective in which it waits. seq = 0: in none.
 };
@@ -76,6 +77,10 @@ class NcclWatch {
   // nothing can move before all devices have begun it.
   enum class Stage { kSubmitted, kBegun };
   std::vector<int> Missing(const Operation& op, std::uint64_t number, Stage stage) const;
+  // A replay has come to a captured operation: what was told of replays was of others.
+  void OnReplay();
+  // Group ranks that are not known to be in the captured operation of that number, ascending.
+  std::vector<int> NotInReplay(std::uint64_t number) const;
   // Whether `peer`, which tells nothing any more, has gone without its part in it.
   bool GoneBefore(int peer, const Operation& op, std::uint64_t number) const;
   // Whether there is something that the next rank has not been told.

@@ -17,7 +17,13 @@ std::unique_ptr<CommunicatorFactory> MakeStagedFabric(const NcclFabricOptions& o
   auto make = [calls = std::move(calls)](std::shared_ptr<GroupPort> port, NcclContext& context) {
     return std::make_unique<StagedGroup>(std::move(port), context, calls);
   };
-  const auto check = [](const Operation& op) {
+  const auto check = [](const SubmittedOp& submitted) {
+    const Operation& op = submitted.op;
+    if (submitted.capture != 0)
+      return Status(StatusCode::kUnimplemented,
+                    StrCat(Describe(op),
+                           " cannot be captured in a CUDA graph: it goes through memory of the "
+                           "host, as ranks share a GPU; call it outside of the capture"));
     // The rest of a message comes behind its beginning: from whom is to be known before.
     if (op.kind != OpKind::kRecv || op.peer != kAnyPeer) return Status::Ok();
     return Status(StatusCode::kUnimplemented,

@@ -25,6 +25,14 @@ class LaunchMark {
     virtual Status Join(void* event, ExecutionStream stream) const = 0;
   };
 
+  // The communicator, before Submit returns: the operation goes into the graph that its caller's
+  // stream is captured in.
+  void NoteCaptured();
+  // Whether it does. Then the caller waits for the launch before anything else is captured; who
+  // goes on behind it must have joined it before the capture ends; and its Completion runs when
+  // the capture is over, not when the device has done it.
+  bool captured() const;
+
   // The communicator: the operation is in the device's queue, and `event` marks its end there.
   void Launch(const Joiner& joiner, void* event);
   // The communicator: it has ended, well or not, launched or not. `event` may be used again.
@@ -50,6 +58,7 @@ class LaunchMark {
   void* event_ = nullptr;
   bool told_ = false;  // Launched or ended.
   bool ended_ = false;
+  bool captured_ = false;
 };
 
 }  // namespace resilient

@@ -119,6 +119,8 @@ struct Operation {
   ExecutionStream stream = nullptr;
   // Of an operation on a device; may be null. Its end is told before the completion runs.
   std::shared_ptr<LaunchMark> mark;
+  // Its caller waits for its end on the host. While `stream` is captured in a graph that cannot be.
+  bool ends_on_host = false;
   // How long it may take; zero: as long as its peers live. What takes longer fails with the whole
   // communicator, here and on all other ranks. They may differ from rank to rank.
   Duration timeout = Duration::zero();  // From Submit to its end: kCommFailed.

@@ -152,6 +152,12 @@ TEST(NcclHeaders, CudaResults_AreTheSame) {
   ExpectSame(CudaCopy::kDeviceToHost, cudaMemcpyDeviceToHost);
   ExpectSame(kCudaStreamNonBlocking, cudaStreamNonBlocking);
   ExpectSame(kCudaEventDisableTiming, cudaEventDisableTiming);
+  ExpectSame(kCudaEventDefault, cudaEventDefault);
+  ExpectSame(kCudaEventRecordDefault, cudaEventRecordDefault);
+  ExpectSame(kCudaEventRecordExternal, cudaEventRecordExternal);
+  ExpectSame(kCudaUserObjectNoDestructorSync, cudaUserObjectNoDestructorSync);
+  ExpectSame(kCudaGraphUserObjectMove, cudaGraphUserObjectMove);
+  ExpectSame(kCudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeThreadLocal);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "runtime/comm/nccl_captures.h"
 #include "runtime/comm/nccl_library.h"
 
 namespace resilient {
@@ -69,6 +70,7 @@ TEST(NcclLibrary, CudaRuntimeAlone_NeedsNoNccl) {
   ASSERT_TRUE(cuda.ok()) << cuda.status().message();
   EXPECT_STREQ(cuda->GetErrorName(CudaResult::kNotReady), "cudaErrorNotReady");
   EXPECT_NE(cuda->HostAlloc, nullptr);
+  EXPECT_TRUE(CanCapture(*cuda)) << "from CUDA 12.3 on";
 }
 
 TEST(NcclLibrary, CudaRuntimeThatIsAnotherLibrary_TheMissingFunctionIsNamed) {

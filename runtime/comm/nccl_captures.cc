@@ -1,0 +1,238 @@
+#include "runtime/comm/nccl_captures.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "runtime/base/log.h"
+
+namespace resilient {
+
+class HeldGraph {
+ public:
+  explicit HeldGraph(std::shared_ptr<const Doorbell> doorbell) : doorbell_(std::move(doorbell)) {}
+  bool is_gone() const { return is_gone_.load(std::memory_order_acquire); }
+
+  // What CUDA destroys with the graph: `held`, a shared_ptr to one of these.
+  static void OnGone(void* held) {
+    const std::unique_ptr<std::shared_ptr<HeldGraph>> graph(
+        static_cast<std::shared_ptr<HeldGraph>*>(held));
+    (*graph)->is_gone_.store(true, std::memory_order_release);
+    (*graph)->doorbell_->Ring();
+  }
+
+ private:
+  const std::shared_ptr<const Doorbell> doorbell_;
+  std::atomic<bool> is_gone_{false};
+};
+
+bool CanCapture(const CudaApi& cuda) {
+  return cuda.EventElapsedTime != nullptr && cuda.EventRecordWithFlags != nullptr &&
+         cuda.GraphRetainUserObject != nullptr && cuda.StreamGetCaptureInfo != nullptr &&
+         cuda.StreamIsCapturing != nullptr && cuda.ThreadExchangeStreamCaptureMode != nullptr &&
+         cuda.UserObjectCreate != nullptr && cuda.UserObjectRelease != nullptr;
+}
+
+std::uint64_t CaptureOf(const CudaApi& cuda, CudaStreamHandle stream) {
+  int capturing = 0;
+  if (cuda.StreamIsCapturing == nullptr ||
+      cuda.StreamIsCapturing(stream, &capturing) != CudaResult::kSuccess || capturing == 0)
+    return 0;
+  unsigned long long id = 0;
+  const bool known = cuda.StreamGetCaptureInfo != nullptr &&
+                     cuda.StreamGetCaptureInfo(stream, &capturing, &id, nullptr, nullptr, nullptr,
+                                               nullptr) == CudaResult::kSuccess;
+  return known && id != 0 ? id : 1;
+}
+
+NcclCaptures::NcclCaptures(const CudaApi& cuda, int device, std::shared_ptr<NcclEvents> pool,
+                           std::shared_ptr<NcclEvents> timed,
+                           std::shared_ptr<const Doorbell> doorbell)
+    : cuda_(cuda),
+      device_(device),
+      pool_(std::move(pool)),
+      timed_(std::move(timed)),
+      doorbell_(std::move(doorbell)) {}
+
+NcclCaptures::~NcclCaptures() = default;
+
+Status NcclCaptures::Begin(std::vector<SubmittedOp>& ops, CudaStreamHandle outside) {
+  RESILIENT_RETURN_IF_ERROR(Prepare(ops, outside));
+  launching_ = std::move(ops);
+  return Status::Ok();
+}
+
+Status NcclCaptures::Prepare(std::vector<SubmittedOp>& ops, CudaStreamHandle outside) {
+  const SubmittedOp& first = ops.front();
+  const auto failed = [&](CudaResult result, std::string_view what) {
+    return CudaStatus(cuda_, result, what, StrCat(Describe(first.op), " in a capture"), {});
+  };
+  if (remembered_.size() + ops.size() > kMaxOperations)
+    return Status(StatusCode::kResourceExhausted,
+                  StrCat(Describe(first.op), " cannot be captured: graphs that are alive have ",
+                         remembered_.size(), " operations of its group, and ", kMaxOperations,
+                         " are the most"));
+  if (!captured_.empty() && captured_.front().op.capture != first.capture)
+    return Status(StatusCode::kUnimplemented,
+                  StrCat(Describe(first.op),
+                         " cannot be captured: another capture with operations of its group is "
+                         "under way; capture one graph after the other"));
+  CudaResult result = MakeStream();
+  if (result != CudaResult::kSuccess) return failed(result, "cudaStreamCreate");
+  result = MarkOrigin(outside);
+  if (result != CudaResult::kSuccess) return failed(result, "cudaEventRecordWithFlags");
+  for (const SubmittedOp& op : ops) {
+    result = cuda_.StreamWaitEvent(stream_, HandleOf(op.ready), 0);
+    if (result != CudaResult::kSuccess) return failed(result, "cudaStreamWaitEvent");
+  }
+  Remembered one;
+  one.number = count_ + 1;
+  one.capture = first.capture;
+  result = HoldGraph(first.capture, &one.graph);
+  if (result != CudaResult::kSuccess) return failed(result, "cudaGraphRetainUserObject");
+  one.op.op = OutlineOf(first.op);
+  one.op.op.call_site = first.op.call_site;
+  one.op.op.timeout = first.op.timeout;
+  one.op.op.stall = first.op.stall;
+  one.op.seq = first.seq;
+  result = timed_->Take(&one.begin);
+  if (result == CudaResult::kSuccess) result = pool_->Take(&one.end);
+  if (result != CudaResult::kSuccess) return failed(result, "cudaEventCreate");
+  result = cuda_.EventRecordWithFlags(HandleOf(one.begin), stream_, kCudaEventRecordExternal);
+  if (result != CudaResult::kSuccess) return failed(result, "cudaEventRecordWithFlags");
+  remembered_.push_back(std::move(one));
+  ++count_;
+  return Status::Ok();
+}
+
+CudaResult NcclCaptures::MakeStream() {
+  if (stream_ != nullptr) return CudaResult::kSuccess;
+  return cuda_.StreamCreateWithFlags(&stream_, kCudaStreamNonBlocking);
+}
+
+CudaResult NcclCaptures::MarkOrigin(CudaStreamHandle outside) {
+  if (origin_ != nullptr) return CudaResult::kSuccess;
+  const CudaResult taken = timed_->Take(&origin_);
+  if (taken != CudaResult::kSuccess) return taken;
+  const CudaResult marked =
+      cuda_.EventRecordWithFlags(HandleOf(origin_), outside, kCudaEventRecordDefault);
+  if (marked != CudaResult::kSuccess) origin_.reset();
+  return marked;
+}
+
+// One object for all operations of a capture.
+CudaResult NcclCaptures::HoldGraph(std::uint64_t capture,
+                                   std::shared_ptr<const HeldGraph>* held) const {
+  if (!remembered_.empty() && remembered_.back().capture == capture &&
+      !remembered_.back().graph->is_gone()) {
+    *held = remembered_.back().graph;
+    return CudaResult::kSuccess;
+  }
+  int capturing = 0;
+  unsigned long long id = 0;
+  CudaGraphHandle graph = nullptr;
+  const CudaResult asked =
+      cuda_.StreamGetCaptureInfo(stream_, &capturing, &id, &graph, nullptr, nullptr, nullptr);
+  if (asked != CudaResult::kSuccess) return asked;
+  auto made = std::make_shared<HeldGraph>(doorbell_);
+  auto owned = std::make_unique<std::shared_ptr<HeldGraph>>(made);
+  CudaUserObjectHandle object = nullptr;
+  const CudaResult created = cuda_.UserObjectCreate(&object, owned.get(), &HeldGraph::OnGone, 1,
+                                                    kCudaUserObjectNoDestructorSync);
+  if (created != CudaResult::kSuccess) return created;
+  (void)owned.release();  // OnGone deletes it.
+  const CudaResult retained =
+      cuda_.GraphRetainUserObject(graph, object, 1, kCudaGraphUserObjectMove);
+  if (retained != CudaResult::kSuccess) {
+    (void)cuda_.UserObjectRelease(object, 1);
+    return retained;
+  }
+  *held = std::move(made);
+  return CudaResult::kSuccess;
+}
+
+CudaResult NcclCaptures::OnLaunched(const LaunchMark::Joiner& joiner) {
+  CudaResult result = cuda_.EventRecordWithFlags(HandleOf(remembered_.back().end), stream_,
+                                                 kCudaEventRecordExternal);
+  remembered_.back().is_launched = result == CudaResult::kSuccess;
+  for (SubmittedOp& op : launching_) {
+    Captured one{.op = std::move(op), .joined = nullptr};
+    if (result == CudaResult::kSuccess) result = pool_->Mark(stream_, &one.joined);
+    if (result == CudaResult::kSuccess && one.op.op.mark != nullptr)
+      one.op.op.mark->Launch(joiner, one.joined.get());
+    captured_.push_back(std::move(one));
+  }
+  launching_.clear();
+  return result;
+}
+
+bool NcclCaptures::IsCaptureOver() const {
+  return CaptureOf(cuda_, stream_) != captured_.front().op.capture;
+}
+
+void NcclCaptures::Sweep(FinishedOps& finished) {
+  if (!launching_.empty()) return;
+  if (!captured_.empty() && IsCaptureOver()) {
+    for (Captured& one : std::exchange(captured_, {}))
+      finished.Add(std::move(one.op), Status::Ok());
+  }
+  std::erase_if(remembered_, [](const Remembered& one) { return one.graph->is_gone(); });
+}
+
+void NcclCaptures::EndAll(const Status& status, FinishedOps& finished) {
+  for (Captured& one : std::exchange(captured_, {})) finished.Add(std::move(one.op), status);
+  for (SubmittedOp& op : std::exchange(launching_, {})) finished.Add(std::move(op), status);
+}
+
+CudaResult NcclCaptures::Look(Instant now) {
+  const bool was_inside = std::exchange(is_inside_, false);
+  for (const Remembered& one : remembered_) {
+    if (!one.is_launched) continue;
+    CudaResult result = cuda_.EventQuery(HandleOf(one.end));
+    if (result == CudaResult::kSuccess) continue;
+    if (result != CudaResult::kNotReady) return result;
+    result = cuda_.EventQuery(HandleOf(one.begin));
+    if (result == CudaResult::kNotReady) continue;
+    if (result != CudaResult::kSuccess) return result;
+    float began = 0;
+    result = cuda_.EventElapsedTime(&began, HandleOf(origin_), HandleOf(one.begin));
+    if (result == CudaResult::kNotReady) continue;  // Launched again by now.
+    if (result != CudaResult::kSuccess) return result;
+    is_inside_ = true;
+    if (was_inside && replay_.number == one.number && replay_began_ == began) break;
+    replay_began_ = began;
+    replay_.number = one.number;
+    replay_.since = now;
+    replay_.op = {};
+    replay_.op.op = one.op.op;
+    replay_.op.seq = one.op.seq;
+    replay_.op.submitted = now;
+    replay_.op.timeouts = OpTimeouts(one.op.op, now);
+    break;
+  }
+  return CudaResult::kSuccess;
+}
+
+std::size_t NcclCaptures::graphs() const {
+  std::size_t count = 0;
+  const HeldGraph* last = nullptr;
+  for (const Remembered& one : remembered_) {
+    if (one.graph->is_gone() || one.graph.get() == last) continue;
+    last = one.graph.get();
+    ++count;
+  }
+  return count;
+}
+
+bool NcclCaptures::IsIdle() const {
+  return std::none_of(remembered_.begin(), remembered_.end(), [this](const Remembered& one) {
+    return one.is_launched && !one.graph->is_gone() &&
+           cuda_.EventQuery(HandleOf(one.end)) == CudaResult::kNotReady;
+  });
+}
+
+std::shared_ptr<void> NcclCaptures::Keep() {
+  return std::make_shared<std::vector<Remembered>>(std::move(remembered_));
+}
+
+}  // namespace resilient

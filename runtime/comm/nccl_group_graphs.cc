@@ -1,0 +1,99 @@
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/comm/nccl_group.h"
+
+// The operations of an NCCL communicator that graphs hold: into the capture, under watch in their
+// replays, and until the program gives them up.
+namespace resilient {
+
+// Those before it are launched by now, so that all ranks call NCCL in one order.
+bool NcclGroup::LaunchCaptured() {
+  std::vector<SubmittedOp> ops;
+  for (std::size_t left = pending_.front().batch_rest + 1; left > 0; --left)
+    ops.push_back(pending_.pop_front());
+  if (const Status refused = captures_.Begin(ops, stream_); !refused.ok()) {
+    // Of this capture alone.
+    for (SubmittedOp& op : ops) finished_.Add(std::move(op), refused);
+    return true;
+  }
+  const std::vector<SubmittedOp>& launching = captures_.launching();
+  if (!MakePremulSum(launching.front().op)) return false;
+  const NcclLaunch launch = LaunchOn(captures_.stream());
+  NcclResult result = NcclResult::kSuccess;
+  if (launching.size() == 1) {
+    result = LaunchNccl(launch, launching.front().op);
+  } else {
+    std::vector<const Operation*> batch;
+    for (const SubmittedOp& op : launching) batch.push_back(&op.op);
+    result = LaunchNcclBatch(launch, batch);
+  }
+  if (result != NcclResult::kSuccess && result != NcclResult::kInProgress) {
+    const SubmittedOp& first = launching.front();
+    Failed(result, StrCat("capturing ", Describe(first.op), " #", first.seq));
+    return false;
+  }
+  launching_ = result == NcclResult::kInProgress;
+  if (!launching_) OnLaunched();
+  return state_ == State::kReady;
+}
+
+void NcclGroup::WatchReplay() {
+  const NcclCaptures::Replay* before = captures_.replay();
+  const Instant since = before == nullptr ? Instant::min() : before->since;
+  if (Failed(captures_.Look(context_.now), "work on the device")) return;
+  NcclCaptures::Replay* replay = captures_.replay();
+  if (replay == nullptr) return;
+  if (replay->since != since) watch_.OnReplay();
+  if (watch_.NotInReplay(replay->number).empty()) replay->op.timeouts.OnAllEntered(context_.now);
+}
+
+// What a rank that has gone has not done it will not do; what it has done is here in a moment.
+void NcclGroup::CheckLeftReplay(const std::vector<int>& left) {
+  const NcclCaptures::Replay* replay = captures_.replay();
+  if (replay == nullptr || context_.now - replay->since < kWaitTellAfter) return;
+  const std::vector<int> missing = watch_.NotInReplay(replay->number);
+  for (const int rank : left) {
+    if (std::find(missing.begin(), missing.end(), rank) == missing.end()) continue;
+    return Hold(PeerLeft(spec_, rank, ReplayText(replay->op.op), replay->op.seq), kBriefly, true);
+  }
+}
+
+bool NcclGroup::EndIfReplayIsLate() {
+  NcclCaptures::Replay* replay = captures_.replay();
+  if (replay == nullptr) return false;
+  OpTimeouts& timeouts = replay->op.timeouts;
+  const OpTimeouts::Verdict verdict = timeouts.Check(context_.now, port_->held_until());
+  next_deadline_check_ =
+      std::min(next_deadline_check_, timeouts.NextCheck(context_.now, port_->held_until()));
+  if (verdict == OpTimeouts::Verdict::kInTime) return false;
+  LateOp late = LateSince(replay->op, verdict, context_.now, context_.clock);
+  late.missing = watch_.NotInReplay(replay->number);
+  if (late.missing.empty()) late.awaited = Others();
+  Fail(LateStatus(spec_, late, verdict));
+  return true;
+}
+
+// What was launched has left the device, and no replay is under way.
+bool NcclGroup::IsHeldByGraphsAlone() const {
+  if (captures_.graphs() == 0 || !captures_.IsIdle()) return false;
+  for (std::size_t i = 0; i < launched_.size(); ++i) {
+    const Launched& one = launched_[i];
+    if (!one.recorded || cuda_.EventQuery(HandleOf(one.end)) == CudaResult::kNotReady) return false;
+  }
+  return true;
+}
+
+void NcclGroup::LetGraphsKeep() {
+  RESILIENT_LOG(kWarn, "CUDA graphs (", captures_.graphs(), ") hold operations of ", Where(),
+                ", which is over: what NCCL has of it is freed when they are gone, and a replay of "
+                "them leaves undefined memory; delete them, and capture again");
+  release_->Abandon(captures_.Keep());
+}
+
+std::string NcclGroup::ReplayText(const Operation& op) {
+  return StrCat("the replay of ", Describe(op), " by a CUDA graph");
+}
+
+}  // namespace resilient

@@ -1,0 +1,334 @@
+// Goal: operations that CUDA graphs hold run by each replay, are watched there, and neither a
+// failure nor an end waits for the graphs.
+// Method: ranks of one process over the fake, whose graphs are captured and launched by the test;
+// its communicators cannot be freed before the graphs that hold kernels of them.
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/comm/nccl_world.h"
+
+namespace resilient::testing {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr Duration kNoStall = Duration::zero();
+
+// One rank that captures and replays on a stream of its own.
+struct Rank {
+  CudaStreamHandle stream = nullptr;
+  std::vector<float> data;
+  CudaGraphHandle graph = nullptr;
+};
+
+class NcclGraphs : public NcclTest {
+ protected:
+  ~NcclGraphs() override {
+    for (Rank& rank : ranks_) DestroyGraph(rank);
+  }
+
+  void StartRanks(int count) {
+    Start(count);
+    for (int rank = 0; rank < count; ++rank)
+      ranks_.push_back({.stream = NewStream(), .data = {static_cast<float>(rank + 1)}});
+  }
+  Communicator& at(std::size_t rank) { return world().at(static_cast<int>(rank)); }
+
+  // Of that rank: an operation for its capture.
+  Operation Captured(std::size_t rank, Operation op) {
+    op.stream = ranks_[rank].stream;
+    op.device = static_cast<int>(rank);
+    op.mark = std::make_shared<LaunchMark>();
+    return op;
+  }
+  // Captures `op`, and has the stream go on behind it.
+  Pending Put(std::size_t rank, Operation op) {
+    op = Captured(rank, std::move(op));
+    const std::shared_ptr<LaunchMark> mark = op.mark;
+    Pending pending = Pending::Of(at(rank), std::move(op));
+    EXPECT_TRUE(mark->captured());
+    EXPECT_TRUE(mark->WaitFor(kBound));
+    EXPECT_TRUE(mark->Join(ranks_[rank].stream).ok());
+    return pending;
+  }
+  void Begin(std::size_t rank) {
+    EXPECT_EQ(fake_.BeginCapture(ranks_[rank].stream), CudaResult::kSuccess);
+  }
+  void End(std::size_t rank) {
+    EXPECT_EQ(fake_.EndCapture(ranks_[rank].stream, &ranks_[rank].graph), CudaResult::kSuccess);
+  }
+  // A graph of one all_reduce on each rank.
+  void CaptureSums(Duration stall = kNoStall) {
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      Begin(rank);
+      const Pending sum = Put(rank, Bounded(AllReduceOp(ranks_[rank].data), {}, stall));
+      EXPECT_FALSE(sum.IsDone()) << "before the capture is over";
+      End(rank);
+      EXPECT_TRUE(sum.Wait().ok());
+    }
+  }
+  void Replay(std::size_t rank) {
+    EXPECT_EQ(fake_.LaunchGraph(ranks_[rank].graph, ranks_[rank].stream), CudaResult::kSuccess);
+  }
+  void ReplayAll() {
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) Replay(rank);
+  }
+  void Synchronize() {
+    for (const Rank& rank : ranks_)
+      EXPECT_EQ(fake_.SynchronizeStream(rank.stream), CudaResult::kSuccess);
+  }
+  std::vector<float> Results() const {
+    std::vector<float> results;
+    for (const Rank& rank : ranks_) results.push_back(rank.data[0]);
+    return results;
+  }
+  void DestroyGraph(Rank& rank) {
+    if (rank.graph == nullptr) return;
+    EXPECT_EQ(fake_.DestroyGraph(std::exchange(rank.graph, nullptr)), CudaResult::kSuccess);
+  }
+  // What the group on that rank says that it waits for, the first time that it says so now.
+  WaitingOperation AwaitWaiting(int rank) {
+    const std::size_t before = world().log(rank).WaitingCount("world");
+    WaitingOperation told;
+    EXPECT_TRUE(world().log(rank).WaitFor([&](EventLog& log) {
+      if (log.waiting["world"].size() <= before) return false;
+      told = log.waiting["world"].back().front();
+      return true;
+    }));
+    return told;
+  }
+  bool AwaitStall(int rank, std::string* text) {
+    return world().log(rank).WaitFor([text](EventLog& log) {
+      if (log.stalls.empty()) return false;
+      *text = log.stalls.front().message();
+      return true;
+    });
+  }
+
+  std::vector<Rank> ranks_;
+};
+
+TEST_F(NcclGraphs, EachReplay_RunsWhatWasCaptured) {
+  StartRanks(2);
+  CaptureSums();
+  EXPECT_THAT(Results(), ElementsAre(1, 2)) << "a capture runs nothing";
+  EXPECT_TRUE(Eventually([&] { return at(0).IsQuiet() && at(1).IsQuiet(); }));
+  ReplayAll();
+  Synchronize();
+  EXPECT_THAT(Results(), ElementsAre(3, 3));
+  ReplayAll();
+  ReplayAll();
+  Synchronize();
+  EXPECT_THAT(Results(), ElementsAre(12, 12));
+}
+
+TEST_F(NcclGraphs, OperationsBesideThem_RunInOrder) {
+  StartRanks(2);
+  std::vector<std::vector<float>> data = {{1}, {2}};
+  const auto sum = [&](int rank) { return AllReduceOp(data[static_cast<std::size_t>(rank)]); };
+  ExpectAllOk(world().RunAll(sum));
+  CaptureSums();
+  ReplayAll();
+  ExpectAllOk(world().RunAll(sum));
+  Synchronize();
+  EXPECT_THAT(Results(), ElementsAre(3, 3));
+  EXPECT_THAT(data, Each(ElementsAre(6)));
+}
+
+TEST_F(NcclGraphs, SeveralOperationsOfAllKinds_AreOneGraph) {
+  StartRanks(2);
+  std::vector<std::vector<float>> sent = {{5}, {6}};
+  std::vector<std::vector<float>> received = {{0}, {0}};
+  std::vector<Pending> pending;
+  for (std::size_t rank : {0u, 1u}) {
+    const int peer = rank == 0 ? 1 : 0;
+    Begin(rank);
+    Operation scaled = AllReduceOp(ranks_[rank].data, ReduceOp::kPremulSum);
+    scaled.factor = 0.5;
+    pending.push_back(Put(rank, scaled));
+    std::vector<Operation> batch = {Captured(rank, SendOp(sent[rank], peer, 0)),
+                                    Captured(rank, RecvOp(received[rank], peer, 0))};
+    const std::shared_ptr<LaunchMark> last = batch.back().mark;
+    for (const Pending& one : Pending::OfBatch(at(rank), std::move(batch))) pending.push_back(one);
+    ASSERT_TRUE(last->WaitFor(kBound) && last->Join(ranks_[rank].stream).ok());
+    End(rank);
+  }
+  for (const Pending& one : pending) EXPECT_TRUE(one.Wait().ok());
+  ReplayAll();
+  ReplayAll();
+  Synchronize();
+  EXPECT_THAT(Results(), Each(1.5));
+  EXPECT_THAT(received, ElementsAre(ElementsAre(6), ElementsAre(5)));
+}
+
+TEST_F(NcclGraphs, EventsOfAGraph_AreUsedAgainWhenItIsGone) {
+  StartRanks(1);
+  int events = 0;
+  for (int i = 0; i < 3; ++i) {
+    CaptureSums();
+    ReplayAll();
+    Synchronize();
+    DestroyGraph(ranks_[0]);
+    ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.user_objects == 0; }));
+    // An operation turns the loop, which sees that the graph is gone before it launches.
+    std::vector<float> data = {1};
+    EXPECT_TRUE(Pending::Of(at(0), AllReduceOp(data)).Wait().ok());
+    if (i == 0) events = fake_.Counts().events;
+  }
+  EXPECT_EQ(fake_.Counts().events, events);
+}
+
+TEST_F(NcclGraphs, WhatEndsOnTheHost_IsRefused) {
+  StartRanks(1);
+  Begin(0);
+  Operation barrier = Captured(0, BarrierOp());
+  barrier.ends_on_host = true;
+  const Status status = Pending::Try(at(0), barrier).Wait();
+  EXPECT_EQ(status.code(), StatusCode::kUnimplemented);
+  EXPECT_THAT(status.message(), HasSubstr("its end is waited for on the host"));
+  End(0);
+}
+
+TEST_F(NcclGraphs, WhereTheirEndIsNotTold_AreRefused) {
+  environment_->options().cuda.GraphRetainUserObject = nullptr;
+  StartRanks(1);
+  Begin(0);
+  const Status status = Pending::Try(at(0), Captured(0, AllReduceOp(ranks_[0].data))).Wait();
+  EXPECT_EQ(status.code(), StatusCode::kUnimplemented);
+  EXPECT_THAT(status.message(), HasSubstr("does not tell when a graph is gone"));
+  End(0);
+  EXPECT_TRUE(Pending::Of(at(0), AllReduceOp(ranks_[0].data)).Wait().ok());
+}
+
+TEST_F(NcclGraphs, SecondCaptureAtOnce_FailsAlone) {
+  StartRanks(1);
+  ranks_.push_back({.stream = NewStream(), .data = {7}});
+  Begin(0);
+  const Pending first = Put(0, AllReduceOp(ranks_[0].data));
+  Begin(1);
+  Operation other = Captured(1, AllReduceOp(ranks_[1].data));
+  const Status refused = Pending::Of(at(0), other).Wait();
+  EXPECT_EQ(refused.code(), StatusCode::kUnimplemented);
+  EXPECT_THAT(refused.message(), HasSubstr("another capture"));
+  End(1);
+  End(0);
+  EXPECT_TRUE(first.Wait().ok());
+  Replay(0);
+  Synchronize();
+  EXPECT_THAT(ranks_[0].data, ElementsAre(1));
+}
+
+TEST_F(NcclGraphs, AbortInAReplay_EndsItAndWaitsForNoGraph) {
+  StartRanks(2);
+  CaptureSums();
+  Replay(0);  // Rank 1 does not come.
+  ASSERT_TRUE(WaitForKernels(0, 1));
+  for (std::size_t rank : {0u, 1u}) at(rank).Abort(Status(StatusCode::kRankLost, "rank 1"));
+  Synchronize();
+  EXPECT_TRUE(Eventually([&] { return at(0).IsQuiet() && at(1).IsQuiet(); }));
+  // The next generation runs while the graphs still hold the communicators of this one.
+  const auto next = world().CreateAll("world", 2);
+  std::vector<std::vector<float>> data = {{1}, {2}};
+  const Pending first = Pending::Of(*next[0], AllReduceOp(data[0]));
+  const Pending second = Pending::Of(*next[1], AllReduceOp(data[1]));
+  EXPECT_TRUE(first.Wait().ok() && second.Wait().ok());
+  EXPECT_THAT(data, Each(ElementsAre(3)));
+  EXPECT_EQ(fake_.Counts().aborts_ended, 0);
+  EXPECT_EQ(fake_.Counts().communicators, 4);
+  ReplayAll();  // Of what is over: it leaves at once.
+  Synchronize();
+  for (Rank& rank : ranks_) DestroyGraph(rank);
+  EXPECT_TRUE(WaitForAborts(2));
+}
+
+TEST_F(NcclGraphs, AbortInACapture_EndsWhatItHas) {
+  StartRanks(2);
+  Begin(0);
+  const Pending captured = Put(0, AllReduceOp(ranks_[0].data));
+  at(0).Abort(Status(StatusCode::kRankLost, "rank 1"));
+  EXPECT_EQ(captured.Wait().code(), StatusCode::kRankLost);
+  End(0);
+  DestroyGraph(ranks_[0]);
+  EXPECT_TRUE(WaitForAborts(1));
+}
+
+TEST_F(NcclGraphs, Close_WaitsForNoGraph) {
+  StartRanks(2);
+  CaptureSums();
+  ReplayAll();
+  Synchronize();
+  world_.reset();
+  EXPECT_EQ(fake_.Counts().destroyed, 0);
+  for (Rank& rank : ranks_) DestroyGraph(rank);
+  EXPECT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.communicators == 0; }));
+}
+
+TEST_F(NcclGraphs, WhoIsNotInTheReplay_IsToldAndWaitedFor) {
+  StartRanks(2);
+  CaptureSums(Millis(500));  // The bound is for what all are in.
+  Replay(0);
+  for (int i = 0; i < 2; ++i) {
+    const WaitingOperation waiting = AwaitWaiting(0);
+    EXPECT_THAT(waiting.what, HasSubstr("the replay of all_reduce(float32[1], sum)"));
+    EXPECT_THAT(waiting.missing, ElementsAre(1));
+  }
+  Replay(1);
+  Synchronize();
+  EXPECT_THAT(Results(), Each(3));
+  for (int rank : {0, 1}) {
+    EXPECT_TRUE(world().log(rank).WaitFor([](EventLog& log) { return log.stalls.empty(); }));
+  }
+}
+
+TEST_F(NcclGraphs, NothingMovesInAReplay_IsAStall) {
+  StartRanks(2);
+  CaptureSums(Millis(500));
+  fake_.ChangeAll([](NcclScript& script) { script.hold_kernels = true; });
+  ReplayAll();
+  std::string text;
+  ASSERT_TRUE(AwaitStall(0, &text));
+  EXPECT_THAT(text, HasSubstr("all_reduce(float32[1], sum)"));
+  for (std::size_t rank : {0u, 1u}) at(rank).Abort(Status(StatusCode::kCommStalled, text));
+  Synchronize();
+}
+
+// Each is younger than what has gone before, also where it is in the same operation.
+TEST_F(NcclGraphs, NextReplay_IsNotTakenForTheLast) {
+  StartRanks(2);
+  CaptureSums();
+  for (int i = 0; i < 2; ++i) {
+    const Instant launched = world().clock.Now();
+    Replay(0);
+    const WaitingOperation waiting = AwaitWaiting(0);
+    EXPECT_LE(waiting.age, world().clock.Now() - launched);
+    Replay(1);
+    Replay(0);  // Queued behind it: there is no moment between them.
+    ASSERT_TRUE(WaitForKernels(0, 2 * i + 2));
+    Replay(1);
+    Synchronize();
+  }
+}
+
+TEST_F(NcclGraphs, PeerThatLeaves_IsMissedInTheReplay) {
+  StartRanks(2);
+  CaptureSums();
+  Replay(0);
+  ASSERT_TRUE(WaitForKernels(0, 1));
+  world().group[1].reset();
+  std::vector<float> data = {1};
+  const Pending behind = Pending::Of(at(0), AllReduceOp(data));
+  const Status status = behind.Wait();
+  EXPECT_EQ(status.code(), StatusCode::kLeft);
+  EXPECT_THAT(status.message(), HasSubstr("rank 1"));
+}
+
+}  // namespace
+}  // namespace resilient::testing
