@@ -75,6 +75,7 @@ Result<std::uint64_t> ResilientBackend::SubmitHeld(std::vector<Prepared> held) {
     submissions.push_back({std::move(operation), CompletionOf(one, log_ids.back())});
     one.work->progress()->LetGo();
   }
+  const std::shared_ptr<LaunchMark> mark = submissions.back().op.mark;
   const auto sequences = group_->SubmitBatch(std::move(submissions));
   for (std::size_t i = 0; i < held.size(); ++i) {
     if (sequences.ok()) {
@@ -87,6 +88,7 @@ Result<std::uint64_t> ResilientBackend::SubmitHeld(std::vector<Prepared> held) {
     }
   }
   if (!sequences.ok()) return sequences.status();
+  AwaitCaptured(*held.back().work, mark.get());
   return sequences->back();
 }
 

@@ -136,6 +136,7 @@ ResilientBackend::Prepared ResilientBackend::Prepare(Plan plan,
   const std::string call_site = host_->CallSite();
   for (Operation& operation : operations) {
     operation.call_site = call_site;
+    operation.ends_on_host = device != kHost && !ends_in_stream;
     if (operation.kind == OpKind::kRecv && operation.peer == kAnyPeer) {
       operation.sender = prepared.work->source();
     }
@@ -151,6 +152,23 @@ Completion ResilientBackend::CompletionOf(const Prepared& prepared, std::uint64_
   };
 }
 
+// The last of several has one already; the others need one to be captured.
+std::shared_ptr<LaunchMark> ResilientBackend::MarkOf(Operation& operation,
+                                                     const Prepared& prepared) {
+  const bool is_one_of_several = prepared.operations.size() > 1 && operation.device != kHost;
+  if (operation.mark == nullptr && is_one_of_several)
+    operation.mark = std::make_shared<LaunchMark>();
+  return operation.mark;
+}
+
+// Two threads may not put something into one graph at once: the communicator's is done with it.
+void ResilientBackend::AwaitCaptured(WorkImpl& work, const LaunchMark* mark) {
+  if (mark == nullptr || !mark->captured()) return;
+  Status status;
+  host_->WithoutLock([&] { status = work.AwaitLaunch(*mark); });
+  Check(*host_, status);
+}
+
 c10::intrusive_ptr<WorkImpl> ResilientBackend::Start(Plan plan,
                                                      const std::shared_ptr<Progress>& whole) {
   std::optional<at::RecordFunction> profiled;
@@ -161,11 +179,13 @@ c10::intrusive_ptr<WorkImpl> ResilientBackend::Start(Plan plan,
   for (Operation& operation : prepared.operations) {
     const Operation outline = OutlineOf(operation);
     const std::uint64_t log_id = log_->Start(prepared.name, operation);
+    const std::shared_ptr<LaunchMark> mark = MarkOf(operation, prepared);
     const auto sequence = group_->Submit(std::move(operation), CompletionOf(prepared, log_id));
     if (sequence.ok()) {
       NoteSequence(outline, log_id, *sequence);
       prepared.work->set_sequence(*sequence);
       any_started = true;
+      AwaitCaptured(*prepared.work, mark.get());
       continue;
     }
     log_->End(log_id, sequence.status());

@@ -220,6 +220,9 @@ Status Progress::Join() {
     const std::lock_guard lock(mutex_);
     if (ended_) return Status::Ok();
     joined_.store(true);
+    // Its memory is the graph's, which uses it in that order: to keep it until the capture is over
+    // would keep the graph from using it for what comes behind.
+    if (mark_.captured() && !requires_finisher_) RetireLocked();
   }
   return mark_.Join(*stream);
 }
@@ -305,6 +308,13 @@ bool WorkImpl::GoesOnInStream() const {
   return std::all_of(spec_.parts.begin(), spec_.parts.end(), on_device);
 }
 
+// Its end comes behind the capture: who waits within it goes on in the stream, whatever the bound.
+bool WorkImpl::IsCaptured() const {
+  const auto parts = Parts();
+  return std::any_of(parts.begin(), parts.end(),
+                     [](const auto& part) { return part->mark_.captured(); });
+}
+
 // It would wait for ever: what is to end it comes behind it.
 Status WorkImpl::CheckSubmitted() const {
   if (!progress_->held_back()) return Status::Ok();
@@ -343,6 +353,10 @@ Status WorkImpl::WaitUntil(Deadline deadline) {
   return Outcome();
 }
 
+Status WorkImpl::AwaitLaunch(const LaunchMark& mark) {
+  return WaitWhileNot([&mark](Duration slice) { return mark.WaitFor(slice); }, Deadline::Never());
+}
+
 Status WorkImpl::JoinStream() {
   RESILIENT_RETURN_IF_ERROR(CheckSubmitted());
   for (const std::shared_ptr<Progress>& part : Parts()) {
@@ -363,9 +377,9 @@ bool WorkImpl::wait(std::chrono::milliseconds timeout) {
   const bool bounded = timeout > std::chrono::milliseconds::zero();
   const Deadline deadline =
       bounded ? Deadline::After(SystemClock().Now(), timeout) : Deadline::Never();
+  const bool joins = GoesOnInStream() && (!bounded || IsCaptured());
   Status status;
-  host_->WithoutLock(
-      [&] { status = !bounded && GoesOnInStream() ? JoinStream() : WaitUntil(deadline); });
+  host_->WithoutLock([&] { status = joins ? JoinStream() : WaitUntil(deadline); });
   if (const auto context = context_.lock()) context->ledger()->Drain();
   if (status.code() == StatusCode::kTimeout && bounded && !progress_->done()) {
     status = Status(status.code(),

@@ -180,6 +180,10 @@ class WorkImpl final : public c10d::Work {
   // Whether a wait() has returned before the end.
   bool joined() const;
 
+  // Until the operation of `mark`, one of its own, is in the device's queue or has ended. Without
+  // the host's lock.
+  Status AwaitLaunch(const LaunchMark& mark);
+
   // Whether something remains to do when the operations have ended.
   bool NeedsFinisher() const;
 
@@ -193,6 +197,7 @@ class WorkImpl final : public c10d::Work {
   Status WaitWhileNot(const Reached& reached, Deadline deadline);
   std::vector<std::shared_ptr<Progress>> Parts() const;
   bool GoesOnInStream() const;
+  bool IsCaptured() const;
   Status JoinStream();
   Status CheckSubmitted() const;
   Status Outcome() const;  // With group, sequence number and operation.
