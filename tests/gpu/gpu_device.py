@@ -115,6 +115,26 @@ def load():
     torch.cuda.set_device(DEVICE)
 
 
+class Graph:
+    """In a rank: what `function` puts on the device, to be replayed."""
+
+    def __init__(self, function):
+        if FAKE:
+            import fake_cuda
+
+            self._stream = fake_cuda.new_stream(DEVICE.index)
+            self._graph = fake_cuda.Graph(self._stream)
+            with self._graph:
+                function()
+        else:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                function()
+
+    def replay(self):
+        self._graph.replay()
+
+
 def joined():
     """In a rank: (rank, world size) after init."""
     load()

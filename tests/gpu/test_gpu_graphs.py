@@ -1,0 +1,78 @@
+"""CUDA graphs with operations of ranks on a GPU: replays, and a loss in the midst of one."""
+
+import signal
+import time
+
+import gpu_device
+import pytest
+import torch
+import torch.distributed as dist
+from gpu_device import DEVICE, joined
+from rank_server import tell
+
+import torch_resilient
+
+
+def captured():
+    """(tensor, a graph that sums it over the ranks); the tensor has been summed once."""
+    tensor = torch.ones(1 << 16, device=DEVICE)
+    dist.all_reduce(tensor)  # NCCL connects.
+    torch.cuda.synchronize()
+    return tensor, gpu_device.Graph(lambda: dist.all_reduce(tensor))
+
+
+def values(tensor):
+    torch.cuda.synchronize()
+    return tensor.cpu().unique().tolist()
+
+
+def replays():
+    _, size = joined()
+    tensor, graph = captured()
+    assert values(tensor) == [float(size)]
+    for power in (2, 3):
+        graph.replay()
+        assert values(tensor) == [float(size) ** power]
+    dist.all_reduce(tensor)
+    assert values(tensor) == [float(size) ** 4]
+    dist.destroy_process_group()  # While the graph is there.
+
+
+def test_replays_sum(world):
+    world.run(replays, 2)
+
+
+def outlives():
+    """Returns how long the replay took to end, and the rebuild while its graph is there."""
+    rank, _ = joined()
+    tensor, graph = captured()
+    tell("ready")
+    if rank == 1:
+        signal.pause()
+    graph.replay()
+    tell("replays")
+    began = time.monotonic()
+    torch.cuda.synchronize()
+    ended = time.monotonic() - began
+    with pytest.raises(torch_resilient.RankLostError):
+        dist.all_reduce(tensor)
+    began = time.monotonic()
+    torch_resilient.rebuild(mode="shrink")
+    again, once_more = captured()
+    rebuilt = time.monotonic() - began
+    once_more.replay()
+    assert values(again) == [1.0]
+    del graph
+    dist.destroy_process_group()
+    return ended, rebuilt
+
+
+def test_a_loss_ends_a_replay_and_no_graph_is_waited_for(world, figures):
+    survivor, victim = world.start(outlives, 2)
+    for rank in (survivor, victim):
+        assert rank.told(60) == "ready"
+    assert survivor.told(60) == "replays"
+    victim.signal()
+    ended, rebuilt = survivor.value(60)
+    figures("kill in a replay: it has ended after s", round(ended, 3))
+    figures("kill in a replay: rebuilt and captured again in s", round(rebuilt, 3))
