@@ -12,9 +12,6 @@ namespace {
 
 constexpr Duration kConnectPoll = Millis(5);
 constexpr Duration kPoll = Millis(1);
-// After a launch the thread does not sleep for this long: small operations take less than a
-// sleep's granularity.
-constexpr Duration kSpin = std::chrono::microseconds(200);
 // How soon an error is noticed while nothing is in flight.
 constexpr Duration kHealthInterval = Millis(100);
 
@@ -362,7 +359,7 @@ void NcclGroup::AwaitDrained() {
   FinishLaunch();
   if (state_ == State::kDraining) CompleteLaunched();
   if (state_ != State::kDraining) return;
-  if (launched_.empty()) return Flush();
+  if (launched_.empty() && !launching_) return Flush();
   if (flush_by_.ExpiredAt(context_.now)) End(leave_status_);
 }
 

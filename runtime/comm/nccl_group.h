@@ -60,6 +60,9 @@ class NcclGroup final : public DeviceGroup {
   static constexpr Duration kTellPeers = kWaitTellAfter / 2;
   // What is to be heard first: by the peers of a mismatch, of a fence where a rank has left.
   static constexpr Duration kBriefly = Millis(200);
+  // After a launch the thread does not sleep for this long: small operations take less than a
+  // sleep's granularity.
+  static constexpr Duration kSpin = std::chrono::microseconds(200);
 
   NcclGroup(std::shared_ptr<GroupPort> port, NcclContext& context);
   // Lets a release go that has not ended.
@@ -142,6 +145,7 @@ class NcclGroup final : public DeviceGroup {
   bool LaunchCaptured();
   void WatchReplay();
   void CheckLeftReplay(const std::vector<int>& left);
+  OpTimeouts::Verdict JudgeReplay();
   bool EndIfReplayIsLate();
   static std::string ReplayText(const Operation& op);
   bool IsHeldByGraphsAlone() const;

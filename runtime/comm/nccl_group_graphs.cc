@@ -34,6 +34,7 @@ bool NcclGroup::LaunchCaptured() {
     Failed(result, StrCat("capturing ", Describe(first.op), " #", first.seq));
     return false;
   }
+  spin_until_ = context_.now + kSpin;  // The caller waits for it.
   launching_ = result == NcclResult::kInProgress;
   if (!launching_) OnLaunched();
   return state_ == State::kReady;
@@ -60,14 +61,22 @@ void NcclGroup::CheckLeftReplay(const std::vector<int>& left) {
   }
 }
 
-bool NcclGroup::EndIfReplayIsLate() {
+OpTimeouts::Verdict NcclGroup::JudgeReplay() {
   NcclCaptures::Replay* replay = captures_.replay();
-  if (replay == nullptr) return false;
+  if (replay == nullptr) return OpTimeouts::Verdict::kInTime;
   OpTimeouts& timeouts = replay->op.timeouts;
-  const OpTimeouts::Verdict verdict = timeouts.Check(context_.now, port_->held_until());
   next_deadline_check_ =
       std::min(next_deadline_check_, timeouts.NextCheck(context_.now, port_->held_until()));
+  return timeouts.Check(context_.now, port_->held_until());
+}
+
+bool NcclGroup::EndIfReplayIsLate() {
+  if (JudgeReplay() == OpTimeouts::Verdict::kInTime) return false;
+  WatchReplay();  // It may have ended since the last look.
+  if (state_ != State::kReady) return true;
+  const OpTimeouts::Verdict verdict = JudgeReplay();
   if (verdict == OpTimeouts::Verdict::kInTime) return false;
+  const NcclCaptures::Replay* replay = captures_.replay();
   LateOp late = LateSince(replay->op, verdict, context_.now, context_.clock);
   late.missing = watch_.NotInReplay(replay->number);
   if (late.missing.empty()) late.awaited = Others();

@@ -260,6 +260,21 @@ TEST_F(NcclGraphs, AbortInACapture_EndsWhatItHas) {
   EXPECT_TRUE(WaitForAborts(1));
 }
 
+// Its rank says goodbye in the midst of the launch.
+TEST_F(NcclGraphs, LeaveInACapture_IsNoCallBesideTheLaunch) {
+  StartRanks(2);
+  Change(0, [](NcclScript& script) { script.hang_launch = true; });
+  Begin(0);
+  const Pending captured = Pending::Of(at(0), Captured(0, AllReduceOp(ranks_[0].data)));
+  ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.user_objects == 1; }));
+  at(0).Leave();
+  EXPECT_EQ(captured.Wait().code(), StatusCode::kCancelled);
+  (void)fake_.EndCapture(ranks_[0].stream, &ranks_[0].graph);
+  DestroyGraph(ranks_[0]);
+  EXPECT_TRUE(WaitForAborts(1));
+  EXPECT_THAT(fake_.TakeMisuse(), ElementsAre(HasSubstr("a capture ends without a stream")));
+}
+
 TEST_F(NcclGraphs, Close_WaitsForNoGraph) {
   StartRanks(2);
   CaptureSums();
