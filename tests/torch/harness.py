@@ -368,6 +368,24 @@ def _reap(pids, wait=False):
             os.waitpid(pid, 0 if wait else os.WNOHANG)
 
 
+def thread_names():
+    """Of this process, sorted; without those that end meanwhile."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            names.append(Path(f"/proc/self/task/{task}/comm").read_text().strip())
+    return sorted(names)
+
+
+def settled(look, expected):
+    """What `look` gives as soon as that is as expected, or after some seconds: a thread has its
+    name a moment after its start, and may be listed for a moment after it was joined."""
+    deadline = time.monotonic() + LEFTOVER_SECONDS
+    while (seen := look()) != expected and time.monotonic() < deadline:
+        pass
+    return seen
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -384,5 +402,6 @@ def _process_id(pidfd):
 
 
 def _content(file):
-    file.seek(0)
-    return file.read().decode(errors="replace")
+    """At places of its own: a rank that still writes has the same file offset as `file`."""
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), size, 0).decode(errors="replace")

@@ -3,10 +3,10 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from harness import settled, thread_names
 from losses import outlive
 from memory import touch
 from rank_server import hear, tell
@@ -18,9 +18,8 @@ GRACE_SECONDS = 0.3  # For the exception to leave the call, on a busy machine.
 GIB = 1 << 30
 
 
-def watch_threads():
-    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-    return names.count("res-watch")
+def watch_threads(expected):
+    return settled(lambda: thread_names().count("res-watch"), expected)
 
 
 def lose(victim, size):
@@ -95,20 +94,20 @@ def test_an_exit_without_goodbye_is_known_with_its_code(world):
     assert ranks[1].wait() == 3
 
 
-def comes_and_goes():
+def comes_and_goes(watching):
     counts = []
     for _ in range(2):
         dist.init_process_group("resilient")
         dist.barrier()
-        counts.append(watch_threads())
+        counts.append(watch_threads(watching))
         dist.destroy_process_group()
-        counts.append(watch_threads())
+        counts.append(watch_threads(0))
     return counts
 
 
 @pytest.mark.parametrize("size, watching", [(1, 0), (2, 1)])
 def test_the_thread_is_there_while_there_is_somebody_to_watch(world, size, watching):
-    assert world.run(comes_and_goes, size) == [[watching, 0] * 2] * size
+    assert world.run(comes_and_goes, size, watching) == [[watching, 0] * 2] * size
 
 
 def leaves_first():

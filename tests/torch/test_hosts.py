@@ -247,10 +247,10 @@ def reduce_large(count):
     dist.barrier()
     tell("entering")
     try:
-        dist.all_reduce(tensor)
+        while True:  # None may have been the last one when the link goes.
+            dist.all_reduce(tensor)
     except dist.DistBackendError as error:
         return error.code, str(error), time.time()
-    return "OK", "", time.time()
 
 
 def test_links_that_stand_still_while_all_live_fail_the_operation(network, spread):

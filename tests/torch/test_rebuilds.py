@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from harness import settled, thread_names
 
 import torch_resilient
 
@@ -23,15 +24,20 @@ REBUILDS = int(os.environ.get("SOAK_REBUILDS", "1000"))  # A part of them shows 
 SLACK_BYTES = 4 << 20  # Arenas of the allocator, and pages that come and go.
 
 
+def more_than_one():
+    """Threads beyond one of each name: those of a generation before that are about to be gone, and
+    those that have no name of their own yet. Of "res-shm" each group has one."""
+    names = [name for name in thread_names() if name != "res-shm"]
+    return len(names) - len(set(names))
+
+
 def used():
     """Counts, and resident memory in bytes."""
     gc.collect()
     maps = Path("/proc/self/maps").read_text()
     status = Path("/proc/self/status").read_text()
-    threads = [
-        Path(f"/proc/self/task/{task}/comm").read_text().strip()
-        for task in os.listdir("/proc/self/task")
-    ]
+    settled(more_than_one, 0)
+    threads = thread_names()
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "res-shm": threads.count("res-shm"),

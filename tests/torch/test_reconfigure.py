@@ -9,11 +9,11 @@ import os
 import signal
 import threading
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from harness import settled, thread_names
 from rank_server import hear, tell
 
 import torch_resilient
@@ -32,14 +32,16 @@ class Member:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         job = os.environ["RESILIENT_JOB"] + "/handles"
         self.store = torch_resilient.Store(os.environ["RESILIENT_STORE"], timeout=30, job=job)
+        self.inits = 0
         self.begin()
 
     def begin(self):
+        self.inits += 1
         dist.init_process_group("resilient", enable_reconfigure=True, timeout=timedelta(seconds=30))
 
     def handles(self):
-        """Of all ranks of the test."""
-        key = "handle/{}"
+        """Of all ranks of the test. Each init makes another, to be known from that of before."""
+        key = f"handle/{self.inits}/{{}}"
         self.store.set(key.format(self.rank), dist._get_reconfigure_handle())
         return [self.store.get(key.format(rank)).decode() for rank in range(self.size)]
 
@@ -52,8 +54,9 @@ def reconfigure(uuid, handles, timeout=None):
 
 
 def descriptors_and_threads():
-    threads = (Path(f"/proc/self/task/{task}/comm") for task in os.listdir("/proc/self/task"))
-    return len(os.listdir("/proc/self/fd")), sorted(name.read_text() for name in threads)
+    """Behind destroy_process_group(): the main thread is left."""
+    settled(lambda: len(thread_names()), 1)
+    return len(os.listdir("/proc/self/fd")), thread_names()
 
 
 def total(value=None):

@@ -550,7 +550,7 @@ def test_a_dead_server(connect, own_server):
     kv = connect(address=own_server.address)
     own_server.kill()
     with pytest.raises(torch_resilient.StoreError) as caught:
-        kv.wait(["absent"], ms(100))
+        kv.wait(["absent"], ms(2000))  # Time to see that nothing listens there any more.
     assert caught.value.code == "STORE_LOST"
     assert "is the store started?" in str(caught.value)
     kv.set_timeout(ms(100))

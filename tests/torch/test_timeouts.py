@@ -10,6 +10,7 @@ import torch.distributed as dist
 from rank_server import hear, tell
 
 import torch_resilient
+from torch_resilient import _worlds
 
 SECONDS = 1.0
 GRACE_SECONDS = 1.0  # A second process, its fence, and a busy machine.
@@ -17,16 +18,34 @@ GRACE_SECONDS = 1.0  # A second process, its fence, and a busy machine.
 transports = pytest.mark.parametrize("shm_limit", ["256MiB", "0"], ids=["shm", "tcp"])
 
 
+def add_time(group, *parts):
+    for seconds in parts:
+        group._get_backend(torch.device("cpu"))._add_ephemeral_timeout(timedelta(seconds=seconds))
+
+
+def meet(group):
+    """The ranks come to the first operation as they may: its timeout is not what is looked at."""
+    add_time(group, 60)
+    dist.barrier(group)
+
+
+def await_fence():
+    """Before it is here, what another rank had sent before it gave up may be enough for an
+    operation."""
+    assert _worlds.registry.current().session.await_failure(20) is not None
+
+
 def late_rank(world_seconds, group_seconds):
-    """Rank 1 enters when the test says so."""
+    """Rank 1 enters when the test says so, perhaps behind the fence only."""
     default = dist.distributed_c10d.default_pg_timeout
     timeout = timedelta(seconds=world_seconds) if world_seconds else default
     dist.init_process_group("resilient", timeout=timeout)
     group = dist.new_group(timeout=timedelta(seconds=group_seconds)) if group_seconds else None
-    dist.barrier(group)
+    meet(group or dist.group.WORLD)
     if dist.get_rank() == 1:
         tell("late")
-        hear()
+        if hear() == "fenced":
+            await_fence()
     started = time.monotonic()
     try:
         dist.all_reduce(torch.ones(4), group=group)
@@ -48,7 +67,7 @@ def test_strict_fails_what_takes_longer_than_the_timeout(world, of, shm_limit):
     assert "rank 1 (" in text and "has not entered it" in text
     assert f"timeout of {seconds:g} s" in text
     assert seconds <= took < seconds + GRACE_SECONDS
-    ranks[1].say("go")
+    ranks[1].say("fenced")
     assert ranks[1].value()[0] == "COMM_FAILED"
 
 
@@ -122,16 +141,11 @@ def test_what_stands_still_ends_at_the_deadline(world, shm_limit):
         assert rank.value() == [2.0] * 4
 
 
-def add_time(group, *parts):
-    for seconds in parts:
-        group._get_backend(torch.device("cpu"))._add_ephemeral_timeout(timedelta(seconds=seconds))
-
-
 def late_with_more_time(seconds, added, started_before):
     """Rank 0 adds to the timeout; rank 1 enters each operation when the test says so."""
     dist.init_process_group("resilient")
     group = dist.new_group(timeout=timedelta(seconds=seconds))
-    dist.barrier(group)
+    meet(group)
     ones = torch.ones(4)
     work, outcomes = None, []
     if dist.get_rank() == 0:
@@ -142,8 +156,11 @@ def late_with_more_time(seconds, added, started_before):
         while True:
             if dist.get_rank() == 1:
                 tell("late")
-                if hear() == "leave":
+                said = hear()
+                if said == "leave":
                     return outcomes
+                if said == "fenced":
+                    await_fence()
             started = time.monotonic()
             work = work or dist.all_reduce(ones, group=group, async_op=True)
             work.wait()
@@ -182,7 +199,7 @@ def test_what_is_added_to_a_timeout_is_for_one_operation(world, added, shm_limit
     done, outcome = ranks[0].value()
     assert done == "OK"
     fails_in_time(outcome)
-    ranks[1].say("go")
+    ranks[1].say("fenced")
     assert ranks[1].value()[-1][0] == "COMM_FAILED"
 
 
@@ -192,7 +209,7 @@ def test_what_runs_already_gets_nothing_of_it(world):
     assert ranks[1].told() == "late"
     (outcome,) = ranks[0].value()
     fails_in_time(outcome)
-    ranks[1].say("go")
+    ranks[1].say("fenced")
     assert ranks[1].value()[-1][0] == "COMM_FAILED"
 
 
@@ -214,7 +231,7 @@ def stands_still_with_more_time():
     dist.init_process_group("resilient")
     group = dist.new_group(timeout=timedelta(seconds=SECONDS / 2))
     tensor = torch.zeros(8 << 20)
-    dist.all_reduce(tensor, group=group)
+    meet(group)
     tell("running")
     try:
         while True:
@@ -242,7 +259,7 @@ def adds_to_all_groups(strict_seconds):
     dist.init_process_group("resilient")
     groups = [dist.new_group(timeout=timedelta(seconds=strict_seconds)) for _ in range(2)]
     for group in groups:
-        dist.barrier(group)
+        meet(group)
     if dist.get_rank() == 1:
         tell("late")
         hear()
