@@ -25,8 +25,9 @@ bool NcclGroup::LaunchCaptured() {
   if (launching.size() == 1) {
     result = LaunchNccl(launch, launching.front().op);
   } else {
-    std::vector<const Operation*> batch;
-    for (const SubmittedOp& op : launching) batch.push_back(&op.op);
+    std::vector<const Operation*> batch(launching.size());
+    std::transform(launching.begin(), launching.end(), batch.begin(),
+                   [](const SubmittedOp& op) { return &op.op; });
     result = LaunchNcclBatch(launch, batch);
   }
   if (result != NcclResult::kSuccess && result != NcclResult::kInProgress) {
