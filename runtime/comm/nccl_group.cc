@@ -197,7 +197,7 @@ Instant NcclGroup::NextTime() const {
     case State::kFlushing:
       return std::min(flush_by_.when(), context_.now + kPoll);
     case State::kReleasing:
-      return captures_.graphs() > 0 ? context_.now + kPoll : kNever;
+      return in_graphs_ ? context_.now + kPoll : kNever;
     case State::kDone:
       return kNever;
   }
@@ -408,6 +408,7 @@ void NcclGroup::Release(NcclRelease::Kind kind) {
     return;
   }
   state_ = State::kReleasing;
+  in_graphs_ = captures_.graphs() > 0;
   to_release_ = NcclRelease::Work{.kind = kind,
                                   .comm = std::exchange(comm_, nullptr),
                                   .stream = stream_,
@@ -415,10 +416,10 @@ void NcclGroup::Release(NcclRelease::Kind kind) {
                                   .scratch = std::exchange(scratch_, nullptr),
                                   .name = spec_.name,
                                   .second_stream = captures_.stream(),
-                                  .in_graphs = captures_.graphs() > 0};
+                                  .in_graphs = in_graphs_};
   for (std::size_t i = 0; i < launched_.size(); ++i) {
     const Launched& one = launched_[i];
-    if (to_release_->in_graphs && one.recorded) continue;  // Here, before the graphs are gone.
+    if (in_graphs_ && one.recorded) continue;
     to_release_->marks.push_back({HandleOf(one.end), one.recorded, stream_});
   }
   stream_ = nullptr;
@@ -430,10 +431,10 @@ std::optional<NcclRelease::Work> NcclGroup::TakeRelease() {
 
 void NcclGroup::AwaitReleased() {
   if (release_ == nullptr) return;
-  if (!release_->IsFinished()) {
-    if (!IsHeldByGraphsAlone()) return;
-    LetGraphsKeep();
-  }
+  const bool is_released = release_->IsFinished();
+  if (!is_released && (!in_graphs_ || !captures_.IsIdle())) return;
+  if (in_graphs_ && !HasLeftTheDevice(is_released)) return;
+  if (!is_released) LetGraphsKeep();
   release_.reset();
   for (std::size_t left = std::exchange(launched_, {}).size(); left > 0; --left)
     port_->OnCompleted();  // What they held is gone before the communicator says it is quiet.

@@ -148,7 +148,7 @@ class NcclGroup final : public DeviceGroup {
   OpTimeouts::Verdict JudgeReplay();
   bool EndIfReplayIsLate();
   static std::string ReplayText(const Operation& op);
-  bool IsHeldByGraphsAlone() const;
+  bool HasLeftTheDevice(bool is_released) const;
   void LetGraphsKeep();
 
   void TakeMail();
@@ -223,6 +223,7 @@ class NcclGroup final : public DeviceGroup {
   FinishedOps finished_;
   Status end_status_;  // Not OK: everything completes with it.
   std::optional<NcclRelease::Work> to_release_;
+  bool in_graphs_ = false;  // What is released waits for graphs, and its marks are waited for here.
   std::shared_ptr<NcclRelease> release_;
 };
 

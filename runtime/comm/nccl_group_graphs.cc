@@ -85,11 +85,11 @@ bool NcclGroup::EndIfReplayIsLate() {
   return true;
 }
 
-// What was launched has left the device, and no replay is under way.
-bool NcclGroup::IsHeldByGraphsAlone() const {
-  if (captures_.graphs() == 0 || !captures_.IsIdle()) return false;
+// What was launched, beside the graphs. Where that was not seen it is its release that knows.
+bool NcclGroup::HasLeftTheDevice(bool is_released) const {
   for (std::size_t i = 0; i < launched_.size(); ++i) {
     const Launched& one = launched_[i];
+    if (!one.recorded && is_released) continue;
     if (!one.recorded || cuda_.EventQuery(HandleOf(one.end)) == CudaResult::kNotReady) return false;
   }
   return true;
