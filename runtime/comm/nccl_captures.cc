@@ -173,8 +173,11 @@ bool NcclCaptures::IsCaptureOver() const {
 void NcclCaptures::Sweep(FinishedOps& finished) {
   if (!launching_.empty()) return;
   if (!captured_.empty() && IsCaptureOver()) {
-    for (Captured& one : std::exchange(captured_, {}))
-      finished.Add(std::move(one.op), Status::Ok());
+    for (Captured& one : std::exchange(captured_, {})) {
+      std::shared_ptr<Completion> kept;
+      if (hold_ == nullptr) kept = hold_ = std::make_shared<Completion>();
+      finished.Add(std::move(one.op), Status::Ok(), std::move(kept));
+    }
   }
   std::erase_if(remembered_, [](const Remembered& one) { return one.graph->is_gone(); });
 }
@@ -232,7 +235,8 @@ bool NcclCaptures::IsIdle() const {
 }
 
 std::shared_ptr<void> NcclCaptures::Keep() {
-  return std::make_shared<std::vector<Remembered>>(std::move(remembered_));
+  using Kept = std::pair<std::vector<Remembered>, std::shared_ptr<Completion>>;
+  return std::make_shared<Kept>(std::move(remembered_), std::move(hold_));
 }
 
 }  // namespace resilient

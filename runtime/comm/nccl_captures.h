@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <resilient/clock.h>
@@ -86,6 +87,10 @@ class NcclCaptures {
   std::size_t graphs() const;
   // Whether no replay is under way, as far as events tell.
   bool IsIdle() const;
+  // While there are graphs one completion that has run is kept, and one operation not counted as
+  // completed: a replay may use their memory, so that a generation that ends is not quiet. True,
+  // once: it is given up, and is to be counted now.
+  bool TakeHold() { return std::exchange(hold_, nullptr) != nullptr; }
   // What must stay until the graphs are gone. The last call.
   std::shared_ptr<void> Keep();
 
@@ -120,6 +125,7 @@ class NcclCaptures {
   std::vector<SubmittedOp> launching_;
   std::vector<Captured> captured_;  // All of one capture.
   std::vector<Remembered> remembered_;
+  std::shared_ptr<Completion> hold_;
   std::uint64_t count_ = 0;
   bool is_inside_ = false;
   Replay replay_;

@@ -357,6 +357,7 @@ void NcclGroup::Leave(const Status& status) {
 
 void NcclGroup::AwaitDrained() {
   FinishLaunch();
+  captures_.Sweep(finished_);
   if (state_ == State::kDraining) CompleteLaunched();
   if (state_ != State::kDraining) return;
   if (launched_.empty() && !launching_) return Flush();
@@ -434,6 +435,7 @@ void NcclGroup::AwaitReleased() {
   const bool is_released = release_->IsFinished();
   if (!is_released && (!in_graphs_ || !captures_.IsIdle())) return;
   if (in_graphs_ && !HasLeftTheDevice(is_released)) return;
+  if (captures_.TakeHold()) port_->OnCompleted();
   if (!is_released) LetGraphsKeep();
   release_.reset();
   for (std::size_t left = std::exchange(launched_, {}).size(); left > 0; --left)
@@ -444,6 +446,8 @@ void NcclGroup::AwaitReleased() {
 // In the order of their submission.
 void NcclGroup::RunCompletions() {
   finished_.Run(*port_);
+  if (state_ != State::kReleasing && captures_.graphs() == 0 && captures_.TakeHold())
+    port_->OnCompleted();
   if (end_status_.ok()) return;
   // What these hold stays until the device is done with it.
   for (std::size_t i = 0; i < launched_.size(); ++i) {

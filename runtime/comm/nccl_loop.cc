@@ -22,17 +22,18 @@ Status NcclLoop::Joiner::Join(void* event, ExecutionStream stream) const {
                     {});
 }
 
-void FinishedOps::Add(SubmittedOp op, const Status& status) {
+void FinishedOps::Add(SubmittedOp op, const Status& status, std::shared_ptr<Completion> kept) {
   if (op.op.mark != nullptr) op.op.mark->End();
-  finished_.push_back({.op = std::move(op), .status = status});
+  finished_.push_back({.op = std::move(op), .status = status, .kept = std::move(kept)});
 }
 
 void FinishedOps::Run(GroupPort& port) {
   telling_.swap(finished_);
   for (Finished& one : telling_) {
     if (one.op.done) one.op.done(one.status);
+    if (one.kept != nullptr) *one.kept = std::move(one.op.done);
     one.op = {};
-    port.OnCompleted();
+    if (one.kept == nullptr) port.OnCompleted();
   }
   telling_.clear();
 }

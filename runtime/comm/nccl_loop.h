@@ -35,7 +35,9 @@ struct NcclContext {
 // loop-confined.
 class FinishedOps {
  public:
-  void Add(SubmittedOp op, const Status& status);
+  // `kept`, where it is not null, gets the completion when that has run, and `op` is not counted as
+  // completed: its owner is to take the generation for one that is not quiet.
+  void Add(SubmittedOp op, const Status& status, std::shared_ptr<Completion> kept = nullptr);
   // In their order. What they hold is gone before `port` counts them as completed.
   void Run(GroupPort& port);
 
@@ -43,6 +45,7 @@ class FinishedOps {
   struct Finished {
     SubmittedOp op;
     Status status;
+    std::shared_ptr<Completion> kept;
   };
   std::vector<Finished> finished_;
   std::vector<Finished> telling_;  // Those of finished_ before; kept for its memory.

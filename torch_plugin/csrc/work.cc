@@ -220,9 +220,6 @@ Status Progress::Join() {
     const std::lock_guard lock(mutex_);
     if (ended_) return Status::Ok();
     joined_.store(true);
-    // Its memory is the graph's, which uses it in that order: to keep it until the capture is over
-    // would keep the graph from using it for what comes behind.
-    if (mark_.captured() && !requires_finisher_) RetireLocked();
   }
   return mark_.Join(*stream);
 }
