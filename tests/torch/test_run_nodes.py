@@ -62,6 +62,16 @@ def stop(launcher):
     os.waitid(os.P_PID, launcher.pid, os.WSTOPPED | os.WNOWAIT)
 
 
+@contextlib.contextmanager
+def standing_still(launcher):
+    """It goes on behind the block."""
+    stop(launcher)
+    try:
+        yield
+    finally:
+        launcher.send_signal(signal.SIGCONT)
+
+
 def test_ranks_are_counted_over_all_nodes(tmp_path):
     text = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $RESILIENT_JOB"'
     text += '; echo "master $MASTER_ADDR $MASTER_PORT"'

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from launching import events, line_with, shell
-from test_run_nodes import WAITS_FOR_A_LOSS, children, job, said, stop
+from test_run_nodes import WAITS_FOR_A_LOSS, children, job, said, standing_still, stop
 from test_run_policies import ANEW
 from test_run_spares import LOSES_ONE
 
@@ -170,14 +170,11 @@ def ready(launchers):
 def test_a_launcher_that_was_stopped_follows(tmp_path):
     with job([1, 1], *ALL, *shell(tmp_path, WAITS.format(tmp_path))) as both:
         ready(both.launchers)
-        stop(both.launchers[1])
-        (tmp_path / "fail").touch()
-        try:
+        with standing_still(both.launchers[1]):
+            (tmp_path / "fail").touch()
             line_with(both.launchers[0], "stderr", "starting all ranks anew (1 of 3")
             waits = "waits up to 600 s for node 1 to end its ranks"
             line_with(both.launchers[0], "stderr", waits)
-        finally:
-            both.launchers[1].send_signal(signal.SIGCONT)
         ends = both.finish()
     assert [code for code, _, _ in ends] == [0, 0], ends
 
@@ -196,12 +193,9 @@ def test_the_wait_for_a_launcher_that_was_stopped_ends(tmp_path):
     script = shell(tmp_path, WAITS.format(tmp_path))
     with job([1, 1], *ALL, *script, program=("-c", IMPATIENT)) as both:
         ready(both.launchers)
-        stop(both.launchers[1])
-        (tmp_path / "fail").touch()
-        try:
+        with standing_still(both.launchers[1]):
+            (tmp_path / "fail").touch()
             both.launchers[0].wait(20)
-        finally:
-            both.launchers[1].send_signal(signal.SIGCONT)
         ends = both.finish()
     assert [code for code, _, _ in ends] == [1, 1], ends
     text = "exit code 7; node 1 has not ended its ranks in 2 s, so none can begin anew; ending"
@@ -228,14 +222,11 @@ exit 9
 def test_a_signal_while_others_are_waited_for(tmp_path):
     with job([1, 1], *ALL, *shell(tmp_path, WAITS.format(tmp_path))) as both:
         ready(both.launchers)
-        stop(both.launchers[1])
-        (tmp_path / "fail").touch()
-        try:
+        with standing_still(both.launchers[1]):
+            (tmp_path / "fail").touch()
             line_with(both.launchers[0], "stderr", "starting all ranks anew (1 of 3")
             both.launchers[0].send_signal(signal.SIGINT)
             both.launchers[0].wait(20)
-        finally:
-            both.launchers[1].send_signal(signal.SIGCONT)
         ends = both.finish()
     assert [code for code, _, _ in ends] == [130, 130], ends
     assert "gave up: it was ended by signal 2 (SIGINT)" in ends[1][2]
@@ -373,12 +364,9 @@ exit 0
     each = [["--spares", 1], []]
     with job([1, 1], *options, each=each, program=("-c", REVERSED)) as both:
         ready(both.launchers)
-        stop(both.launchers[1])
-        (tmp_path / "x").touch()
-        try:
+        with standing_still(both.launchers[1]):
+            (tmp_path / "x").touch()
             both.launchers[0].wait(20)
-        finally:
-            both.launchers[1].send_signal(signal.SIGCONT)
         ends = both.finish()
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert "it is not started again, as a spare takes its seat" in ends[1][2]
