@@ -45,11 +45,10 @@ std::uint64_t CaptureOf(const CudaApi& cuda, CudaStreamHandle stream) {
   return known && id != 0 ? id : 1;
 }
 
-NcclCaptures::NcclCaptures(const CudaApi& cuda, int device, std::shared_ptr<NcclEvents> pool,
+NcclCaptures::NcclCaptures(const CudaApi& cuda, std::shared_ptr<NcclEvents> pool,
                            std::shared_ptr<NcclEvents> timed,
                            std::shared_ptr<const Doorbell> doorbell)
     : cuda_(cuda),
-      device_(device),
       pool_(std::move(pool)),
       timed_(std::move(timed)),
       doorbell_(std::move(doorbell)) {}

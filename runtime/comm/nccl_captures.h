@@ -52,7 +52,7 @@ class NcclCaptures {
     Instant since{};
   };
 
-  NcclCaptures(const CudaApi& cuda, int device, std::shared_ptr<NcclEvents> pool,
+  NcclCaptures(const CudaApi& cuda, std::shared_ptr<NcclEvents> pool,
                std::shared_ptr<NcclEvents> timed, std::shared_ptr<const Doorbell> doorbell);
   ~NcclCaptures();
   NcclCaptures(const NcclCaptures&) = delete;
@@ -116,7 +116,6 @@ class NcclCaptures {
   bool IsCaptureOver() const;
 
   const CudaApi& cuda_;
-  const int device_;
   const std::shared_ptr<NcclEvents> pool_;
   const std::shared_ptr<NcclEvents> timed_;
   const std::shared_ptr<const Doorbell> doorbell_;

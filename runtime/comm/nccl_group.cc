@@ -38,8 +38,7 @@ NcclGroup::NcclGroup(std::shared_ptr<GroupPort> port, NcclContext& context)
       nccl_(context.options.nccl),
       cuda_(context.options.cuda),
       watch_(spec_),
-      captures_(cuda_, context.options.device, context.pool, context.timed_pool, context.doorbell) {
-}
+      captures_(cuda_, context.pool, context.timed_pool, context.doorbell) {}
 
 NcclGroup::~NcclGroup() {
   if (control_ != nullptr) control_->link().Leave();

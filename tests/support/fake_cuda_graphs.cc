@@ -121,13 +121,7 @@ CudaResult FakeNccl::Record(CudaEventHandle event, CudaStreamHandle stream, unsi
     RecordExternal(event, stream);
     return CudaResult::kSuccess;
   }
-  event->fired = std::make_shared<bool>(false);
-  event->at = std::make_shared<double>(0);
-  Enqueue(stream, [this, fired = event->fired, at = event->at](Lock&) {
-    *fired = true;
-    *at = NowMs();
-    changed_.notify_all();
-  });
+  Enqueue(stream, NextFiring(event));
   if (stream->graph == nullptr) return CudaResult::kSuccess;
   event->graph = stream->graph;
   event->captured_on = stream;
@@ -140,14 +134,18 @@ void FakeNccl::RecordExternal(CudaEventHandle event, CudaStreamHandle stream) {
   event->fired = std::make_shared<bool>(true);
   EnqueueEach(stream, [this, event]() -> StreamItem {
     if (!IsUsable(event, "a launch of a graph with a record")) return [](Lock&) {};
-    event->fired = std::make_shared<bool>(false);
-    event->at = std::make_shared<double>(0);
-    return [this, fired = event->fired, at = event->at](Lock&) {
-      *fired = true;
-      *at = NowMs();
-      changed_.notify_all();
-    };
+    return NextFiring(event);
   });
+}
+
+StreamItem FakeNccl::NextFiring(CudaEventHandle event) {
+  event->fired = std::make_shared<bool>(false);
+  event->at = std::make_shared<double>(0);
+  return [this, fired = event->fired, at = event->at](Lock&) {
+    *fired = true;
+    *at = NowMs();
+    changed_.notify_all();
+  };
 }
 
 // It takes the stream into the capture. Nothing is to be waited for in it: see above.

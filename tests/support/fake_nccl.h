@@ -155,6 +155,8 @@ class FakeNccl {
   // In fake_cuda_graphs.cc.
   static void AddGraphs(CudaApi& api);
   CudaResult Record(CudaEventHandle event, CudaStreamHandle stream, unsigned int flags);
+  // What fires it, once, for all who ask from now on.
+  std::function<void(Lock&)> NextFiring(CudaEventHandle event);
   void RecordExternal(CudaEventHandle event, CudaStreamHandle stream);
   CudaResult WaitForCaptured(CudaStreamHandle stream, CudaEventHandle event);
   void Finish(Lock& lock, CudaGraphHandle graph);
