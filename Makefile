@@ -31,7 +31,7 @@ packages-%:
 	@./setup.sh packages $*
 
 $(VENV)/.ready: setup.sh | packages-build
-	@./setup.sh venv $(VENV) $(TORCH)
+	@./setup.sh venv $(VENV) $(TORCH) all
 	@touch $@
 
 # Everything is configured and built by the Python build (scikit-build-core), in build/, so that the package, the
@@ -97,7 +97,7 @@ incidents: build
 	@$(PYTHON) benchmarks/incidents.py --out benchmarks/results/incidents.json --page docs/incidents.md
 
 lint: packages-build packages-lint $(VENV)/.ready build
-	@RUFF=$(VENV)/bin/ruff tests/lint.sh build
+	@RUFF=$(VENV)/bin/ruff CLANG_TIDY=$(VENV)/bin/clang-tidy tests/lint.sh build
 
 format: packages-lint $(VENV)/.ready
 	@git ls-files '*.h' '*.cc' | xargs clang-format-14 -i

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what a target of the Makefile needs: Debian packages, then a Python environment.
 #   setup.sh packages [build|lint|fuzz|model|bench ...]   Debian packages of these sets; root or sudo, otherwise exit 2
-#   setup.sh venv DIR TORCH_VERSION                       Python environment with that torch from PyPI
+#   setup.sh venv DIR TORCH_VERSION [all]                 Python environment with that torch from PyPI; all: with the linters
+#                                                         and the frameworks of tests/frameworks
 #   setup.sh bench_venv DIR                               what only benchmarks need in it, where PyPI has it for this machine
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -9,7 +10,7 @@ cd "$(dirname "$0")"
 build_packages="g++ make cmake ninja-build pkg-config ccache libuv1-dev libsqlite3-dev libssl-dev libmicrohttpd-dev
   libprotobuf-dev protobuf-compiler libcli11-dev nlohmann-json3-dev libxxhash-dev libgtest-dev libgmock-dev openssl python3-venv python3-dev python3-yaml
   iproute2"
-lint_packages="clang-14 clang-tidy-14 clang-format-14"
+lint_packages="clang-14 clang-format-14"
 model_packages="spin"
 fuzz_packages="clang-14 libclang-rt-14-dev llvm-14"
 bench_packages="mpich libmpich-dev openmpi-bin libopenmpi-dev python3-matplotlib"
@@ -43,8 +44,10 @@ packages() {
 
 venv() {
   local dir="$1" torch="$2"
-  # expecttest and hypothesis: torch.testing imports them. Frameworks: versions that work with torch 2.15.
-  local requirements="torch==$torch numpy scikit-learn pytest ruff==0.17.* scikit-build-core>=0.10 protobuf expecttest hypothesis accelerate==1.15.0 lightning==2.6.6 deepspeed==0.19.8 transformers==5.23.0"
+  # expecttest and hypothesis: torch.testing imports them.
+  local requirements="torch==$torch numpy scikit-learn pytest scikit-build-core>=0.10 protobuf expecttest hypothesis"
+  # Frameworks: versions that work with torch 2.15.
+  [ "${3:-}" != all ] || requirements+=" ruff==0.17.* clang-tidy==23.1.4 accelerate==1.15.0 lightning==2.6.6 deepspeed==0.19.8 transformers==5.23.0"
   local stamp="$dir/.installed"
   [ "$(cat "$stamp" 2>/dev/null)" != "$requirements" ] || return 0
   echo "setup: making $dir with torch $torch from PyPI (about 2.5 GB to download, 6 GB on disk)"
@@ -60,6 +63,6 @@ bench_venv() {
     echo "setup: torchft could not be installed; the benchmarks leave it out" >&2
 }
 
-command="${1:?usage: setup.sh packages SET... | venv DIR TORCH | bench_venv DIR}"
+command="${1:?usage: setup.sh packages SET... | venv DIR TORCH [all] | bench_venv DIR}"
 shift
 "$command" "$@"

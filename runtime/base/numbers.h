@@ -15,7 +15,10 @@ bool ReadNumbers(std::string_view text, Numbers*... numbers) {
   const char* at = text.data();
   const char* const end = at + text.size();
   const auto read = [&](auto* number) {
-    if (at != text.data() && (at == end || *at++ != ' ')) return false;
+    if (at != text.data()) {
+      if (at == end || *at != ' ') return false;
+      ++at;
+    }
     const auto [next, error] = std::from_chars(at, end, *number);
     at = next;
     return error == std::errc();

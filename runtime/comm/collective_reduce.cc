@@ -55,6 +55,7 @@ class OneRoundAllReduce final : public Collective {
   }
   void Reduce() {
     std::vector<const std::byte*> inputs;
+    inputs.reserve(slots_.size());
     for (const std::span<std::byte> one : slots_) inputs.push_back(one.data());
     if (op_.count > 0) {
       ReduceInRankOrder(op_.dtype, op_.reduce, op_.factor, inputs, op_.count,

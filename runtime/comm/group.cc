@@ -21,6 +21,7 @@ constexpr int kTurns = 16;
 
 std::vector<Endpoint> EndpointsOf(const GroupSpec& spec) {
   std::vector<Endpoint> endpoints;
+  endpoints.reserve(spec.members.size());
   for (const GroupMember& member : spec.members)
     endpoints.push_back(DecodeEndpoint(member.endpoint));
   return endpoints;

@@ -168,7 +168,8 @@ std::optional<Status> ShmLane::Wait(Running& running, const Communicator::KeepWa
     } else if (turn < spins_ + kYields) {
       std::this_thread::yield();
     } else {
-      if ((*given_up = IsGivenUp(running, keep_waiting))) return std::nullopt;
+      *given_up = IsGivenUp(running, keep_waiting);
+      if (*given_up) return std::nullopt;
       board_.Sleep(missing, kSleepSlice,
                    [&] { return Stopping() || ended_.load(std::memory_order_seq_cst) != ended; });
       if (board_.FirstMissing() < 0) return std::nullopt;

@@ -74,10 +74,10 @@ Result<std::shared_ptr<Group>> ReplaySession::CreateGroup(std::string name, std:
   auto inner = inner_->CreateGroup(name, ranks, std::move(nccl));
   if (!inner.ok()) return inner.status();
   Lock lock(mutex_);
-  LanePtr lane(
-      new Lane{.inner = *inner, .ranks = std::move(ranks), .instance = ++instances_[name]});
+  const LanePtr lane = std::make_shared<Lane>(
+      Lane{.inner = *inner, .ranks = std::move(ranks), .instance = ++instances_[name]});
   lanes_[name] = lane;
-  return std::shared_ptr<Group>(std::make_shared<ReplayGroup>(shared_from_this(), std::move(lane)));
+  return std::shared_ptr<Group>(std::make_shared<ReplayGroup>(shared_from_this(), lane));
 }
 
 // ---- What callers see ----

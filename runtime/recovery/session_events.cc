@@ -229,6 +229,7 @@ void SessionImpl::TakePlaceLocked(const View& view) {
 
 void SessionImpl::BuildWorld(const View& view) {
   std::vector<int> ranks;
+  ranks.reserve(view.members.size());
   for (const Member& member : view.members) ranks.push_back(member.rank);
   const bool in_view = static_cast<int>(ranks.size()) == world_size_;
   Result<GroupSpec> spec = SpecOf(kWorldGroup, ranks, in_view ? rank_.load() : -1, view);

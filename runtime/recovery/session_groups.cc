@@ -256,7 +256,7 @@ Status SessionImpl::CreateCommunicator(GroupSlot& slot, const Flight& flight) {
   {
     Lock lock(mutex_);
     if (machine_.state() == SessionState::kRunning && flight_.get() == &flight && !slot.closed) {
-      slot.communicator = communicator;
+      slot.communicator = std::move(communicator);
       used_names_.insert(slot.name);
       return Status::Ok();
     }

@@ -332,6 +332,7 @@ void Keyspace::DropKeys(std::uint64_t scope) {
 
 void Keyspace::DropAllKeys(const Status& why, std::vector<EndedWait>& ended) {
   std::vector<std::uint64_t> scopes;
+  scopes.reserve(scopes_.size());
   for (const auto& [scope, keys] : scopes_) scopes.push_back(scope);
   for (const std::uint64_t scope : scopes) {
     if (scope != 0) EndWaits(scope, why, /*of_survivors=*/true, ended);

@@ -231,7 +231,7 @@ void Membership::AppendJson(std::string& out, Moment moment) const {
       out += "{\"rank\":" + std::to_string(rank) + ",\"state\":\"" +
              std::string(SeatStateName(seat.state)) + "\"";
       if (const Participant* who = Find(seat.session)) AppendHolder(*who, moment, out);
-      out += "}";
+      out += '}';
     }
     out += "]}";
   }
@@ -243,9 +243,9 @@ void Membership::AppendJson(std::string& out, Moment moment) const {
     out += std::exchange(comma, ",");
     out += "{\"state\":\"spare\"";
     AppendHolder(*who, moment, out);
-    out += "}";
+    out += '}';
   }
-  out += "]";
+  out += ']';
 }
 
 // Opens no object and closes none.

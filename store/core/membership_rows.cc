@@ -254,6 +254,7 @@ Status Membership::FinishRestore(Moment moment, MembershipEffects& effects) {
   std::sort(effects.held.begin(), effects.held.end());
   Settle(moment, effects);
   std::vector<std::uint64_t> rounds;
+  rounds.reserve(worlds_.size());
   for (const auto& [round, world] : worlds_) rounds.push_back(round);
   for (const std::uint64_t round : rounds) {
     if (const auto found = worlds_.find(round); found != worlds_.end()) {

@@ -31,6 +31,7 @@ std::optional<ConnectionId> OutputLedger::Largest() const {
 
 std::vector<ConnectionId> OutputLedger::All() const {
   std::vector<ConnectionId> all;
+  all.reserve(entries_.size());
   for (const auto& [id, entry] : entries_) all.push_back(id);
   return all;
 }
