@@ -44,11 +44,12 @@ RESILIENT_NCCL_OPTIONAL_FUNCTIONS(RESILIENT_COMPARE)
 RESILIENT_CUDA_FUNCTIONS(RESILIENT_COMPARE)
 RESILIENT_CUDA_OPTIONAL_FUNCTIONS(RESILIENT_COMPARE)
 #undef RESILIENT_COMPARE
-constexpr cudaError_t (*kMalloc)(void**, std::size_t) = &::cudaMalloc;
-static_assert(SameCall<decltype(CudaApi::Malloc), std::remove_const_t<decltype(kMalloc)>>::value);
-constexpr cudaError_t (*kHostAlloc)(void**, std::size_t, unsigned int) = &::cudaHostAlloc;
-static_assert(
-    SameCall<decltype(CudaApi::HostAlloc), std::remove_const_t<decltype(kHostAlloc)>>::value);
+// These have overloads: the cast finds the one that is meant, and is not evaluated.
+using MallocCall = decltype(static_cast<cudaError_t (*)(void**, std::size_t)>(&::cudaMalloc));
+static_assert(SameCall<decltype(CudaApi::Malloc), MallocCall>::value);
+using HostAllocCall =
+    decltype(static_cast<cudaError_t (*)(void**, std::size_t, unsigned int)>(&::cudaHostAlloc));
+static_assert(SameCall<decltype(CudaApi::HostAlloc), HostAllocCall>::value);
 
 template <typename Ours, typename Theirs>
 void ExpectSame(Ours ours, Theirs theirs) {

@@ -1,0 +1,2 @@
+// A target has to have a source, and this one is there for its precompiled headers.
+int main() {}
