@@ -34,12 +34,14 @@ def test_a_main_process_that_caches_for_longer_than_the_timeout_is_waited_for(
     assert_trained_in_spite_of(busy, launcher, ["--timeout", timeout], taken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy, timeout", [(6, 2), LONG])
 def test_so_it_is_where_the_others_make_a_group(launcher, busy, timeout):
     arguments = [*BY_NAME, "--lazy", "--timeout", timeout]
     assert_trained_in_spite_of(busy, launcher, arguments, {})
 
 
+@pytest.mark.slow
 def test_and_with_the_checks_of_torch_distributed_debug(launcher):
     debug = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     assert_trained_in_spite_of(5, launcher, [*BY_NAME, "--timeout", 2], debug)
@@ -51,6 +53,7 @@ def lines_about_rank_0(rank):
     return [found[0] for found in re.finditer(text, rank.stderr())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "busy, timeout, every", [(8, 2, "1s"), pytest.param(60, 10, "30s", marks=pytest.mark.slow)]
 )
@@ -78,6 +81,7 @@ def test_a_main_process_that_is_killed_while_it_caches_is_named_by_the_others(la
         assert "barrier" in rank.stderr()
 
 
+@pytest.mark.slow
 def test_under_torchrun(launcher):
     run = launcher.torchrun(PROGRAM, 2, "--busy", 6, "--timeout", 2, RESILIENT_TAKE_OVER="gloo")
     assert run.wait() == 0, run.stderr()
@@ -86,7 +90,7 @@ def test_under_torchrun(launcher):
 
 # Seconds until torchrun looks at its workers, and then ends the others with SIGTERM: time enough
 # for them to end by their exceptions, or none.
-@pytest.mark.parametrize("interval", [3, 0.1])
+@pytest.mark.parametrize("interval", [3, pytest.param(0.1, marks=pytest.mark.slow)])
 def test_the_first_cause_is_told_by_each_under_torchrun(launcher, interval):
     options = [f"--monitor-interval={interval}"]
     run = launcher.torchrun(PROGRAM, 3, *BY_NAME, "--busy", 60, options=options)

@@ -16,7 +16,7 @@ def diverged(ranks):
     return min((time, number) for number, time in epochs.items())
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_with_different_numbers_of_batches_are_told_what_differs(launcher, size):
     ranks = launcher.plain(PROGRAM, size, *OURS)
     assert all(rank.wait() == 1 for rank in ranks), ranks[0].stdout()
@@ -42,6 +42,7 @@ def test_a_rank_that_has_ended_meanwhile_is_named_by_those_who_need_it(launcher)
     assert f"[resilient:LEFT] rank {who} " in text and "all_reduce(float32[20], sum)" in text
 
 
+@pytest.mark.slow
 def test_with_one_ratio_all_have_the_same_number_and_train(launcher):
     ranks = launcher.plain(PROGRAM, 4, *OURS, "--ratios", 1)
     assert [rank.wait() for rank in ranks] == [0] * 4, ranks[0].stderr()

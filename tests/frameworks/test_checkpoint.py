@@ -8,7 +8,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["by name", pytest.param("taken over", marks=pytest.mark.slow)])
 def test_the_helper_processes_open_a_world_beside_ours(launcher, tmp_path, way):
     arguments, environment = WAYS[way]
     ranks = launcher.plain(

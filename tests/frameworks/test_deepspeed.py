@@ -2,6 +2,7 @@
 
 import pytest
 
+pytestmark = pytest.mark.slow  # DeepSpeed compiles its operators first.
 PROGRAM = "deepspeed_program.py"
 GRACE_SECONDS = 2  # From the line "init" to the join, and out of the call.
 
@@ -21,8 +22,8 @@ def test_initialize_is_taken_over_and_waits_for_the_host_of_the_store(
     assert_all_trained(launcher.plain(PROGRAM, 2, *late, **taken, **deepspeed_environment))
 
 
-@pytest.mark.parametrize("late_rank", [0, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("late, timeout", [(5, 2), pytest.param(60, 10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("late_rank", [0, 2])
+@pytest.mark.parametrize("late, timeout", [(5, 2), (60, 10)])
 def test_a_rank_that_calls_init_later_than_the_timeout_is_waited_for(
     launcher, deepspeed_environment, late_rank, late, timeout
 ):
@@ -33,7 +34,7 @@ def test_a_rank_that_calls_init_later_than_the_timeout_is_waited_for(
     assert_all_trained(ranks)
 
 
-@pytest.mark.parametrize("missing", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("missing", [0, 2])
 def test_a_rank_that_never_starts_is_named_by_all_others(launcher, deepspeed_environment, missing):
     timeout = 8  # So that a busy machine starts the others in that time.
     arguments = ("--backend", "resilient", "--timeout", timeout)

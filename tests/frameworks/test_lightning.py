@@ -19,6 +19,7 @@ def test_a_rank_that_is_later_than_the_timeout_is_waited_for(launcher, kind, lat
     assert ranks[0].result() == ranks[1].result()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fabric", pytest.param("trainer", marks=pytest.mark.slow)])
 def test_a_rank_that_stops_is_named_and_finally_runs(launcher, kind):
     arguments = ("--backend", "resilient", "--late", 60)

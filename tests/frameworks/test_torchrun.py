@@ -182,6 +182,7 @@ def kill_node(agent):
     agent.wait()
 
 
+@pytest.mark.slow
 def test_the_first_node_dies_and_a_late_one_joins(launcher, stop):
     nodes = Nodes(launcher, stop, "1:2")
     first, second = nodes.start(), nodes.start()

@@ -129,6 +129,7 @@ def grow(folder, launcher, arrivals, *options, **how):
     return grown, entries(lines)
 
 
+@pytest.mark.slow
 def test_more_go_on_as_if_it_had_been_planned(tmp_path, store):
     """Two begin, and two more come when these have made some steps."""
     launcher = training_run.Ranks(store, [[]] * training_run.RANKS, replaced=False, late=2)
@@ -154,6 +155,7 @@ def test_fewer_and_then_all_again_as_if_it_had_been_planned(tmp_path, store):
     check_grown(grown, tmp_path, [(0, [0, 1, 2, 3]), (lost_at, left), (step, [0, 1, 2, None])])
 
 
+@pytest.mark.slow
 def test_fewer_go_on_as_if_it_had_been_planned(tmp_path, store):
     """One is lost for good. Against it: a run of all that ends at the commit from which the others
     went on, and one of three that takes it up from the checkpoint."""

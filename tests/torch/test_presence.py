@@ -93,6 +93,7 @@ def test_a_rank_that_never_started_is_not():
     ranks[0].communicate()
 
 
+@pytest.mark.slow
 def test_helpers_and_programs_without_ranks_announce_nothing():
     code = """
         from torch_resilient import _presence
@@ -147,6 +148,7 @@ def ended_well(ranks):
     return outputs
 
 
+@pytest.mark.slow
 def test_a_rank_of_another_host_is_waited_for_beyond_the_timeout(network):
     ranks = on_hosts(network, 2, "10.1.0.2", RESILIENT_STORE=network.store.address)
     say(ranks[1])
@@ -200,6 +202,7 @@ HAS_CHILDREN = """
 """
 
 
+@pytest.mark.slow
 def test_children_of_a_rank_do_not_keep_it_present(store):
     port = harness.free_port()
     extra = {"RESILIENT_STORE": store, "RESILIENT_JOB": f"children-{port}"}
@@ -233,6 +236,7 @@ GOES_ON = """
 """
 
 
+@pytest.mark.slow
 def test_a_replacement_on_its_way_when_its_time_is_over_still_comes(store):
     wait = 12  # Longer than the start of a process.
     port = harness.free_port()

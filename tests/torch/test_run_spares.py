@@ -68,7 +68,10 @@ exit 0
     assert ends == {rank: 0 for rank in range(4)}
 
 
-@pytest.mark.parametrize("policy", [("--max-restarts", 0), ("--restart-policy", "never")])
+@pytest.mark.parametrize(
+    "policy",
+    [("--restart-policy", "never"), pytest.param(("--max-restarts", 0), marks=pytest.mark.slow)],
+)
 def test_spares_are_enough_where_nothing_is_started_again(tmp_path, policy):
     script = tmp_path / "loses_one.py"
     script.write_text(LOSES_ONE)

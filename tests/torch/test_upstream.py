@@ -171,6 +171,7 @@ def check(store, tmp_path, wanted, passed, **settings):
     assert sum(outcome == "passed" for outcome, _ in found.values()) == passed
 
 
+@pytest.mark.slow
 def test_what_passes(cases, store, tmp_path):
     check(store, tmp_path, expected_to_pass(cases, on_cpu=False), PASSED)
 
