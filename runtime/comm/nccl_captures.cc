@@ -45,10 +45,11 @@ std::uint64_t CaptureOf(const CudaApi& cuda, CudaStreamHandle stream) {
   return known && id != 0 ? id : 1;
 }
 
-NcclCaptures::NcclCaptures(const CudaApi& cuda, std::shared_ptr<NcclEvents> pool,
-                           std::shared_ptr<NcclEvents> timed,
+NcclCaptures::NcclCaptures(const CudaApi& cuda, bool is_high_priority,
+                           std::shared_ptr<NcclEvents> pool, std::shared_ptr<NcclEvents> timed,
                            std::shared_ptr<const Doorbell> doorbell)
     : cuda_(cuda),
+      is_high_priority_(is_high_priority),
       pool_(std::move(pool)),
       timed_(std::move(timed)),
       doorbell_(std::move(doorbell)) {}
@@ -76,16 +77,20 @@ Status NcclCaptures::Prepare(std::vector<SubmittedOp>& ops, CudaStreamHandle out
                   StrCat(Describe(first.op),
                          " cannot be captured: another capture with operations of its group is "
                          "under way; capture one graph after the other"));
-  CudaResult result = MakeStream();
+  CudaResult result = CudaResult::kSuccess;
+  if (stream_ == nullptr) result = MakeStream(cuda_, is_high_priority_, &stream_);
   if (result != CudaResult::kSuccess) return failed(result, "cudaStreamCreate");
   result = MarkOrigin(outside);
   if (result != CudaResult::kSuccess) return failed(result, "cudaEventRecordWithFlags");
+  Remembered one;
+  result = timed_->Take(&one.begin);
+  if (result == CudaResult::kSuccess) result = pool_->Take(&one.end);
+  if (result != CudaResult::kSuccess) return failed(result, "cudaEventCreate");
+  // From here on the stream is part of the capture.
   for (const SubmittedOp& op : ops) {
     result = cuda_.StreamWaitEvent(stream_, HandleOf(op.ready), 0);
     if (result != CudaResult::kSuccess) return failed(result, "cudaStreamWaitEvent");
   }
-  Remembered one;
-  one.number = count_ + 1;
   one.capture = first.capture;
   result = HoldGraph(first.capture, &one.graph);
   if (result != CudaResult::kSuccess) return failed(result, "cudaGraphRetainUserObject");
@@ -94,19 +99,29 @@ Status NcclCaptures::Prepare(std::vector<SubmittedOp>& ops, CudaStreamHandle out
   one.op.op.timeout = first.op.timeout;
   one.op.op.stall = first.op.stall;
   one.op.seq = first.seq;
-  result = timed_->Take(&one.begin);
-  if (result == CudaResult::kSuccess) result = pool_->Take(&one.end);
-  if (result != CudaResult::kSuccess) return failed(result, "cudaEventCreate");
   result = cuda_.EventRecordWithFlags(HandleOf(one.begin), stream_, kCudaEventRecordExternal);
   if (result != CudaResult::kSuccess) return failed(result, "cudaEventRecordWithFlags");
+  one.number = ++count_;
+  one.place = PlaceOf(ops);
   remembered_.push_back(std::move(one));
-  ++count_;
   return Status::Ok();
 }
 
-CudaResult NcclCaptures::MakeStream() {
-  if (stream_ != nullptr) return CudaResult::kSuccess;
-  return cuda_.StreamCreateWithFlags(&stream_, kCudaStreamNonBlocking);
+// Numbers them, so that the ranks which take part count alike.
+ReplayPlace NcclCaptures::PlaceOf(const std::vector<SubmittedOp>& ops) {
+  ReplayPlace place;
+  for (const SubmittedOp& op : ops) {
+    if (!IsPointToPoint(op.op.kind)) {
+      place.collective = ++last_.collective;
+      continue;
+    }
+    const bool sends = op.op.kind == OpKind::kSend;
+    ReplayPlace::Messages& last = last_.messages[op.op.peer];
+    ReplayPlace::Messages& here = place.messages[op.op.peer];
+    const std::uint64_t number = ++(sends ? last.sends : last.recvs).last;
+    (sends ? here.sends : here.recvs).Add(number);
+  }
+  return place;
 }
 
 CudaResult NcclCaptures::MarkOrigin(CudaStreamHandle outside) {
@@ -150,7 +165,8 @@ CudaResult NcclCaptures::HoldGraph(std::uint64_t capture,
   return CudaResult::kSuccess;
 }
 
-CudaResult NcclCaptures::OnLaunched(const LaunchMark::Joiner& joiner) {
+CudaResult NcclCaptures::OnLaunched(const LaunchMark::Joiner& joiner, std::string_view where,
+                                    FinishedOps& finished) {
   CudaResult result = cuda_.EventRecordWithFlags(HandleOf(remembered_.back().end), stream_,
                                                  kCudaEventRecordExternal);
   remembered_.back().is_launched = result == CudaResult::kSuccess;
@@ -159,10 +175,14 @@ CudaResult NcclCaptures::OnLaunched(const LaunchMark::Joiner& joiner) {
     if (result == CudaResult::kSuccess) result = pool_->Mark(stream_, &one.joined);
     if (result == CudaResult::kSuccess && one.op.op.mark != nullptr)
       one.op.op.mark->Launch(joiner, one.joined.get());
-    captured_.push_back(std::move(one));
+    if (IsOfCapture(result)) {
+      finished.Add(std::move(one.op), CudaStatus(cuda_, result, "a capture", where, {}));
+    } else {
+      captured_.push_back(std::move(one));
+    }
   }
   launching_.clear();
-  return result;
+  return IsOfCapture(result) ? CudaResult::kSuccess : result;
 }
 
 bool NcclCaptures::IsCaptureOver() const {
@@ -204,6 +224,7 @@ CudaResult NcclCaptures::Look(Instant now) {
     if (was_inside && replay_.number == one.number && replay_began_ == began) break;
     replay_began_ = began;
     replay_.number = one.number;
+    replay_.place = one.place;
     replay_.since = now;
     replay_.op = {};
     replay_.op.op = one.op.op;

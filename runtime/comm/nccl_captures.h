@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/nccl_events.h"
 #include "runtime/comm/nccl_loop.h"
+#include "runtime/comm/nccl_watch.h"
 
 namespace resilient {
 
@@ -44,15 +46,16 @@ class NcclCaptures {
   // In live graphs, of one communicator.
   static constexpr std::size_t kMaxOperations = 1u << 16;
 
-  // One in which a replay is. `number`: its place among all that were captured, from 1, which is
-  // the same on all ranks.
+  // One in which a replay is, or a batch.
   struct Replay {
-    std::uint64_t number = 0;
+    std::uint64_t number = 0;  // Among all that were captured, from 1.
+    ReplayPlace place;
     SubmittedOp op;  // What is known of it: no memory. Its bounds count from `since`.
     Instant since{};
   };
 
-  NcclCaptures(const CudaApi& cuda, std::shared_ptr<NcclEvents> pool,
+  // `is_high_priority`: of its stream.
+  NcclCaptures(const CudaApi& cuda, bool is_high_priority, std::shared_ptr<NcclEvents> pool,
                std::shared_ptr<NcclEvents> timed, std::shared_ptr<const Doorbell> doorbell);
   ~NcclCaptures();
   NcclCaptures(const NcclCaptures&) = delete;
@@ -63,11 +66,14 @@ class NcclCaptures {
   // reached NCCL.
   Status Begin(std::vector<SubmittedOp>& ops, CudaStreamHandle outside);
   // Those that Begin has taken, until OnLaunched.
+  std::vector<SubmittedOp>& launching() { return launching_; }
   const std::vector<SubmittedOp>& launching() const { return launching_; }
   // Where they are to be launched.
   CudaStreamHandle stream() const { return stream_; }
-  // They are in the graph.
-  CudaResult OnLaunched(const LaunchMark::Joiner& joiner);
+  // They are in the graph; or fail alone, where their capture was spoilt meanwhile. `where`: for
+  // the text.
+  CudaResult OnLaunched(const LaunchMark::Joiner& joiner, std::string_view where,
+                        FinishedOps& finished);
 
   // Ends those whose capture is over, and forgets what was in graphs that are gone. Nothing while
   // some are being launched.
@@ -97,6 +103,7 @@ class NcclCaptures {
  private:
   struct Remembered {
     std::uint64_t number = 0;
+    ReplayPlace place;
     SubmittedOp op;     // Without memory, mark and completion.
     PooledEvent begin;  // Measures time.
     PooledEvent end;
@@ -110,12 +117,13 @@ class NcclCaptures {
   };
 
   Status Prepare(std::vector<SubmittedOp>& ops, CudaStreamHandle outside);
-  CudaResult MakeStream();
   CudaResult MarkOrigin(CudaStreamHandle outside);
+  ReplayPlace PlaceOf(const std::vector<SubmittedOp>& ops);
   CudaResult HoldGraph(std::uint64_t capture, std::shared_ptr<const HeldGraph>* held) const;
   bool IsCaptureOver() const;
 
   const CudaApi& cuda_;
+  const bool is_high_priority_;
   const std::shared_ptr<NcclEvents> pool_;
   const std::shared_ptr<NcclEvents> timed_;
   const std::shared_ptr<const Doorbell> doorbell_;
@@ -126,6 +134,7 @@ class NcclCaptures {
   std::vector<Remembered> remembered_;
   std::shared_ptr<Completion> hold_;
   std::uint64_t count_ = 0;
+  ReplayPlace last_;  // Of each kind the last that was captured.
   bool is_inside_ = false;
   Replay replay_;
   float replay_began_ = 0;  // In ms, from origin_.

@@ -30,6 +30,11 @@ bool IsDeviceLost(CudaResult result) {
 
 }  // namespace
 
+bool IsOfCapture(CudaResult result) {
+  return result >= CudaResult::kStreamCaptureUnsupported &&
+         result <= CudaResult::kStreamCaptureWrongThread;
+}
+
 Status CudaStatus(const CudaApi& cuda, CudaResult result, std::string_view what,
                   std::string_view where, FailureDetail detail) {
   if (result == CudaResult::kSuccess) return Status::Ok();
@@ -40,6 +45,15 @@ Status CudaStatus(const CudaApi& cuda, CudaResult result, std::string_view what,
              cuda.GetErrorString(result),
              lost ? "; the device is lost to this process: it must be started again" : ""),
       std::move(detail));
+}
+
+CudaResult MakeStream(const CudaApi& cuda, bool is_high_priority, CudaStreamHandle* stream) {
+  if (!is_high_priority) return cuda.StreamCreateWithFlags(stream, kCudaStreamNonBlocking);
+  int least = 0;
+  int greatest = 0;
+  const CudaResult asked = cuda.DeviceGetStreamPriorityRange(&least, &greatest);
+  if (asked != CudaResult::kSuccess) return asked;
+  return cuda.StreamCreateWithPriority(stream, kCudaStreamNonBlocking, greatest);
 }
 
 void LeaveCapturesAlone(const CudaApi& cuda) {

@@ -17,6 +17,13 @@ namespace resilient {
 Status CudaStatus(const CudaApi& cuda, CudaResult result, std::string_view what,
                   std::string_view where, FailureDetail detail);
 
+// A stream beside the others, of the greatest priority of the device or of the default one.
+CudaResult MakeStream(const CudaApi& cuda, bool is_high_priority, CudaStreamHandle* stream);
+
+// Whether it says something of a capture alone: of one that the program, or another of its threads,
+// has spoilt, say.
+bool IsOfCapture(CudaResult result);
+
 // What this thread calls from now on does not disturb a graph that another thread captures.
 void LeaveCapturesAlone(const CudaApi& cuda);
 

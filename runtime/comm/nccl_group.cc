@@ -20,15 +20,6 @@ bool IsOwnFault(NcclResult result) {
   return result == NcclResult::kInvalidArgument || result == NcclResult::kInvalidUsage;
 }
 
-CudaResult MakeStream(const CudaApi& cuda, bool is_high_priority, CudaStreamHandle* stream) {
-  if (!is_high_priority) return cuda.StreamCreateWithFlags(stream, kCudaStreamNonBlocking);
-  int least = 0;
-  int greatest = 0;
-  const CudaResult asked = cuda.DeviceGetStreamPriorityRange(&least, &greatest);
-  if (asked != CudaResult::kSuccess) return asked;
-  return cuda.StreamCreateWithPriority(stream, kCudaStreamNonBlocking, greatest);
-}
-
 }  // namespace
 
 NcclGroup::NcclGroup(std::shared_ptr<GroupPort> port, NcclContext& context)
@@ -38,7 +29,8 @@ NcclGroup::NcclGroup(std::shared_ptr<GroupPort> port, NcclContext& context)
       nccl_(context.options.nccl),
       cuda_(context.options.cuda),
       watch_(spec_),
-      captures_(cuda_, context.pool, context.timed_pool, context.doorbell) {}
+      captures_(cuda_, spec_.nccl.is_high_priority_stream, context.pool, context.timed_pool,
+                context.doorbell) {}
 
 NcclGroup::~NcclGroup() {
   if (control_ != nullptr) control_->link().Leave();
@@ -224,7 +216,7 @@ void NcclGroup::OnLaunched() {
                             "ncclRedOpDestroy"))
     return;
   if (!captures_.launching().empty()) {
-    Failed(captures_.OnLaunched(context_.joiner), "cudaEventRecord");
+    Failed(captures_.OnLaunched(context_.joiner, Where(), finished_), "cudaEventRecord");
     return;
   }
   for (std::size_t i = launched_.size(); i > 0 && !launched_[i - 1].recorded; --i) {
@@ -365,10 +357,13 @@ void NcclGroup::AwaitDrained() {
 
 void NcclGroup::Flush() {
   end_status_ = leave_status_;
-  // An abort could take from the peers what NCCL has not sent yet.
-  const NcclResult result = nccl_.CommFinalize(comm_);
-  if (result != NcclResult::kSuccess && result != NcclResult::kInProgress)
-    return End(leave_status_);
+  // An abort could take from the peers what NCCL has not sent yet. While graphs hold it that would
+  // wait for them: it is part of the end then, for which nobody waits.
+  if (captures_.graphs() == 0) {
+    const NcclResult result = nccl_.CommFinalize(comm_);
+    if (result != NcclResult::kSuccess && result != NcclResult::kInProgress)
+      return End(leave_status_);
+  }
   // So that those who wait for others know that this rank has done its part.
   TellAll(false);
   state_ = State::kFlushing;

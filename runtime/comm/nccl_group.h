@@ -144,7 +144,11 @@ class NcclGroup final : public DeviceGroup {
   // In nccl_group_graphs.cc.
   bool LaunchCaptured();
   void WatchReplay();
+  std::vector<int> MissingInReplay() const;
   void CheckLeftReplay(const std::vector<int>& left);
+  // Whether one is being launched into a capture for that long.
+  bool IsLaunchingFor(Duration time) const;
+  void CheckLeftLaunching(const std::vector<int>& left);
   OpTimeouts::Verdict JudgeReplay();
   bool EndIfReplayIsLate();
   static std::string ReplayText(const Operation& op);

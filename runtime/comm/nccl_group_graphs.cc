@@ -48,17 +48,39 @@ void NcclGroup::WatchReplay() {
   NcclCaptures::Replay* replay = captures_.replay();
   if (replay == nullptr) return;
   if (replay->since != since) watch_.OnReplay();
-  if (watch_.NotInReplay(replay->number).empty()) replay->op.timeouts.OnAllEntered(context_.now);
+  if (watch_.NotInReplay(replay->place).empty()) replay->op.timeouts.OnAllEntered(context_.now);
+}
+
+// Of an operation with a root nothing is known: who is not in it may have done its part.
+std::vector<int> NcclGroup::MissingInReplay() const {
+  const NcclCaptures::Replay& replay = *captures_.replay();
+  return HasRoot(replay.op.op.kind) ? std::vector<int>() : watch_.NotInReplay(replay.place);
 }
 
 // What a rank that has gone has not done it will not do; what it has done is here in a moment.
 void NcclGroup::CheckLeftReplay(const std::vector<int>& left) {
   const NcclCaptures::Replay* replay = captures_.replay();
   if (replay == nullptr || context_.now - replay->since < kWaitTellAfter) return;
-  const std::vector<int> missing = watch_.NotInReplay(replay->number);
+  const std::vector<int> missing = MissingInReplay();
   for (const int rank : left) {
     if (std::find(missing.begin(), missing.end(), rank) == missing.end()) continue;
     return Hold(PeerLeft(spec_, rank, ReplayText(replay->op.op), replay->op.seq), kBriefly, true);
+  }
+}
+
+bool NcclGroup::IsLaunchingFor(Duration time) const {
+  const std::vector<SubmittedOp>& launching = captures_.launching();
+  return !launching.empty() && context_.now - launching.front().submitted >= time;
+}
+
+// In a launch NCCL may connect with peers first: one that has gone was not connected with then.
+void NcclGroup::CheckLeftLaunching(const std::vector<int>& left) {
+  if (!IsLaunchingFor(kWaitTellAfter)) return;
+  for (const SubmittedOp& op : captures_.launching()) {
+    for (const int rank : left) {
+      if (IsPointToPoint(op.op.kind) && rank != op.op.peer) continue;
+      return Hold(PeerLeft(spec_, rank, Describe(op.op), op.seq), kBriefly, true);
+    }
   }
 }
 
@@ -79,7 +101,7 @@ bool NcclGroup::EndIfReplayIsLate() {
   if (verdict == OpTimeouts::Verdict::kInTime) return false;
   const NcclCaptures::Replay* replay = captures_.replay();
   LateOp late = LateSince(replay->op, verdict, context_.now, context_.clock);
-  late.missing = watch_.NotInReplay(replay->number);
+  late.missing = MissingInReplay();
   if (late.missing.empty()) late.awaited = Others();
   Fail(LateStatus(spec_, late, verdict));
   return true;
@@ -96,9 +118,12 @@ bool NcclGroup::HasLeftTheDevice(bool is_released) const {
 }
 
 void NcclGroup::LetGraphsKeep() {
-  RESILIENT_LOG(kWarn, "CUDA graphs (", captures_.graphs(), ") hold operations of ", Where(),
-                ", which is over: what NCCL has of it is freed when they are gone, and a replay of "
-                "them leaves undefined memory; delete them, and capture again");
+  const std::size_t graphs = captures_.graphs();
+  if (graphs > 0)
+    RESILIENT_LOG(
+        kWarn, "CUDA graphs (", graphs, ") hold operations of ", Where(),
+        ", which is over: what NCCL has of it is freed when they are gone, and a replay of "
+        "them leaves undefined memory; delete them, and capture again");
   release_->Abandon(captures_.Keep());
 }
 

@@ -18,6 +18,7 @@ void NcclGroup::HearPeers() {
     auto progress = DecodeProgress(heard.bytes);
     if (!progress) continue;
     const bool asks = progress->asks;
+    if (asks && state_ == State::kReady) WatchReplay();  // It is told where this rank stands now.
     peer_failed_attempt_ = std::max(peer_failed_attempt_, progress->failed_attempt);
     const Launched* head = Head();
     const Operation* op = head == nullptr ? nullptr : &head->op.op;
@@ -30,10 +31,11 @@ void NcclGroup::HearPeers() {
 
 bool NcclGroup::Tell(int peer, bool asks) {
   const Launched* head = Head();
-  NcclProgress progress = watch_.Tell(peer, head == nullptr ? nullptr : &head->op.op,
-                                      head == nullptr ? 0 : head->op.seq);
+  const NcclCaptures::Replay* replay = captures_.replay();
+  NcclProgress progress =
+      watch_.Tell(peer, head == nullptr ? nullptr : &head->op.op,
+                  head == nullptr ? 0 : head->op.seq, replay == nullptr ? nullptr : &replay->place);
   progress.asks = asks;
-  progress.replay = captures_.replay() == nullptr ? 0 : captures_.replay()->number;
   progress.failed_attempt = failed_attempt_;
   return control_->Say(peer, EncodeProgress(progress));
 }
@@ -120,6 +122,7 @@ void NcclGroup::TellPeers() {
   const Launched* head = Head();
   const NcclCaptures::Replay* replay = captures_.replay();
   if (replay != nullptr && context_.now - replay->since >= kTellPeers) return TellAll(true);
+  if (IsLaunchingFor(kTellPeers)) return TellAll(true);  // Who has left shows when it is told.
   const bool waits = head != nullptr && context_.now - head->entered_at >= kTellPeers;
   if (!waits && !watch_.HasNews()) return;
   if (waits && IsPointToPoint(head->op.op.kind)) {
@@ -155,9 +158,11 @@ void NcclGroup::TellWaiting() {
       missing = context_.waits->Missing(ControlName(), spec_.generation, context_.now);
     add(pending_.front(), pending_.front().submitted, std::move(missing));
   }
+  // Whom NCCL waits for in a launch nobody knows.
+  for (const SubmittedOp& op : captures_.launching()) add(op, op.submitted, {});
   if (const NcclCaptures::Replay* replay = captures_.replay()) {
     const std::size_t others = waiting.size();
-    add(replay->op, replay->since, GlobalRanks(spec_, watch_.NotInReplay(replay->number)));
+    add(replay->op, replay->since, GlobalRanks(spec_, MissingInReplay()));
     if (waiting.size() > others) waiting.back().what = ReplayText(replay->op.op);
   }
   if (waiting.empty()) return;
@@ -169,6 +174,7 @@ void NcclGroup::TellWaiting() {
 void NcclGroup::CheckLeft() {
   const std::vector<int> left = control_->Left();
   CheckLeftReplay(left);
+  if (state_ == State::kReady) CheckLeftLaunching(left);
   if (state_ != State::kReady) return;
   for (std::size_t i = 0; i < HeadSize(); ++i) {
     const Launched& one = launched_[i];
@@ -203,15 +209,23 @@ std::vector<int> NcclGroup::NotCome() const {
 // The others wait for the first one, but for its batch, which goes with it.
 void NcclGroup::CheckDeadline() {
   next_deadline_check_ = kNever;
-  const bool any_launched = !launched_.empty();
   if (state_ == State::kReady && EndIfReplayIsLate()) return;
-  if (state_ > State::kReady || (!any_launched && pending_.empty())) return;
-  const std::size_t rest = (any_launched ? launched_.front().op : pending_.front()).batch_rest;
-  for (std::size_t i = 0; i <= rest; ++i) {
-    const bool late = any_launched
-                          ? EndIfLate(launched_[i].op, launched_[i].number, launched_[i].entered)
-                          : EndIfLate(pending_[i], 0, false);
-    if (late) return;
+  if (state_ > State::kReady) return;
+  if (!launched_.empty()) {
+    const std::size_t rest = launched_.front().op.batch_rest;
+    for (std::size_t i = 0; i <= rest; ++i) {
+      Launched& one = launched_[i];
+      if (EndIfLate(one.op, one.number, one.entered)) return;
+    }
+  } else if (!captures_.launching().empty()) {
+    for (SubmittedOp& op : captures_.launching()) {
+      if (EndIfLate(op, 0, false)) return;
+    }
+  } else if (!pending_.empty()) {
+    const std::size_t rest = pending_.front().batch_rest;
+    for (std::size_t i = 0; i <= rest; ++i) {
+      if (EndIfLate(pending_[i], 0, false)) return;
+    }
   }
 }
 

@@ -101,7 +101,11 @@ enum class CudaResult : int {
   kMisalignedAddress = 716,
   kInvalidAddressSpace = 717,
   kInvalidPc = 718,
-  kLaunchFailure = 719
+  kLaunchFailure = 719,
+  kStreamCaptureUnsupported = 900,  // The first of those of captures,
+  kStreamCaptureInvalidated = 901,
+  kCapturedEvent = 907,
+  kStreamCaptureWrongThread = 908  // and the last.
 };
 
 enum class CudaCopy : int { kHostToDevice = 1, kDeviceToHost = 2 };  // cudaMemcpyKind

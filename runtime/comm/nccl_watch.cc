@@ -13,7 +13,7 @@
 namespace resilient {
 namespace {
 
-constexpr std::size_t kNumbers = 13;
+constexpr std::size_t kNumbers = 17;
 constexpr std::size_t kNumberBytes = sizeof(std::uint64_t);
 static_assert(kNumbers * kNumberBytes + kMessageHeaderBytes + kMaxCallSite <= kProgressBytes);
 
@@ -42,12 +42,23 @@ std::uint64_t SumOf(std::uint64_t before, const Operation& op) {
 }  // namespace
 
 std::string EncodeProgress(const NcclProgress& progress) {
-  const std::uint64_t numbers[kNumbers] = {
-      progress.asks ? 1u : 0u, progress.submitted,   progress.entered,
-      progress.ended,          progress.sum,         progress.about,
-      progress.about_sum,      progress.sends,       progress.recvs,
-      progress.sends_given,    progress.recvs_given, progress.failed_attempt,
-      progress.replay};
+  const std::uint64_t numbers[kNumbers] = {progress.asks ? 1u : 0u,
+                                           progress.submitted,
+                                           progress.entered,
+                                           progress.ended,
+                                           progress.sum,
+                                           progress.about,
+                                           progress.about_sum,
+                                           progress.sends,
+                                           progress.recvs,
+                                           progress.sends_given,
+                                           progress.recvs_given,
+                                           progress.failed_attempt,
+                                           progress.replay,
+                                           progress.replay_sends.first,
+                                           progress.replay_sends.last,
+                                           progress.replay_recvs.first,
+                                           progress.replay_recvs.last};
   std::string bytes(reinterpret_cast<const char*>(numbers), sizeof(numbers));
   bytes += EncodeMessage(progress.head);
   bytes.resize(kProgressBytes, '\0');
@@ -74,6 +85,8 @@ std::optional<NcclProgress> DecodeProgress(std::string_view bytes) {
                       .sends_given = numbers[9],
                       .recvs_given = numbers[10],
                       .replay = numbers[12],
+                      .replay_sends = {numbers[13], numbers[14]},
+                      .replay_recvs = {numbers[15], numbers[16]},
                       .failed_attempt = numbers[11],
                       .head = std::move(head).value()};
 }
@@ -103,7 +116,8 @@ std::optional<std::uint64_t> NcclWatch::SumAt(std::uint64_t collective) const {
   return kept ? std::optional(sums_[collective % kSumsMax]) : std::nullopt;
 }
 
-NcclProgress NcclWatch::Tell(int peer, const Operation* head, std::uint64_t seq) const {
+NcclProgress NcclWatch::Tell(int peer, const Operation* head, std::uint64_t seq,
+                             const ReplayPlace* replay) const {
   NcclProgress told;
   told.submitted = submitted_;
   told.entered = entered_;
@@ -118,6 +132,13 @@ NcclProgress NcclWatch::Tell(int peer, const Operation* head, std::uint64_t seq)
   if (const auto heard = heard_.find(peer); heard != heard_.end()) {
     told.about = heard->second.head.seq;
     told.about_sum = SumAt(told.about).value_or(0);
+  }
+  if (replay != nullptr) {
+    told.replay = replay->collective;
+    if (const auto here = replay->messages.find(peer); here != replay->messages.end()) {
+      told.replay_sends = here->second.sends;
+      told.replay_recvs = here->second.recvs;
+    }
   }
   if (head != nullptr && !IsPointToPoint(head->kind)) told.head = HeaderOf(*head, seq);
   return told;
@@ -179,15 +200,26 @@ std::vector<int> NcclWatch::Missing(const Operation& op, std::uint64_t number, S
 }
 
 void NcclWatch::OnReplay() {
-  for (auto& [peer, told] : heard_) told.replay = 0;
+  for (auto& [peer, told] : heard_) {
+    told.replay = 0;
+    told.replay_sends = {};
+    told.replay_recvs = {};
+  }
 }
 
-std::vector<int> NcclWatch::NotInReplay(std::uint64_t number) const {
+std::vector<int> NcclWatch::NotInReplay(const ReplayPlace& place) const {
   std::vector<int> missing;
   for (int rank = 0; rank < static_cast<int>(spec_.members.size()); ++rank) {
+    if (rank == spec_.rank) continue;
     const auto heard = heard_.find(rank);
-    const bool inside = heard != heard_.end() && heard->second.replay == number;
-    if (rank != spec_.rank && !inside) missing.push_back(rank);
+    const NcclProgress told = heard == heard_.end() ? NcclProgress{} : heard->second;
+    bool inside = place.collective == 0 || told.replay == place.collective;
+    if (const auto here = place.messages.find(rank); here != place.messages.end()) {
+      const auto& [sends, recvs] = here->second;
+      inside = inside && (sends.last == 0 || sends.Meets(told.replay_recvs)) &&
+               (recvs.last == 0 || recvs.Meets(told.replay_sends));
+    }
+    if (!inside) missing.push_back(rank);
   }
   return missing;
 }

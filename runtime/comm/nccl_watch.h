@@ -17,6 +17,33 @@
 
 namespace resilient {
 
+// Numbers that follow each other, from 1; `last` = 0: none. Thread: value type.
+struct MessageSpan {
+  std::uint64_t first = 0;
+  std::uint64_t last = 0;
+
+  // The next one.
+  void Add(std::uint64_t number) {
+    if (last == 0) first = number;
+    last = number;
+  }
+  bool Meets(const MessageSpan& other) const {
+    return last != 0 && other.last != 0 && first <= other.last && other.first <= last;
+  }
+};
+
+// Which captured operations the replay of a graph is in: a collective by its number among the
+// captured ones of the group, messages by those among the captured ones to, and from, their peer.
+// Thread: value type.
+struct ReplayPlace {
+  struct Messages {
+    MessageSpan sends;
+    MessageSpan recvs;
+  };
+  std::uint64_t collective = 0;  // 0: in none.
+  std::map<int, Messages> messages;
+};
+
 // Where one rank of a group stands, as it tells another one. Thread: value type.
 struct NcclProgress {
   bool asks = false;              // It waits, and wants to know where the reader stands.
@@ -30,13 +57,15 @@ struct NcclProgress {
   std::uint64_t recvs = 0;        // Messages from the reader likewise.
   std::uint64_t sends_given = 0;  // Those that it has been given.
   std::uint64_t recvs_given = 0;
-  std::uint64_t replay = 0;          // Of NcclCaptures::Replay: in which a graph is; 0: in none.
+  std::uint64_t replay = 0;          // The captured collective in which a graph is; 0: in none.
+  MessageSpan replay_sends;          // Captured messages to the reader in which a graph is,
+  MessageSpan replay_recvs;          // and from it.
   std::uint64_t failed_attempt = 0;  // The latest in which it could not connect, from 1; 0: none.
   MessageHeader head;                // The collective in which it waits. seq = 0: in none.
 };
 
 // One length for all. Of a head that says where it was called only that fits.
-inline constexpr std::size_t kProgressBytes = 280;
+inline constexpr std::size_t kProgressBytes = 312;
 std::string EncodeProgress(const NcclProgress& progress);
 // nullopt: it is none.
 std::optional<NcclProgress> DecodeProgress(std::string_view bytes);
@@ -65,8 +94,10 @@ class NcclWatch {
   // The collective `seq` is over.
   void OnEnded(std::uint64_t seq) { ended_ = seq; }
 
-  // What `peer` is told by a rank that waits in `head`, which it has entered; null: in none.
-  NcclProgress Tell(int peer, const Operation* head, std::uint64_t seq) const;
+  // What `peer` is told by a rank that waits in `head`, which it has entered, and in `replay`;
+  // null: in none.
+  NcclProgress Tell(int peer, const Operation* head, std::uint64_t seq,
+                    const ReplayPlace* replay) const;
   // Not OK: kMismatch, with what `peer` is in. `head` as in Tell.
   Status Hear(int peer, NcclProgress progress, const Operation* head, std::uint64_t seq);
   // Looks again at those that were ahead when they told.
@@ -79,8 +110,8 @@ class NcclWatch {
   std::vector<int> Missing(const Operation& op, std::uint64_t number, Stage stage) const;
   // A replay has come to a captured operation: what was told of replays was of others.
   void OnReplay();
-  // Group ranks that are not known to be in the captured operation of that number, ascending.
-  std::vector<int> NotInReplay(std::uint64_t number) const;
+  // Group ranks that take part in it and are not known to be in it, ascending.
+  std::vector<int> NotInReplay(const ReplayPlace& place) const;
   // Whether `peer`, which tells nothing any more, has gone without its part in it.
   bool GoneBefore(int peer, const Operation& op, std::uint64_t number) const;
   // Whether there is something that the next rank has not been told.

@@ -53,14 +53,22 @@ CudaResult FakeNccl::EndCapture(CudaStreamHandle stream, CudaGraphHandle* graph)
     Misuse("the end of a capture that did not begin there");
     return CudaResult::kInvalidValue;
   }
-  if (!captured->unjoined.empty()) Misuse("a capture ends without a stream that is part of it");
+  if (!captured->spoilt && !captured->unjoined.empty())
+    Misuse("a capture ends without a stream that is part of it");
   captured->capturing = false;
   for (const auto& [one, count] : captured->streams) {
     if (streams_.count(one) != 0) one->graph = nullptr;
   }
-  *graph = captured;
+  *graph = captured->spoilt ? nullptr : captured;
   changed_.notify_all();
-  return CudaResult::kSuccess;
+  if (!captured->spoilt) return CudaResult::kSuccess;
+  Finish(lock, captured);
+  return CudaResult::kStreamCaptureInvalidated;
+}
+
+void FakeNccl::SpoilCapture(CudaStreamHandle stream) {
+  const Lock lock(mutex_);
+  StreamOf(stream)->graph->spoilt = true;
 }
 
 CudaResult FakeNccl::LaunchGraph(CudaGraphHandle graph, CudaStreamHandle stream) {
@@ -115,6 +123,8 @@ CudaResult FakeNccl::Record(CudaEventHandle event, CudaStreamHandle stream, unsi
   if (launcher != comms_.end() && launcher->first->being_launched &&
       launcher->first->thread == std::this_thread::get_id())
     Misuse("an event on a stream where a collective is being launched");
+  if (stream->graph != nullptr && stream->graph->spoilt)
+    return CudaResult::kStreamCaptureInvalidated;
   event->recorded = true;
   event->graph = nullptr;
   if (stream->graph != nullptr && flags == kCudaEventRecordExternal) {
@@ -151,6 +161,10 @@ StreamItem FakeNccl::NextFiring(CudaEventHandle event) {
 // It takes the stream into the capture. Nothing is to be waited for in it: see above.
 CudaResult FakeNccl::WaitForCaptured(CudaStreamHandle stream, CudaEventHandle event) {
   CudaGraph* graph = event->graph;
+  if (graph != nullptr && graphs_.count(graph) != 0 && graph->spoilt)
+    return CudaResult::kStreamCaptureInvalidated;
+  const bool is_over = graph != nullptr && (graphs_.count(graph) == 0 || !graph->capturing);
+  if (is_over && stream->graph == nullptr) return CudaResult::kCapturedEvent;
   if (graph == nullptr || graphs_.count(graph) == 0 || !graph->capturing ||
       (stream->graph != nullptr && stream->graph != graph)) {
     Misuse("a capture and what is not in it wait for one another");

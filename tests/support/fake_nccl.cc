@@ -118,7 +118,7 @@ NcclResult FakeNccl::Poll(NcclCommHandle comm, NcclResult* error) {
   const bool connecting = script.hang_init || !comm->meeting->IsComplete();
   const bool flushing =
       comm->finalizing && (script.hang_destroy || comm->kernels_over < comm->kernels_launched ||
-                           !comm->meeting->IsFlushed());
+                           comm->graphs > 0 || !comm->meeting->IsFlushed());
   const bool launching =
       comm->being_launched != nullptr && (script.hang_launch || comm->polls_left-- > 0);
   if (connecting || flushing || launching) {
@@ -177,6 +177,7 @@ NcclResult FakeNccl::Launch(std::vector<Call> calls) {
   stream->last_launcher = comm;
   comm->polls_left = 1;
   comm->being_launched = [this, comm, stream, calls = std::move(calls)] {
+    if (stream->graph != nullptr) comm->was_captured = true;
     if (stream->graph != nullptr && stream->graph->comms.insert(comm).second) ++comm->graphs;
     EnqueueEach(stream, [this, comm, calls]() -> StreamItem {
       if (!IsThere(comm, "a launch of a kernel")) return [](Lock&) {};

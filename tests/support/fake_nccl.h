@@ -109,6 +109,8 @@ class FakeNccl {
   // is its own instance. `mode`: cudaStreamCaptureModeGlobal is 0.
   CudaResult BeginCapture(CudaStreamHandle stream, int mode = 0);
   CudaResult EndCapture(CudaStreamHandle stream, CudaGraphHandle* graph);
+  // What calls does that are not allowed in the capture of `stream`: it gets no graph.
+  void SpoilCapture(CudaStreamHandle stream);
   CudaResult LaunchGraph(CudaGraphHandle graph, CudaStreamHandle stream);
   CudaResult DestroyGraph(CudaGraphHandle graph);
 

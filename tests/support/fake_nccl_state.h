@@ -40,6 +40,7 @@ struct NcclComm {
   std::uint64_t kernels_over = 0;
   bool kernel_runs = false;
   int graphs = 0;  // That hold kernels of it.
+  bool was_captured = false;
   std::map<NcclReduceOp, Operator> operators;
   int operators_made = 0;
 };
@@ -80,6 +81,7 @@ struct CudaGraph {
   std::thread::id thread;
   CudaStreamHandle origin = nullptr;
   bool capturing = true;
+  bool spoilt = false;
   bool destroyed = false;
   int running = 0;                                  // Launches that have not ended.
   std::vector<StreamItemMaker> nodes;               // In an order in which they may run.

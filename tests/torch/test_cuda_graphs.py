@@ -4,7 +4,9 @@ Method: real ranks over the fake CUDA devices and the fake NCCL of tests/support
 ranks capture themselves. As with NCCL, a communicator is freed when its graphs are gone.
 """
 
+import os
 import signal
+import threading
 
 import pytest
 import torch
@@ -71,8 +73,11 @@ def all_forms():
                 dist.all_reduce(one)
         dist.all_reduce_coalesced([ones[3]])
         messages = [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
-        for work in dist.batch_isend_irecv(messages):
+        works += dist.batch_isend_irecv(messages)
+        for work in works[-2:]:
             work.wait()
+    for work in works:
+        work.wait()  # Again, right behind the capture: there is nothing to be waited for.
     for power in (1, 2):
         graph.replay()
         for one in ones:
@@ -111,6 +116,39 @@ def refusals():
 
 def test_what_ends_on_the_host_is_refused(world):
     fake_run(world, refusals)
+
+
+def interrupted():
+    """Ctrl-C in the midst of a launch: the program does not go on beside it."""
+    cuda, rank, _ = faked()
+    step = Step(cuda, rank)
+
+    def let_go(*_):
+        cuda.change("hang_launch=0")
+        raise KeyboardInterrupt
+
+    def press():
+        cuda.wait("user_objects", 2)  # One of the graph before.
+        os.kill(os.getpid(), signal.SIGINT)
+
+    signal.signal(signal.SIGINT, let_go)
+    graph = cuda.Graph(step.stream)
+    with graph:
+        cuda.change("hang_launch=1")
+        presser = threading.Thread(target=press)
+        presser.start()
+        with pytest.raises(KeyboardInterrupt):
+            dist.all_reduce(step.tensor)
+        presser.join()
+        dist.all_reduce(step.tensor)  # Joins what the interrupted call has left in the stream.
+    assert cuda.counts()["misuse"] == []
+    for one in (graph, step.graph):
+        one.destroy()
+    dist.destroy_process_group()
+
+
+def test_an_interrupt_waits_for_the_launch(world):
+    fake_run(world, interrupted, 1)
 
 
 def loss():

@@ -257,7 +257,7 @@ class ResilientBackend final : public c10d::Backend {
   // As a part of `whole` if there is one.
   c10::intrusive_ptr<WorkImpl> Start(Plan plan, const std::shared_ptr<Progress>& whole);
   static std::shared_ptr<LaunchMark> MarkOf(Operation& operation, const Prepared& prepared);
-  void AwaitCaptured(WorkImpl& work, const LaunchMark* mark);
+  Status AwaitCaptured(WorkImpl& work, const LaunchMark* mark);
   Prepared Prepare(Plan plan, const std::shared_ptr<Progress>& whole);
   Completion CompletionOf(const Prepared& prepared, std::uint64_t log_id) const;
   void NoteSequence(const Operation& outline, std::uint64_t log_id, std::uint64_t sequence);

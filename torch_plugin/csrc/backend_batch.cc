@@ -88,7 +88,7 @@ Result<std::uint64_t> ResilientBackend::SubmitHeld(std::vector<Prepared> held) {
     }
   }
   if (!sequences.ok()) return sequences.status();
-  AwaitCaptured(*held.back().work, mark.get());
+  Check(*host_, AwaitCaptured(*held.back().work, mark.get()));
   return sequences->back();
 }
 

@@ -162,11 +162,12 @@ std::shared_ptr<LaunchMark> ResilientBackend::MarkOf(Operation& operation,
 }
 
 // Two threads may not put something into one graph at once: the communicator's is done with it.
-void ResilientBackend::AwaitCaptured(WorkImpl& work, const LaunchMark* mark) {
-  if (mark == nullptr || !mark->captured()) return;
+// Not OK: the program was interrupted meanwhile.
+Status ResilientBackend::AwaitCaptured(WorkImpl& work, const LaunchMark* mark) {
   Status status;
-  host_->WithoutLock([&] { status = work.AwaitLaunch(*mark); });
-  Check(*host_, status);
+  if (mark != nullptr && mark->captured())
+    host_->WithoutLock([&] { status = work.AwaitLaunch(*mark); });
+  return status;
 }
 
 c10::intrusive_ptr<WorkImpl> ResilientBackend::Start(Plan plan,
@@ -176,7 +177,13 @@ c10::intrusive_ptr<WorkImpl> ResilientBackend::Start(Plan plan,
   Prepared prepared = Prepare(std::move(plan), whole);
   const auto& progress = prepared.work->progress();
   bool any_started = false;
+  Status interrupted;
   for (Operation& operation : prepared.operations) {
+    if (!interrupted.ok()) {
+      progress->AwaitEnd();
+      progress->Complete(interrupted);
+      continue;
+    }
     const Operation outline = OutlineOf(operation);
     const std::uint64_t log_id = log_->Start(prepared.name, operation);
     const std::shared_ptr<LaunchMark> mark = MarkOf(operation, prepared);
@@ -185,7 +192,7 @@ c10::intrusive_ptr<WorkImpl> ResilientBackend::Start(Plan plan,
       NoteSequence(outline, log_id, *sequence);
       prepared.work->set_sequence(*sequence);
       any_started = true;
-      AwaitCaptured(*prepared.work, mark.get());
+      interrupted = AwaitCaptured(*prepared.work, mark.get());
       continue;
     }
     log_->End(log_id, sequence.status());
@@ -197,6 +204,7 @@ c10::intrusive_ptr<WorkImpl> ResilientBackend::Start(Plan plan,
     progress->AwaitEnd();
     progress->Complete(sequence.status());  // Told when the Work is waited for.
   }
+  Check(*host_, interrupted);
   return prepared.work;
 }
 

@@ -15,6 +15,11 @@
 namespace resilient::plugin {
 namespace {
 
+// How long an interrupted program is kept within a launch into its capture.
+constexpr Duration kLaunchEnds = std::chrono::seconds(5);
+// How soon what was captured has ended behind the end of the capture.
+constexpr Duration kCaptureEnds = std::chrono::seconds(1);
+
 struct AwaitedOperation {
   const std::string& group;
   int device = kHost;
@@ -164,7 +169,7 @@ void Progress::FinishOnCallbackThread() {
   Status outcome;
   {
     const std::lock_guard lock(mutex_);
-    if (!finished.ok()) status_ = finished;
+    if (!finished.ok()) status_ = std::move(finished);
     future = work_->future_;
     whole = std::move(whole_);
     outcome = status_;
@@ -351,7 +356,11 @@ Status WorkImpl::WaitUntil(Deadline deadline) {
 }
 
 Status WorkImpl::AwaitLaunch(const LaunchMark& mark) {
-  return WaitWhileNot([&mark](Duration slice) { return mark.WaitFor(slice); }, Deadline::Never());
+  const auto reached = [&mark](Duration slice) { return mark.WaitFor(slice); };
+  const Status interrupted = WaitWhileNot(reached, Deadline::Never());
+  // The program may end the capture then, which is not to happen within the launch.
+  if (!interrupted.ok()) (void)mark.WaitFor(kLaunchEnds);
+  return interrupted;
 }
 
 Status WorkImpl::JoinStream() {
@@ -364,7 +373,9 @@ Status WorkImpl::JoinStream() {
       RESILIENT_RETURN_IF_ERROR(WaitWhileNot(
           [&part](Duration slice) { return part->WaitFor(slice); }, Deadline::Never()));
     } else {
-      RESILIENT_RETURN_IF_ERROR(part->Join());
+      const Status joined = part->Join();
+      // A capture that is over can be joined by nobody, and all that it had has ended.
+      if (!joined.ok() && !(part->mark_.captured() && part->WaitFor(kCaptureEnds))) return joined;
     }
   }
   return Outcome();

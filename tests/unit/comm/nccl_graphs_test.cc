@@ -20,6 +20,7 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr Duration kNoStall = Duration::zero();
 
@@ -36,8 +37,8 @@ class NcclGraphs : public NcclTest {
     for (Rank& rank : ranks_) DestroyGraph(rank);
   }
 
-  void StartRanks(int count) {
-    Start(count);
+  void StartRanks(int count, Duration flush_timeout = Millis(1000)) {
+    Start(count, kBound, flush_timeout);
     for (int rank = 0; rank < count; ++rank)
       ranks_.push_back({.stream = NewStream(), .data = {static_cast<float>(rank + 1)}});
   }
@@ -303,6 +304,82 @@ TEST_F(NcclGraphs, Close_WaitsForNoGraph) {
   EXPECT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.communicators == 0; }));
 }
 
+// What NCCL would wait for at the end of a communicator is no part of this rank's goodbye.
+TEST_F(NcclGraphs, LeaveBesideGraphs_TakesNoFlushTime) {
+  StartRanks(2, kBound);
+  CaptureSums();
+  ReplayAll();
+  Synchronize();
+  const Instant began = world().clock.Now();
+  for (std::size_t rank : {0u, 1u}) at(rank).Leave();
+  EXPECT_TRUE(Eventually([&] { return at(0).IsQuiet() && at(1).IsQuiet(); }));
+  EXPECT_LT(world().clock.Now() - began, kBound / 2);
+  for (Rank& rank : ranks_) DestroyGraph(rank);
+  EXPECT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.destroyed == 2; }));
+}
+
+TEST_F(NcclGraphs, StreamOfThem_HasThePriorityOfTheGroup) {
+  Start(1);
+  ranks_.push_back({.stream = NewStream(), .data = {1}});
+  GroupSpec spec = world().Spec("fast", 0);
+  spec.nccl.is_high_priority_stream = true;
+  world().group[0] = world().Create(0, spec);
+  CaptureSums();
+  // One that runs operations, and one that captures them.
+  EXPECT_THAT(fake_.Counts().priorities, ElementsAre(-5, -5));
+}
+
+TEST_F(NcclGraphs, LaunchThatDoesNotEnd_IsToldAndHasADeadline) {
+  StartRanks(2);
+  Change(0, [](NcclScript& script) { script.hang_launch = true; });
+  Begin(0);
+  const Operation bounded = Bounded(AllReduceOp(ranks_[0].data), Millis(1500), kNoStall);
+  const Pending captured = Pending::Of(at(0), Captured(0, bounded));
+  EXPECT_THAT(AwaitWaiting(0).what, HasSubstr("all_reduce(float32[1], sum)"));
+  std::string text;
+  ASSERT_TRUE(AwaitStall(0, &text));
+  EXPECT_THAT(text, HasSubstr("all_reduce(float32[1], sum)"));
+  EXPECT_FALSE(captured.Wait().ok());
+  (void)fake_.EndCapture(ranks_[0].stream, &ranks_[0].graph);
+  DestroyGraph(ranks_[0]);
+  at(1).Abort(Status(StatusCode::kCommStalled, text));
+  EXPECT_TRUE(WaitForAborts(1));
+  EXPECT_THAT(fake_.TakeMisuse(), ElementsAre(HasSubstr("a capture ends without a stream")));
+}
+
+TEST_F(NcclGraphs, PeerThatLeavesInALaunch_IsMissed) {
+  StartRanks(2);
+  Change(0, [](NcclScript& script) { script.hang_launch = true; });
+  Begin(0);
+  const Pending captured = Pending::Of(at(0), Captured(0, AllReduceOp(ranks_[0].data)));
+  ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.user_objects == 1; }));
+  world().group[1].reset();
+  EXPECT_EQ(captured.Wait().code(), StatusCode::kLeft);
+  (void)fake_.EndCapture(ranks_[0].stream, &ranks_[0].graph);
+  DestroyGraph(ranks_[0]);
+  EXPECT_TRUE(WaitForAborts(1));
+  EXPECT_THAT(fake_.TakeMisuse(), ElementsAre(HasSubstr("a capture ends without a stream")));
+}
+
+// The program, or another of its threads, has done what no capture survives.
+TEST_F(NcclGraphs, SpoiltCapture_EndsItsOperationsAlone) {
+  StartRanks(1);
+  Change(0, [](NcclScript& script) { script.hang_launch = true; });
+  Begin(0);
+  const Pending captured = Pending::Of(at(0), Captured(0, AllReduceOp(ranks_[0].data)));
+  ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.user_objects == 1; }));
+  fake_.SpoilCapture(ranks_[0].stream);
+  Change(0, [](NcclScript& script) { script.hang_launch = false; });
+  const Status status = captured.Wait();
+  EXPECT_EQ(status.code(), StatusCode::kCommFailed);
+  EXPECT_THAT(status.message(), HasSubstr("a capture failed on rank 0"));
+  EXPECT_EQ(fake_.EndCapture(ranks_[0].stream, &ranks_[0].graph),
+            CudaResult::kStreamCaptureInvalidated);
+  EXPECT_EQ(ranks_[0].graph, nullptr);
+  std::vector<float> data = {1};
+  EXPECT_TRUE(Pending::Of(at(0), AllReduceOp(data)).Wait().ok());
+}
+
 TEST_F(NcclGraphs, WhoIsNotInTheReplay_IsToldAndWaitedFor) {
   StartRanks(2);
   CaptureSums(Millis(500));  // The bound is for what all are in.
@@ -347,6 +424,71 @@ TEST_F(NcclGraphs, NextReplay_IsNotTakenForTheLast) {
     Replay(1);
     Synchronize();
   }
+}
+
+// A message is between two: the others have no part in it, and may go.
+TEST_F(NcclGraphs, ReplayOfAMessage_AsksItsPeerAlone) {
+  StartRanks(3);
+  std::vector<float> received = {0};
+  Begin(0);
+  const Pending sent = Put(0, SendOp(ranks_[0].data, 2, 0));
+  End(0);
+  Begin(2);
+  const Pending got = Put(2, RecvOp(received, 0, 0));
+  End(2);
+  EXPECT_TRUE(sent.Wait().ok() && got.Wait().ok());
+  Replay(2);
+  EXPECT_THAT(AwaitWaiting(2).missing, ElementsAre(0));
+  world().group[1].reset();
+  EXPECT_THAT(AwaitWaiting(2).missing, ElementsAre(0));
+  Replay(0);
+  Synchronize();
+  EXPECT_THAT(received, ElementsAre(1));
+}
+
+// Both wait for each other's device only: each is in a batch with the other's messages.
+TEST_F(NcclGraphs, ReplayOfABatch_KnowsItsPeersByTheirMessages) {
+  StartRanks(2);
+  std::vector<std::vector<float>> received = {{0}, {0}};
+  for (std::size_t rank : {0u, 1u}) {
+    const int peer = rank == 0 ? 1 : 0;
+    Begin(rank);
+    std::vector<Operation> batch = {
+        Captured(rank, Bounded(SendOp(ranks_[rank].data, peer, 0), {}, Millis(500))),
+        Captured(rank, Bounded(RecvOp(received[rank], peer, 0), {}, Millis(500)))};
+    const std::shared_ptr<LaunchMark> last = batch.back().mark;
+    (void)Pending::OfBatch(at(rank), std::move(batch));
+    ASSERT_TRUE(last->WaitFor(kBound) && last->Join(ranks_[rank].stream).ok());
+    End(rank);
+  }
+  Replay(0);
+  EXPECT_THAT(AwaitWaiting(0).missing, ElementsAre(1));
+  fake_.ChangeAll([](NcclScript& script) { script.hold_kernels = true; });
+  Replay(1);
+  std::string text;  // All are in it, and nothing moves.
+  ASSERT_TRUE(AwaitStall(1, &text));
+  EXPECT_THAT(text, HasSubstr("send"));
+  for (std::size_t rank : {0u, 1u}) at(rank).Abort(Status(StatusCode::kCommStalled, text));
+  Synchronize();
+}
+
+// Who is not in it may have done its part and gone on.
+TEST_F(NcclGraphs, ReplayWithARoot_NamesNobody) {
+  StartRanks(2);
+  for (std::size_t rank : {0u, 1u}) {
+    Begin(rank);
+    Operation reduce = AllReduceOp(ranks_[rank].data);
+    reduce.kind = OpKind::kReduce;
+    reduce.root = 0;
+    const Pending reduced = Put(rank, reduce);
+    End(rank);
+    EXPECT_TRUE(reduced.Wait().ok());
+  }
+  Replay(0);
+  EXPECT_THAT(AwaitWaiting(0).missing, IsEmpty());
+  Replay(1);
+  Synchronize();
+  EXPECT_THAT(ranks_[0].data, ElementsAre(3));
 }
 
 TEST_F(NcclGraphs, PeerThatLeaves_IsMissedInTheReplay) {

@@ -148,6 +148,10 @@ TEST(NcclHeaders, CudaResults_AreTheSame) {
   ExpectSame(CudaResult::kInvalidAddressSpace, cudaErrorInvalidAddressSpace);
   ExpectSame(CudaResult::kInvalidPc, cudaErrorInvalidPc);
   ExpectSame(CudaResult::kLaunchFailure, cudaErrorLaunchFailure);
+  ExpectSame(CudaResult::kStreamCaptureUnsupported, cudaErrorStreamCaptureUnsupported);
+  ExpectSame(CudaResult::kStreamCaptureInvalidated, cudaErrorStreamCaptureInvalidated);
+  ExpectSame(CudaResult::kCapturedEvent, cudaErrorCapturedEvent);
+  ExpectSame(CudaResult::kStreamCaptureWrongThread, cudaErrorStreamCaptureWrongThread);
   ExpectSame(CudaDeviceAttribute::kComputeCapabilityMajor, cudaDevAttrComputeCapabilityMajor);
   ExpectSame(CudaCopy::kHostToDevice, cudaMemcpyHostToDevice);
   ExpectSame(CudaCopy::kDeviceToHost, cudaMemcpyDeviceToHost);

@@ -58,9 +58,16 @@ class NcclWatchTest : public ::testing::Test {
   static Status Pass(const NcclWatch& from, int rank, NcclWatch& to, int to_rank,
                      const Operation* head = nullptr, std::uint64_t seq = 0,
                      const Operation* own_head = nullptr, std::uint64_t own_seq = 0) {
-    const auto told = DecodeProgress(EncodeProgress(from.Tell(to_rank, head, seq)));
+    const auto told = DecodeProgress(EncodeProgress(from.Tell(to_rank, head, seq, nullptr)));
     EXPECT_TRUE(told.has_value());
     return to.Hear(rank, *told, own_head, own_seq);
+  }
+  // The same of a replay that it is in.
+  static void PassReplay(const NcclWatch& from, int rank, NcclWatch& to, int to_rank,
+                         const ReplayPlace& place) {
+    const auto told = DecodeProgress(EncodeProgress(from.Tell(to_rank, nullptr, 0, &place)));
+    ASSERT_TRUE(told.has_value());
+    EXPECT_TRUE(to.Hear(rank, *told, nullptr, 0).ok());
   }
 
   const GroupSpec specs_[3] = {SpecOf(0, 3), SpecOf(1, 3), SpecOf(2, 3)};
@@ -68,6 +75,28 @@ class NcclWatchTest : public ::testing::Test {
   NcclWatch one_{specs_[1]};
   NcclWatch two_{specs_[2]};
 };
+
+TEST_F(NcclWatchTest, ReplayOfACollective_AsksAll) {
+  const ReplayPlace place{.collective = 7, .messages = {}};
+  EXPECT_THAT(zero_.NotInReplay(place), ElementsAre(1, 2)) << "nobody has been heard";
+  PassReplay(one_, 1, zero_, 0, place);
+  PassReplay(two_, 2, zero_, 0, {.collective = 8, .messages = {}});
+  EXPECT_THAT(zero_.NotInReplay(place), ElementsAre(2));
+  zero_.OnReplay();
+  EXPECT_THAT(zero_.NotInReplay(place), ElementsAre(1, 2));
+}
+
+// A batch of one may be several operations of the other.
+TEST_F(NcclWatchTest, ReplayOfMessages_AsksTheirPeersForTheSameOnes) {
+  const ReplayPlace batch{.messages = {{1, {.sends = {3, 4}, .recvs = {}}}}};
+  EXPECT_THAT(zero_.NotInReplay(batch), ElementsAre(1)) << "and not rank 2";
+  PassReplay(one_, 1, zero_, 0, {.messages = {{0, {.sends = {3, 4}, .recvs = {1, 2}}}}});
+  EXPECT_THAT(zero_.NotInReplay(batch), ElementsAre(1)) << "those before them";
+  PassReplay(one_, 1, zero_, 0, {.messages = {{2, {.sends = {}, .recvs = {3, 4}}}}});
+  EXPECT_THAT(zero_.NotInReplay(batch), ElementsAre(1)) << "those of another rank";
+  PassReplay(one_, 1, zero_, 0, {.messages = {{0, {.sends = {}, .recvs = {4, 4}}}}});
+  EXPECT_THAT(zero_.NotInReplay(batch), IsEmpty());
+}
 
 TEST_F(NcclWatchTest, Collective_WhoHasNotEntered_IsMissing) {
   const Operation op = Collective(4);
