@@ -19,6 +19,7 @@ void NcclGroup::HearPeers() {
     if (!progress) continue;
     const bool asks = progress->asks;
     if (asks && state_ == State::kReady) WatchReplay();  // It is told where this rank stands now.
+    if (state_ > State::kFlushing) return;
     peer_failed_attempt_ = std::max(peer_failed_attempt_, progress->failed_attempt);
     const Launched* head = Head();
     const Operation* op = head == nullptr ? nullptr : &head->op.op;
