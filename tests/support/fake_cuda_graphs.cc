@@ -161,12 +161,10 @@ StreamItem FakeNccl::NextFiring(CudaEventHandle event) {
 // It takes the stream into the capture. Nothing is to be waited for in it: see above.
 CudaResult FakeNccl::WaitForCaptured(CudaStreamHandle stream, CudaEventHandle event) {
   CudaGraph* graph = event->graph;
-  if (graph != nullptr && graphs_.count(graph) != 0 && graph->spoilt)
-    return CudaResult::kStreamCaptureInvalidated;
   const bool is_over = graph != nullptr && (graphs_.count(graph) == 0 || !graph->capturing);
   if (is_over && stream->graph == nullptr) return CudaResult::kCapturedEvent;
-  if (graph == nullptr || graphs_.count(graph) == 0 || !graph->capturing ||
-      (stream->graph != nullptr && stream->graph != graph)) {
+  if (graph != nullptr && !is_over && graph->spoilt) return CudaResult::kStreamCaptureInvalidated;
+  if (graph == nullptr || is_over || (stream->graph != nullptr && stream->graph != graph)) {
     Misuse("a capture and what is not in it wait for one another");
     return CudaResult::kInvalidValue;
   }

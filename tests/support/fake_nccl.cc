@@ -176,6 +176,8 @@ NcclResult FakeNccl::Launch(std::vector<Call> calls) {
   CudaStreamHandle stream = StreamOf(calls.front().stream);
   stream->last_launcher = comm;
   comm->polls_left = 1;
+  ++counts_.launches;
+  changed_.notify_all();
   comm->being_launched = [this, comm, stream, calls = std::move(calls)] {
     if (stream->graph != nullptr) comm->was_captured = true;
     if (stream->graph != nullptr && stream->graph->comms.insert(comm).second) ++comm->graphs;

@@ -52,6 +52,7 @@ struct NcclCounts {
   int graphs = 0;                    // Not destroyed, or still running.
   int user_objects = 0;              // Not destroyed.
   std::map<int, int> kernels_begun;  // By rank.
+  int launches = 0;                  // Begun, of whole groups of calls.
   std::vector<std::string> configs;  // Of all communicators: "max_ctas=4 net_name=Socket".
   std::vector<int> priorities;       // Of all streams that were made with one.
   std::vector<std::string> misuse;

@@ -77,6 +77,20 @@ class NcclGraphs : public NcclTest {
       EXPECT_TRUE(sum.Wait().ok());
     }
   }
+  // Rank 0 captures `op`, whose launch does not come back.
+  Pending CaptureThatHangs(Operation op) {
+    Change(0, [](NcclScript& script) { script.hang_launch = true; });
+    Begin(0);
+    Pending captured = Pending::Of(at(0), Captured(0, std::move(op)));
+    EXPECT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.launches == 1; }));
+    return captured;
+  }
+  // Its program gives up: the operation has left a stream in the capture.
+  void EndHungCapture() {
+    (void)fake_.EndCapture(ranks_[0].stream, &ranks_[0].graph);
+    DestroyGraph(ranks_[0]);
+    EXPECT_THAT(fake_.TakeMisuse(), ElementsAre(HasSubstr("a capture ends without a stream")));
+  }
   void Replay(std::size_t rank) {
     EXPECT_EQ(fake_.LaunchGraph(ranks_[rank].graph, ranks_[rank].stream), CudaResult::kSuccess);
   }
@@ -281,16 +295,11 @@ TEST_F(NcclGraphs, AbortInACapture_EndsWhatItHas) {
 // Its rank says goodbye in the midst of the launch.
 TEST_F(NcclGraphs, LeaveInACapture_IsNoCallBesideTheLaunch) {
   StartRanks(2);
-  Change(0, [](NcclScript& script) { script.hang_launch = true; });
-  Begin(0);
-  const Pending captured = Pending::Of(at(0), Captured(0, AllReduceOp(ranks_[0].data)));
-  ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.user_objects == 1; }));
+  const Pending captured = CaptureThatHangs(AllReduceOp(ranks_[0].data));
   at(0).Leave();
   EXPECT_EQ(captured.Wait().code(), StatusCode::kCancelled);
-  (void)fake_.EndCapture(ranks_[0].stream, &ranks_[0].graph);
-  DestroyGraph(ranks_[0]);
+  EndHungCapture();
   EXPECT_TRUE(WaitForAborts(1));
-  EXPECT_THAT(fake_.TakeMisuse(), ElementsAre(HasSubstr("a capture ends without a stream")));
 }
 
 TEST_F(NcclGraphs, Close_WaitsForNoGraph) {
@@ -331,43 +340,31 @@ TEST_F(NcclGraphs, StreamOfThem_HasThePriorityOfTheGroup) {
 
 TEST_F(NcclGraphs, LaunchThatDoesNotEnd_IsToldAndHasADeadline) {
   StartRanks(2);
-  Change(0, [](NcclScript& script) { script.hang_launch = true; });
-  Begin(0);
-  const Operation bounded = Bounded(AllReduceOp(ranks_[0].data), Millis(1500), kNoStall);
-  const Pending captured = Pending::Of(at(0), Captured(0, bounded));
+  const Pending captured =
+      CaptureThatHangs(Bounded(AllReduceOp(ranks_[0].data), Millis(1500), kNoStall));
   EXPECT_THAT(AwaitWaiting(0).what, HasSubstr("all_reduce(float32[1], sum)"));
   std::string text;
   ASSERT_TRUE(AwaitStall(0, &text));
   EXPECT_THAT(text, HasSubstr("all_reduce(float32[1], sum)"));
   EXPECT_FALSE(captured.Wait().ok());
-  (void)fake_.EndCapture(ranks_[0].stream, &ranks_[0].graph);
-  DestroyGraph(ranks_[0]);
+  EndHungCapture();
   EXPECT_TRUE(WaitForAborts(1));
-  EXPECT_THAT(fake_.TakeMisuse(), ElementsAre(HasSubstr("a capture ends without a stream")));
 }
 
 TEST_F(NcclGraphs, PeerThatLeavesInALaunch_IsMissed) {
   StartRanks(2);
-  Change(0, [](NcclScript& script) { script.hang_launch = true; });
-  Begin(0);
-  const Pending captured = Pending::Of(at(0), Captured(0, AllReduceOp(ranks_[0].data)));
-  ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.user_objects == 1; }));
+  const Pending captured = CaptureThatHangs(AllReduceOp(ranks_[0].data));
   world().group[1].reset();
   EXPECT_EQ(captured.Wait().code(), StatusCode::kLeft);
-  (void)fake_.EndCapture(ranks_[0].stream, &ranks_[0].graph);
-  DestroyGraph(ranks_[0]);
+  EndHungCapture();
   // That of rank 1 follows, where NCCL has not said goodbye to rank 0 within its time.
   EXPECT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.aborts_ended >= 1; }));
-  EXPECT_THAT(fake_.TakeMisuse(), ElementsAre(HasSubstr("a capture ends without a stream")));
 }
 
 // The program, or another of its threads, has done what no capture survives.
 TEST_F(NcclGraphs, SpoiltCapture_EndsItsOperationsAlone) {
   StartRanks(1);
-  Change(0, [](NcclScript& script) { script.hang_launch = true; });
-  Begin(0);
-  const Pending captured = Pending::Of(at(0), Captured(0, AllReduceOp(ranks_[0].data)));
-  ASSERT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.user_objects == 1; }));
+  const Pending captured = CaptureThatHangs(AllReduceOp(ranks_[0].data));
   fake_.SpoilCapture(ranks_[0].stream);
   Change(0, [](NcclScript& script) { script.hang_launch = false; });
   const Status status = captured.Wait();
