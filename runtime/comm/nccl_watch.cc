@@ -55,10 +55,10 @@ std::string EncodeProgress(const NcclProgress& progress) {
                                            progress.recvs_given,
                                            progress.failed_attempt,
                                            progress.replay,
-                                           progress.replay_sends.first,
-                                           progress.replay_sends.last,
-                                           progress.replay_recvs.first,
-                                           progress.replay_recvs.last};
+                                           progress.replay_of.sends.first,
+                                           progress.replay_of.sends.last,
+                                           progress.replay_of.recvs.first,
+                                           progress.replay_of.recvs.last};
   std::string bytes(reinterpret_cast<const char*>(numbers), sizeof(numbers));
   bytes += EncodeMessage(progress.head);
   bytes.resize(kProgressBytes, '\0');
@@ -73,22 +73,22 @@ std::optional<NcclProgress> DecodeProgress(std::string_view bytes) {
   Result<MessageHeader> head = DecodeMessage(bytes.substr(0, kMessageHeaderBytes));
   if (!head.ok() || head->call_site_bytes > kMaxCallSite) return std::nullopt;
   head->call_site = bytes.substr(kMessageHeaderBytes, head->call_site_bytes);
-  return NcclProgress{.asks = numbers[0] != 0,
-                      .submitted = numbers[1],
-                      .entered = numbers[2],
-                      .ended = numbers[3],
-                      .sum = numbers[4],
-                      .about = numbers[5],
-                      .about_sum = numbers[6],
-                      .sends = numbers[7],
-                      .recvs = numbers[8],
-                      .sends_given = numbers[9],
-                      .recvs_given = numbers[10],
-                      .replay = numbers[12],
-                      .replay_sends = {numbers[13], numbers[14]},
-                      .replay_recvs = {numbers[15], numbers[16]},
-                      .failed_attempt = numbers[11],
-                      .head = std::move(head).value()};
+  return NcclProgress{
+      .asks = numbers[0] != 0,
+      .submitted = numbers[1],
+      .entered = numbers[2],
+      .ended = numbers[3],
+      .sum = numbers[4],
+      .about = numbers[5],
+      .about_sum = numbers[6],
+      .sends = numbers[7],
+      .recvs = numbers[8],
+      .sends_given = numbers[9],
+      .recvs_given = numbers[10],
+      .replay = numbers[12],
+      .replay_of = {.sends = {numbers[13], numbers[14]}, .recvs = {numbers[15], numbers[16]}},
+      .failed_attempt = numbers[11],
+      .head = std::move(head).value()};
 }
 
 NcclWatch::NcclWatch(const GroupSpec& spec) : spec_(spec) {}
@@ -135,10 +135,8 @@ NcclProgress NcclWatch::Tell(int peer, const Operation* head, std::uint64_t seq,
   }
   if (replay != nullptr) {
     told.replay = replay->collective;
-    if (const auto here = replay->messages.find(peer); here != replay->messages.end()) {
-      told.replay_sends = here->second.sends;
-      told.replay_recvs = here->second.recvs;
-    }
+    if (const auto here = replay->messages.find(peer); here != replay->messages.end())
+      told.replay_of = here->second;
   }
   if (head != nullptr && !IsPointToPoint(head->kind)) told.head = HeaderOf(*head, seq);
   return told;
@@ -202,8 +200,7 @@ std::vector<int> NcclWatch::Missing(const Operation& op, std::uint64_t number, S
 void NcclWatch::OnReplay() {
   for (auto& [peer, told] : heard_) {
     told.replay = 0;
-    told.replay_sends = {};
-    told.replay_recvs = {};
+    told.replay_of = {};
   }
 }
 
@@ -216,8 +213,8 @@ std::vector<int> NcclWatch::NotInReplay(const ReplayPlace& place) const {
     bool inside = place.collective == 0 || told.replay == place.collective;
     if (const auto here = place.messages.find(rank); here != place.messages.end()) {
       const auto& [sends, recvs] = here->second;
-      inside = inside && (sends.last == 0 || sends.Meets(told.replay_recvs)) &&
-               (recvs.last == 0 || recvs.Meets(told.replay_sends));
+      inside = inside && (sends.last == 0 || sends.Meets(told.replay_of.recvs)) &&
+               (recvs.last == 0 || recvs.Meets(told.replay_of.sends));
     }
     if (!inside) missing.push_back(rank);
   }

@@ -58,8 +58,7 @@ struct NcclProgress {
   std::uint64_t sends_given = 0;  // Those that it has been given.
   std::uint64_t recvs_given = 0;
   std::uint64_t replay = 0;          // The captured collective in which a graph is; 0: in none.
-  MessageSpan replay_sends;          // Captured messages to the reader in which a graph is,
-  MessageSpan replay_recvs;          // and from it.
+  ReplayPlace::Messages replay_of;   // Captured messages to and from the reader in which it is.
   std::uint64_t failed_attempt = 0;  // The latest in which it could not connect, from 1; 0: none.
   MessageHeader head;                // The collective in which it waits. seq = 0: in none.
 };

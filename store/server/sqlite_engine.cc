@@ -153,8 +153,7 @@ int SqliteEngine::SystemError() const {
   if (const int error = sqlite3_system_errno(db_); error != 0) return error;
   for (const int which : {SQLITE_FCNTL_JOURNAL_POINTER, SQLITE_FCNTL_FILE_POINTER}) {
     sqlite3_file* file = nullptr;
-    void* const found = static_cast<void*>(&file);
-    if (sqlite3_file_control(db_, "main", which, found) != SQLITE_OK) continue;
+    if (sqlite3_file_control(db_, "main", which, static_cast<void*>(&file)) != SQLITE_OK) continue;
     if (file == nullptr || file->pMethods == nullptr) continue;
     int error = 0;
     if (file->pMethods->xFileControl(file, SQLITE_FCNTL_LAST_ERRNO, &error) != SQLITE_OK) continue;
