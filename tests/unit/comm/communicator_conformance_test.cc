@@ -360,9 +360,12 @@ TEST_P(Conformance, Batch_WithOneThatCannotBe_IsRefusedAsAWhole) {
     EXPECT_EQ(seqs.status().code(), StatusCode::kInvalidArgument);
   }
   EXPECT_TRUE(Pending::OfBatch(world_.at(0), {}).empty());
-  EXPECT_EQ(Pending::OfBatch(world_.at(0), {SendOp(data, 1, 0), SendOp(data, 1, 0)})[1].seq, 2u);
+  const std::vector<Pending> sends =
+      Pending::OfBatch(world_.at(0), {SendOp(data, 1, 0), SendOp(data, 1, 0)});
+  EXPECT_EQ(sends[1].seq, 2u);
   std::vector<float> got(4);
   for (int i = 0; i < 2; ++i) EXPECT_TRUE(Pending::Of(world_.at(1), RecvOp(got, 0, 0)).Wait().ok());
+  for (const Pending& send : sends) EXPECT_TRUE(send.Wait().ok());
 }
 
 TEST_P(Conformance, SendRecv_MoreThanTheUnexpectedLimit_WaitsForItsRecvs) {
