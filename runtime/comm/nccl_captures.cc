@@ -33,16 +33,17 @@ bool CanCapture(const CudaApi& cuda) {
          cuda.UserObjectCreate != nullptr && cuda.UserObjectRelease != nullptr;
 }
 
-std::uint64_t CaptureOf(const CudaApi& cuda, CudaStreamHandle stream) {
+CudaResult CaptureOf(const CudaApi& cuda, CudaStreamHandle stream, std::uint64_t* capture) {
+  *capture = 0;
+  if (cuda.StreamIsCapturing == nullptr) return CudaResult::kSuccess;
   int capturing = 0;
-  if (cuda.StreamIsCapturing == nullptr ||
-      cuda.StreamIsCapturing(stream, &capturing) != CudaResult::kSuccess || capturing == 0)
-    return 0;
+  CudaResult result = cuda.StreamIsCapturing(stream, &capturing);
+  if (result != CudaResult::kSuccess || capturing == 0) return result;
   unsigned long long id = 0;
-  const bool known = cuda.StreamGetCaptureInfo != nullptr &&
-                     cuda.StreamGetCaptureInfo(stream, &capturing, &id, nullptr, nullptr, nullptr,
-                                               nullptr) == CudaResult::kSuccess;
-  return known && id != 0 ? id : 1;
+  if (cuda.StreamGetCaptureInfo != nullptr)
+    result = cuda.StreamGetCaptureInfo(stream, &capturing, &id, nullptr, nullptr, nullptr, nullptr);
+  *capture = std::max(id, 1ULL);
+  return result;
 }
 
 NcclCaptures::NcclCaptures(const CudaApi& cuda, bool is_high_priority,
@@ -185,13 +186,21 @@ CudaResult NcclCaptures::OnLaunched(const LaunchMark::Joiner& joiner, std::strin
   return IsOfCapture(result) ? CudaResult::kSuccess : result;
 }
 
-bool NcclCaptures::IsCaptureOver() const {
-  return CaptureOf(cuda_, stream_) != captured_.front().op.capture;
+CudaResult NcclCaptures::AskWhetherItIsOver(bool* is_over) const {
+  std::uint64_t capture = 0;
+  const CudaResult asked = CaptureOf(cuda_, stream_, &capture);
+  *is_over = IsOfCapture(asked) || capture != captured_.front().op.capture;
+  return IsOfCapture(asked) ? CudaResult::kSuccess : asked;
 }
 
-void NcclCaptures::Sweep(FinishedOps& finished) {
-  if (!launching_.empty()) return;
-  if (!captured_.empty() && IsCaptureOver()) {
+CudaResult NcclCaptures::Sweep(FinishedOps& finished) {
+  if (!launching_.empty()) return CudaResult::kSuccess;
+  bool is_over = false;
+  if (!captured_.empty()) {
+    const CudaResult asked = AskWhetherItIsOver(&is_over);
+    if (asked != CudaResult::kSuccess) return asked;
+  }
+  if (is_over) {
     for (Captured& one : std::exchange(captured_, {})) {
       std::shared_ptr<Completion> kept;
       if (hold_ == nullptr) kept = hold_ = std::make_shared<Completion>();
@@ -199,6 +208,7 @@ void NcclCaptures::Sweep(FinishedOps& finished) {
     }
   }
   std::erase_if(remembered_, [](const Remembered& one) { return one.graph->is_gone(); });
+  return CudaResult::kSuccess;
 }
 
 void NcclCaptures::EndAll(const Status& status, FinishedOps& finished) {

@@ -23,8 +23,8 @@ namespace resilient {
 bool CanCapture(const CudaApi& cuda);
 
 // The capture that `stream` is part of; 0: it is not captured. Never 0 while it is, also where
-// CanCapture is false.
-std::uint64_t CaptureOf(const CudaApi& cuda, CudaStreamHandle stream);
+// CanCapture is false. Not kSuccess: it is not known whether it is.
+CudaResult CaptureOf(const CudaApi& cuda, CudaStreamHandle stream, std::uint64_t* capture);
 
 // A graph with operations of a communicator, until CUDA has destroyed it and all that was
 // instantiated of it. Owner: shared by the operations and by CUDA. Thread: thread-safe.
@@ -76,8 +76,8 @@ class NcclCaptures {
                         FinishedOps& finished);
 
   // Ends those whose capture is over, and forgets what was in graphs that are gone. Nothing while
-  // some are being launched.
-  void Sweep(FinishedOps& finished);
+  // some are being launched. Not kSuccess: the device does not say whether it is over.
+  CudaResult Sweep(FinishedOps& finished);
   // Whether there is something for Sweep to see soon.
   bool is_capturing() const { return !captured_.empty(); }
   // Ends all that have not ended with `status`. Their memory is free: no graph has run with them.
@@ -120,7 +120,7 @@ class NcclCaptures {
   CudaResult MarkOrigin(CudaStreamHandle outside);
   ReplayPlace PlaceOf(const std::vector<SubmittedOp>& ops);
   CudaResult HoldGraph(std::uint64_t capture, std::shared_ptr<const HeldGraph>* held) const;
-  bool IsCaptureOver() const;
+  CudaResult AskWhetherItIsOver(bool* is_over) const;
 
   const CudaApi& cuda_;
   const bool is_high_priority_;

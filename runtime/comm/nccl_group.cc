@@ -143,7 +143,7 @@ void NcclGroup::Advance() {
       CheckHealth();
       if (state_ == State::kReady) FinishLaunch();
       if (state_ == State::kReady) CompleteLaunched();
-      if (state_ == State::kReady) captures_.Sweep(finished_);
+      if (state_ == State::kReady) SweepCaptures();
       if (state_ == State::kReady) StartPending();
       return;
     case State::kDraining:
@@ -348,7 +348,7 @@ void NcclGroup::Leave(const Status& status) {
 
 void NcclGroup::AwaitDrained() {
   FinishLaunch();
-  captures_.Sweep(finished_);
+  if (state_ == State::kDraining) SweepCaptures();
   if (state_ == State::kDraining) CompleteLaunched();
   if (state_ != State::kDraining) return;
   if (launched_.empty() && !launching_) return Flush();

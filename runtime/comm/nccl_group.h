@@ -143,6 +143,7 @@ class NcclGroup final : public DeviceGroup {
 
   // In nccl_group_graphs.cc.
   bool LaunchCaptured();
+  void SweepCaptures();
   void WatchReplay();
   std::vector<int> MissingInReplay() const;
   void CheckLeftReplay(const std::vector<int>& left);

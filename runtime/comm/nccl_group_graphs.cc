@@ -10,6 +10,7 @@ namespace resilient {
 
 // Those before it are launched by now, so that all ranks call NCCL in one order.
 bool NcclGroup::LaunchCaptured() {
+  if (pending_.front().op.kind == OpKind::kBarrier && !IsScratchReady()) return false;
   std::vector<SubmittedOp> ops;
   for (std::size_t left = pending_.front().batch_rest + 1; left > 0; --left)
     ops.push_back(pending_.pop_front());
@@ -40,6 +41,8 @@ bool NcclGroup::LaunchCaptured() {
   if (!launching_) OnLaunched();
   return state_ == State::kReady;
 }
+
+void NcclGroup::SweepCaptures() { Failed(captures_.Sweep(finished_), "work on the device"); }
 
 void NcclGroup::WatchReplay() {
   const NcclCaptures::Replay* before = captures_.replay();

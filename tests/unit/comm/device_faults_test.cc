@@ -1,13 +1,16 @@
 // Goal: whichever call into NCCL or CUDA goes wrong, of all that a communicator makes in its life,
 // every operation of every rank ends, memory is let go, and the next generation works.
-// Method: a program of all kinds of launches is run once to see which calls it makes; then again
-// for each of them, which fails, complains or stands still. What the session would do (a fence once
-// it is told of a failure) the test does.
+// Method: a program of all kinds of launches, or of a graph with all of them, is run once to see
+// which calls it makes; then again for each of them, which fails, complains or stands still. What
+// the session would do (a fence once it is told of a failure) the test does.
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -20,7 +23,9 @@
 namespace resilient::testing {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using Effect = CallFault::Effect;
 
 constexpr int kRanks = 2;
@@ -34,39 +39,38 @@ bool IsOfLeaving(const std::string& call) {
 // The operations of one rank and their memory. Lifetime: outlives them.
 class Program {
  public:
-  Program(Communicator& communicator, int rank) {
-    const int peer = 1 - rank;
+  // `graphs`: they are captured and replayed once, by a thread, as CUDA's graphs are. Null: they
+  // are submitted by the constructor.
+  Program(Communicator& communicator, int rank, FakeEnvironment* graphs)
+      : communicator_(communicator), rank_(rank) {
     data_ = {1.0F + static_cast<float>(rank), 5};
     given_ = {10.0F + static_cast<float>(rank)};
     gathered_.assign(kRanks, {0});
     parts_.assign(kRanks, {static_cast<float>(rank)});
-    Operation premul = AllReduceOp(scaled_, ReduceOp::kPremulSum);
-    premul.factor = 2;
-    Add(communicator, AllReduceOp(data_));
-    Add(communicator, premul);
-    for (const Pending& one :
-         Pending::TryBatch(communicator, {SendOp(given_, peer, 0), RecvOp(taken_, peer, 0)}))
-      pending_.push_back(one);
-    Add(communicator, BarrierOp());
-    Add(communicator, AllGatherOp(given_, gathered_));
-    Operation scatter = MakeOp(OpKind::kReduceScatter, DataType::kFloat32, sum_);
-    scatter.reduce = ReduceOp::kSum;
-    for (std::vector<float>& part : parts_)
-      scatter.inputs.push_back({.data = part.data(), .count = part.size()});
-    Add(communicator, scatter);
+    if (graphs != nullptr) {
+      stream_ = static_cast<CudaStreamHandle>(graphs->NewStream());
+      thread_ = std::thread([this, fake = &graphs->fake] { CaptureAndReplay(*fake); });
+      return;
+    }
+    for (std::vector<Operation>& step : Steps()) Submit(std::move(step));
+    is_run_ = true;
   }
+  ~Program() { Join(); }
 
   bool AreDone() const {
-    return std::all_of(pending_.begin(), pending_.end(),
-                       [](const Pending& one) { return one.IsDone(); });
+    const std::lock_guard lock(mutex_);
+    return is_run_ && std::all_of(pending_.begin(), pending_.end(),
+                                  [](const Pending& one) { return one.IsDone(); });
   }
   // Whether all went well; waits for all.
-  bool AllOk() const {
-    bool ok = true;
+  bool AllOk() {
+    Join();
+    bool ok = is_replayed_;
     for (const Pending& one : pending_) ok = one.Wait().ok() && ok;
     return ok;
   }
   bool AnyFailed() const {
+    const std::lock_guard lock(mutex_);
     return std::any_of(pending_.begin(), pending_.end(),
                        [](const Pending& one) { return one.IsDone() && !one.Wait().ok(); });
   }
@@ -79,23 +83,86 @@ class Program {
   }
 
  private:
-  void Add(Communicator& communicator, Operation op) {
-    pending_.push_back(Pending::Try(communicator, std::move(op)));
+  // One operation each, or a batch.
+  std::vector<std::vector<Operation>> Steps() {
+    const int peer = 1 - rank_;
+    Operation premul = AllReduceOp(scaled_, ReduceOp::kPremulSum);
+    premul.factor = 2;
+    Operation scatter = MakeOp(OpKind::kReduceScatter, DataType::kFloat32, sum_);
+    scatter.reduce = ReduceOp::kSum;
+    for (std::vector<float>& part : parts_)
+      scatter.inputs.push_back({.data = part.data(), .count = part.size()});
+    return {{AllReduceOp(data_)},
+            {premul},
+            {SendOp(given_, peer, 0), RecvOp(taken_, peer, 0)},
+            {BarrierOp()},
+            {AllGatherOp(given_, gathered_)},
+            {scatter}};
+  }
+  void Submit(std::vector<Operation> step) {
+    const std::vector<Pending> submitted =
+        step.size() > 1 ? Pending::TryBatch(communicator_, std::move(step))
+                        : std::vector<Pending>{Pending::Try(communicator_, std::move(step[0]))};
+    const std::lock_guard lock(mutex_);
+    pending_.insert(pending_.end(), submitted.begin(), submitted.end());
+  }
+  // Whatever goes wrong, the capture is ended and the graph destroyed.
+  void CaptureAndReplay(FakeNccl& fake) {
+    EXPECT_EQ(fake.BeginCapture(stream_), CudaResult::kSuccess);
+    for (std::vector<Operation>& step : Steps()) Capture(std::move(step));
+    CudaGraphHandle graph = nullptr;
+    bool ok = fake.EndCapture(stream_, &graph) == CudaResult::kSuccess;
+    for (const Pending& one : pending_) ok = one.Wait().ok() && ok;
+    ok = ok && fake.LaunchGraph(graph, stream_) == CudaResult::kSuccess &&
+         fake.SynchronizeStream(stream_) == CudaResult::kSuccess;
+    if (graph != nullptr) {
+      EXPECT_EQ(fake.DestroyGraph(graph), CudaResult::kSuccess);
+    }
+    const std::lock_guard lock(mutex_);
+    is_run_ = true;
+    is_replayed_ = ok;
+  }
+  void Capture(std::vector<Operation> step) {
+    std::vector<std::shared_ptr<LaunchMark>> marks;
+    for (Operation& op : step) {
+      op.stream = stream_;
+      op.device = rank_;
+      marks.push_back(op.mark = std::make_shared<LaunchMark>());
+    }
+    const std::size_t before = pending_.size();
+    Submit(std::move(step));
+    for (std::size_t i = 0; i < marks.size(); ++i) {
+      if (pending_[before + i].seq == 0) continue;  // Refused.
+      EXPECT_TRUE(marks[i]->WaitFor(kBound));
+      (void)marks[i]->Join(stream_);
+    }
+  }
+  void Join() {
+    if (thread_.joinable()) thread_.join();
   }
 
+  Communicator& communicator_;
+  const int rank_;
   std::vector<float> data_, given_;
   std::vector<float> scaled_ = {1}, taken_ = {0}, sum_ = {0};
   std::vector<std::vector<float>> gathered_, parts_;
-  std::vector<Pending> pending_;
+  CudaStreamHandle stream_ = nullptr;
+  mutable std::mutex mutex_;
+  std::vector<Pending> pending_;  // Guarded where the thread is not the one that looks.
+  bool is_run_ = false;           // Guarded.
+  bool is_replayed_ = true;       // Guarded. Where nothing is to be replayed: true.
+  std::thread thread_;
 };
 
 // Two ranks and a program of each, in one generation.
 class Programs {
  public:
-  Programs(World& world, std::uint64_t generation)
+  Programs(World& world, std::uint64_t generation, FakeEnvironment* graphs)
       : group_(generation == 1 ? world.group : world.CreateAll("world", generation)) {
-    for (int rank = 0; rank < kRanks; ++rank)
-      programs_.push_back(std::make_unique<Program>(*group_[static_cast<std::size_t>(rank)], rank));
+    for (int rank = 0; rank < kRanks; ++rank) {
+      programs_.push_back(
+          std::make_unique<Program>(*group_[static_cast<std::size_t>(rank)], rank, graphs));
+    }
   }
 
   bool AreDone() const {
@@ -137,16 +204,17 @@ class Programs {
 // A way on which operations of devices go.
 struct Way {
   std::string name;
-  std::function<std::shared_ptr<Environment>()> make;  // With faults around its tables.
-  std::vector<std::string> calls;                      // Some of those that a program makes.
+  std::function<std::shared_ptr<FakeEnvironment>()> make;  // With faults around its tables.
+  std::vector<std::string> calls;                          // Some of those that a program makes.
   // At least so many of the lives meet their fault.
   int failing = 0;
   int complaining = 0;
   int standing = 0;
+  bool graphs = false;
 };
 
 template <typename Kind>
-std::shared_ptr<Environment> MakeEnvironment() {
+std::shared_ptr<FakeEnvironment> MakeEnvironment() {
   auto environment = std::make_shared<Kind>();
   NcclFabricOptions& options = environment->options();
   options.nccl = CallFaults::Around(options.nccl);
@@ -165,6 +233,15 @@ std::vector<Way> Ways() {
            .failing = 150,
            .complaining = 60,
            .standing = 30},
+          {.name = "graphs",
+           .make = &MakeEnvironment<NcclEnvironment>,
+           .calls = {"StreamIsCapturing", "StreamGetCaptureInfo", "UserObjectCreate",
+                     "GraphRetainUserObject", "EventRecordWithFlags",
+                     "ThreadExchangeStreamCaptureMode", "StreamWaitEvent"},
+           .failing = 150,
+           .complaining = 60,
+           .standing = 30,
+           .graphs = true},
           {.name = "staged",
            .make = &MakeEnvironment<StagedEnvironment>,
            .calls = {"HostAlloc", "FreeHost", "MemcpyAsync", "EventRecord", "EventQuery",
@@ -189,8 +266,10 @@ class DeviceFaults : public ::testing::TestWithParam<Way> {
                                                              : " stands, with ",
                         fault.result));
     faults_.Set(fault);
-    World world = MakeWorld();
-    Programs first(world, 1);
+    const std::shared_ptr<FakeEnvironment> environment = GetParam().make();
+    World world = MakeWorld(environment);
+    FakeEnvironment* const graphs = GetParam().graphs ? environment.get() : nullptr;
+    Programs first(world, 1, graphs);
     const bool stands = fault.effect == Effect::kStands;
     EXPECT_TRUE(Eventually([&] {
       return first.AreDone() || first.AnyFailed() || (stands && faults_.Hit()) || IsTold(world);
@@ -207,7 +286,11 @@ class DeviceFaults : public ::testing::TestWithParam<Way> {
     EXPECT_TRUE(Eventually([&] { return first.AreQuiet(); }));
     hits_ += faults_.Hit() ? 1 : 0;
     faults_.Clear();
-    Programs second(world, 2);
+    // What did not get into a capture may have left it unjoined.
+    if (graphs != nullptr) {
+      EXPECT_THAT(graphs->fake.TakeMisuse(), Each(HasSubstr("a capture ends without a stream")));
+    }
+    Programs second(world, 2, graphs);
     EXPECT_TRUE(second.AllOk());
     second.ExpectResults();
   }
@@ -216,8 +299,9 @@ class DeviceFaults : public ::testing::TestWithParam<Way> {
   std::map<std::string, int> Calls(int rank) {
     faults_.Clear();
     {
-      World world = MakeWorld();
-      Programs programs(world, 1);
+      const std::shared_ptr<FakeEnvironment> environment = GetParam().make();
+      World world = MakeWorld(environment);
+      Programs programs(world, 1, GetParam().graphs ? environment.get() : nullptr);
       EXPECT_TRUE(programs.AllOk());
       programs.ExpectResults();
     }
@@ -228,8 +312,10 @@ class DeviceFaults : public ::testing::TestWithParam<Way> {
   CallFaults faults_;
 
  private:
-  static World MakeWorld() {
-    return World({.name = GetParam().name, .make = nullptr, .environment = GetParam().make},
+  static World MakeWorld(const std::shared_ptr<Environment>& environment) {
+    return World({.name = GetParam().name,
+                  .make = nullptr,
+                  .environment = [environment] { return environment; }},
                  kRanks);
   }
   static bool IsTold(World& world) {
@@ -245,17 +331,21 @@ class DeviceFaults : public ::testing::TestWithParam<Way> {
   }
 };
 
-// What is not done when it fails: the memory or the communicator would be left, as with CUDA.
-const std::set<std::string>& Endings() {
-  static const std::set<std::string> calls = {"CommAbort",    "CommDestroy",   "CommFinalize",
-                                              "EventDestroy", "StreamDestroy", "Free",
-                                              "RedOpDestroy", "GroupEnd",      "FreeHost"};
+// What is not done when it fails: the memory or the communicator would be left, as with CUDA; and
+// what fails for a wrong argument alone.
+const std::set<std::string>& NeverFail() {
+  static const std::set<std::string> calls = {"CommAbort",     "CommDestroy",
+                                              "CommFinalize",  "EventDestroy",
+                                              "StreamDestroy", "Free",
+                                              "RedOpDestroy",  "GroupEnd",
+                                              "FreeHost",      "ThreadExchangeStreamCaptureMode"};
   return calls;
 }
 
 const std::set<std::string>& Makers() {
-  static const std::set<std::string> calls = {"EventCreateWithFlags", "Malloc", "HostAlloc",
-                                              "RedOpCreatePreMulSum", "StreamCreateWithFlags"};
+  static const std::set<std::string> calls = {
+      "EventCreateWithFlags", "GraphRetainUserObject", "HostAlloc",       "Malloc",
+      "RedOpCreatePreMulSum", "StreamCreateWithFlags", "UserObjectCreate"};
   return calls;
 }
 
@@ -289,7 +379,7 @@ TEST_P(DeviceFaults, ProgramsCalls_AreThoseOfTheTables) {
 TEST_P(DeviceFaults, ACallThatFails_EndsWhatItIsForAndNothingElse) {
   for (const int rank : {0, 1}) {
     for (const auto& [call, times] : Calls(rank)) {
-      if (Endings().count(call) != 0) continue;
+      if (NeverFail().count(call) != 0) continue;
       for (int nth = 1; nth <= std::min(times, kCallsMax); ++nth) {
         for (const int error : ErrorsOf(call))
           Live({.rank = rank, .call = call, .nth = nth, .effect = Effect::kFails, .result = error});

@@ -201,6 +201,17 @@ TEST_F(NcclGraphs, EventsOfAGraph_AreUsedAgainWhenItIsGone) {
   EXPECT_EQ(fake_.Counts().events, events);
 }
 
+TEST_F(NcclGraphs, FirstBarrierOfAGroup_HasItsMemoryInTheGraph) {
+  StartRanks(2);
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    Begin(rank);
+    Put(rank, BarrierOp());
+    End(rank);
+  }
+  ReplayAll();
+  Synchronize();
+}
+
 TEST_F(NcclGraphs, WhatEndsOnTheHost_IsRefused) {
   StartRanks(1);
   Begin(0);
