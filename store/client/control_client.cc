@@ -409,7 +409,9 @@ namespace {
 // Session. Thread: thread-safe.
 class SessionLine final : public Rendezvous {
  public:
-  SessionLine(const ConnectOptions& options, InterruptCheck interrupt, const Clock& clock) {
+  SessionLine(const ConnectOptions& options, InterruptCheck interrupt, const Clock& clock,
+              std::function<Status()> started)
+      : started_(std::move(started)) {
     Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
     bad_options_ = addresses.status();
     if (!addresses.ok()) return;
@@ -428,7 +430,8 @@ class SessionLine final : public Rendezvous {
                     "this membership line belongs to the process that forked this one; a child "
                     "has to open a session of its own");
     }
-    return client_->Start(events, deadline);
+    RESILIENT_RETURN_IF_ERROR(client_->Start(events, deadline));
+    return started_ == nullptr ? Status::Ok() : started_();
   }
   void Join(const JoinRequest& request) override {
     if (Usable()) client_->Join(request);
@@ -464,6 +467,7 @@ class SessionLine final : public Rendezvous {
   }
 
   const ProcessMark mark_;
+  const std::function<Status()> started_;
   Status bad_options_;
   std::unique_ptr<ControlClient> client_;
 };
@@ -471,8 +475,8 @@ class SessionLine final : public Rendezvous {
 }  // namespace
 
 std::unique_ptr<Rendezvous> MakeRendezvous(const ConnectOptions& options, InterruptCheck interrupt,
-                                           const Clock& clock) {
-  return std::make_unique<SessionLine>(options, std::move(interrupt), clock);
+                                           const Clock& clock, std::function<Status()> started) {
+  return std::make_unique<SessionLine>(options, std::move(interrupt), clock, std::move(started));
 }
 
 }  // namespace resilient::store

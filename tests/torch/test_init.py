@@ -58,15 +58,18 @@ def test_ten_worlds_one_after_the_other(world, between_gloo):
     world.run(repeatedly, 3, between_gloo, harness.free_port())
 
 
-def test_without_an_address_a_rank_starts_the_store(world):
-    """Plain variables: the store listens at MASTER_ADDR:MASTER_PORT, and ends with the job."""
-    env = {
+def plain_variables():
+    """The store listens at MASTER_ADDR:MASTER_PORT, and ends with the job."""
+    return {
         "RESILIENT_STORE": None,
         "RESILIENT_JOB": None,
         "MASTER_PORT": str(harness.free_port()),
         "RESILIENT_LINGER": "1s",
     }
-    assert world.run(add_up, 4, env=env) == [4] * 4
+
+
+def test_without_an_address_a_rank_starts_the_store(world):
+    assert world.run(add_up, 4, env=plain_variables()) == [4] * 4
 
 
 def twice_on_the_same_port():
@@ -75,13 +78,18 @@ def twice_on_the_same_port():
 
 
 def test_the_port_can_be_used_again_by_the_next_world(world):
-    env = {
-        "RESILIENT_STORE": None,
-        "RESILIENT_JOB": None,
-        "MASTER_PORT": str(harness.free_port()),
-        "RESILIENT_LINGER": "1s",
-    }
-    assert world.run(twice_on_the_same_port, 3, env=env) == [(3, 3)] * 3
+    assert world.run(twice_on_the_same_port, 3, env=plain_variables()) == [(3, 3)] * 3
+
+
+def leave_at_once(worlds):
+    for _ in range(worlds):
+        dist.init_process_group("resilient")
+        dist.destroy_process_group()
+
+
+def test_who_leaves_at_once_takes_the_store_from_nobody_who_has_its_seat(world):
+    """Whoever were a step behind would init once more for the same world, and wait alone."""
+    world.run(leave_at_once, 4, 20, env=plain_variables())
 
 
 def with_method(method, rank, size):

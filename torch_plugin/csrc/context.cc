@@ -40,9 +40,9 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
     fabric.hierarchical = context->options_.hierarchical_order;
     return MakeCudaFabric(std::move(fabric), context->options_.cuda, clock, events);
   };
-  auto session = OpenSession(context->options_.session,
-                             store::MakeRendezvous(context->options_.connect, interrupt, clock),
-                             make_fabric, clock);
+  auto line = store::MakeRendezvous(context->options_.connect, interrupt, clock,
+                                    [raw = context.get()] { return raw->ConnectForKeys(); });
+  auto session = OpenSession(context->options_.session, std::move(line), make_fabric, clock);
   if (!session.ok()) return session.status();
   context->session_ = std::move(session).value();
   context->heal_.emplace(context->options_.auto_heal, context->ladder_.rebuild, *context->session_,
@@ -50,15 +50,29 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
   return context;
 }
 
-Status SessionContext::Init() {
-  RESILIENT_RETURN_IF_ERROR(session_->Init());
+// While no seat is asked for: once all have theirs the host of the store may leave, with whom its
+// address goes, and whoever came there too late would look for another world than they were in.
+Status SessionContext::ConnectForKeys() {
   auto client = store::Connect(options_.connect, options_.session.interrupt, clock_,
                                Deadline::After(clock_.Now(), ladder_.answer));
   if (!client.ok()) return client.status();
   const std::lock_guard lock(mutex_);
-  client_ = std::move(client).value();
-  termination_ = HandleTermination(session_, clock_);
+  connected_ = std::move(client).value();
   return Status::Ok();
+}
+
+Status SessionContext::Init() {
+  Status status = session_->Init();
+  std::unique_lock lock(mutex_);
+  std::shared_ptr<store::Client> client = std::exchange(connected_, nullptr);
+  if (status.ok()) {
+    client_ = std::move(client);
+    termination_ = HandleTermination(session_, clock_);
+    return status;
+  }
+  lock.unlock();
+  if (client != nullptr) client->Close();
+  return status;
 }
 
 Result<std::shared_ptr<store::Client>> SessionContext::client() const {

@@ -53,7 +53,7 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
                                                       std::shared_ptr<Host> host);
   ~SessionContext();
 
-  // Session::Init, then the connection for keys. Blocks.
+  // Session::Init, with the connection for keys. Blocks.
   Status Init();
 
   // Session::Rebuild with the machine's part bounded by `budget`, nullopt: the session's; the wait
@@ -90,6 +90,7 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
 
  private:
   SessionContext(ContextOptions options, std::shared_ptr<Host> host);
+  Status ConnectForKeys();
 
   const std::shared_ptr<Host> host_;
   const SystemClock clock_;
@@ -103,6 +104,7 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   std::optional<AutoHeal> heal_;      // Likewise.
   mutable std::mutex mutex_;
   // Guarded by mutex_:
+  std::shared_ptr<store::Client> connected_;  // Until Init has returned.
   std::shared_ptr<store::Client> client_;
   std::unique_ptr<Termination> termination_;  // While client_ exists; null: not ours to handle.
 };
