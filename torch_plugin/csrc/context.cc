@@ -55,6 +55,10 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
 Status SessionContext::ConnectForKeys() {
   auto client = store::Connect(options_.connect, options_.session.interrupt, clock_,
                                Deadline::After(clock_.Now(), ladder_.answer));
+  if (client.status().code() == StatusCode::kRefused && !options_.connect.expected_server.empty()) {
+    return Status(StatusCode::kStoreLost,
+                  "the store has stopped since this rank found it: " + client.status().message());
+  }
   if (!client.ok()) return client.status();
   const std::lock_guard lock(mutex_);
   connected_ = std::move(client).value();
