@@ -12,6 +12,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "runtime/comm/nccl_captures.h"
 #include "tests/unit/comm/nccl_world.h"
 
 namespace resilient::testing {
@@ -210,6 +211,29 @@ TEST_F(NcclGraphs, FirstBarrierOfAGroup_HasItsMemoryInTheGraph) {
   }
   ReplayAll();
   Synchronize();
+}
+
+TEST_F(NcclGraphs, MoreThanTheMost_AreRefused) {
+  StartRanks(2);
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    Begin(rank);
+    for (int i = 0; i < 2; ++i) Put(rank, AllReduceOp(ranks_[rank].data));
+    End(rank);
+  }
+  CudaGraphHandle other = nullptr;
+  EXPECT_EQ(fake_.BeginCapture(ranks_[0].stream), CudaResult::kSuccess);
+  const std::vector<Operation> batch(NcclCaptures::kMaxOperations - 1,
+                                     Captured(0, SendOp(ranks_[0].data, 1, 0)));
+  for (const Pending& one : Pending::TryBatch(at(0), batch)) {
+    const Status status = one.Wait();
+    ASSERT_EQ(status.code(), StatusCode::kResourceExhausted);
+    ASSERT_THAT(status.message(), HasSubstr("have 2 operations of its group, and 65536 are the"));
+  }
+  EXPECT_EQ(fake_.EndCapture(ranks_[0].stream, &other), CudaResult::kSuccess);
+  EXPECT_EQ(fake_.DestroyGraph(other), CudaResult::kSuccess);
+  ReplayAll();
+  Synchronize();
+  EXPECT_THAT(Results(), Each(6));
 }
 
 TEST_F(NcclGraphs, WhatEndsOnTheHost_IsRefused) {
