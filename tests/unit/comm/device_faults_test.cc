@@ -52,7 +52,9 @@ class Program {
       thread_ = std::thread([this, fake = &graphs->fake] { CaptureAndReplay(*fake); });
       return;
     }
-    for (std::vector<Operation>& step : Steps()) Submit(std::move(step));
+    for (std::vector<Operation>& step : Steps()) {
+      if (!Submit(std::move(step))) break;
+    }
     is_run_ = true;
   }
   ~Program() { Join(); }
@@ -99,17 +101,21 @@ class Program {
             {AllGatherOp(given_, gathered_)},
             {scatter}};
   }
-  void Submit(std::vector<Operation> step) {
+  // False where it is refused, which a program would not go on from.
+  bool Submit(std::vector<Operation> step) {
     const std::vector<Pending> submitted =
         step.size() > 1 ? Pending::TryBatch(communicator_, std::move(step))
                         : std::vector<Pending>{Pending::Try(communicator_, std::move(step[0]))};
     const std::lock_guard lock(mutex_);
     pending_.insert(pending_.end(), submitted.begin(), submitted.end());
+    return submitted.front().seq != 0;
   }
   // Whatever goes wrong, the capture is ended and the graph destroyed.
   void CaptureAndReplay(FakeNccl& fake) {
     EXPECT_EQ(fake.BeginCapture(stream_), CudaResult::kSuccess);
-    for (std::vector<Operation>& step : Steps()) Capture(std::move(step));
+    for (std::vector<Operation>& step : Steps()) {
+      if (!Capture(std::move(step))) break;
+    }
     CudaGraphHandle graph = nullptr;
     bool ok = fake.EndCapture(stream_, &graph) == CudaResult::kSuccess;
     for (const Pending& one : pending_) ok = one.Wait().ok() && ok;
@@ -122,20 +128,19 @@ class Program {
     is_run_ = true;
     is_replayed_ = ok;
   }
-  void Capture(std::vector<Operation> step) {
+  bool Capture(std::vector<Operation> step) {
     std::vector<std::shared_ptr<LaunchMark>> marks;
     for (Operation& op : step) {
       op.stream = stream_;
       op.device = rank_;
       marks.push_back(op.mark = std::make_shared<LaunchMark>());
     }
-    const std::size_t before = pending_.size();
-    Submit(std::move(step));
-    for (std::size_t i = 0; i < marks.size(); ++i) {
-      if (pending_[before + i].seq == 0) continue;  // Refused.
-      EXPECT_TRUE(marks[i]->WaitFor(kBound));
-      (void)marks[i]->Join(stream_);
+    if (!Submit(std::move(step))) return false;
+    for (const std::shared_ptr<LaunchMark>& mark : marks) {
+      EXPECT_TRUE(mark->WaitFor(kBound));
+      (void)mark->Join(stream_);
     }
+    return true;
   }
   void Join() {
     if (thread_.joinable()) thread_.join();

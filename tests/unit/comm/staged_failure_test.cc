@@ -21,6 +21,11 @@ using ::testing::HasSubstr;
 
 class StagedFailure : public StagedWorldTest {
  protected:
+  // What has failed borrows its memory until then: the device may not have read it yet.
+  ~StagedFailure() override {
+    world_.reset();
+    environment_.reset();
+  }
   void Change(int rank, const std::function<void(NcclScript&)>& change) {
     fake().Change(rank, change);
   }
