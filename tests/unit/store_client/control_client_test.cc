@@ -480,6 +480,18 @@ TEST_F(ControlClientTest, Start_HelloRefused_FailsAtOnce) {
   EXPECT_EQ(starting.get().code(), StatusCode::kJob);
 }
 
+// The line is open by then, and has to be closed.
+TEST_F(ControlClientTest, Start_FailsWithWhatIsStartedBehindIt) {
+  auto rendezvous = MakeRendezvous(Options(), {}, clock_,
+                                   [] { return Status(StatusCode::kStoreLost, "it has stopped"); });
+  auto starting =
+      std::async(std::launch::async, [&] { return rendezvous->Start(events_, In(kPatience)); });
+  line_ = std::make_unique<ScriptedConnection>(server_.Accept());
+  line_->Greet(TestWelcome());
+  EXPECT_EQ(starting.get().code(), StatusCode::kStoreLost);
+  CloseOrderly(*rendezvous);
+}
+
 TEST_F(ControlClientTest, Start_BadAddress_IsASettingError) {
   ConnectOptions options = Options();
   options.addresses = {"nonsense"};
