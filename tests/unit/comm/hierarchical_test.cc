@@ -287,7 +287,7 @@ TEST(ReductionMemory, ThatCannotBeHad_FailsTheGroupOnAllRanks) {
     op.inputs = {part(kTooMuch), part(0), part(0)};
     op.count = rank == 0 ? kTooMuch : 0;
     op.call_site = "train.py:7";
-    pending.push_back(Pending::Of(world.at(rank), op));
+    pending.push_back(Pending::Try(world.at(rank), op));
   }
   ASSERT_TRUE(world.log(1).WaitFor([](EventLog& log) { return log.stalls.size() == 1; }));
   pending.push_back(Pending::Try(world.at(1), BarrierOp()));
