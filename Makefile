@@ -1,5 +1,5 @@
 # The one front door. `make demo` and `make test` set everything up by themselves.
-#   setup build demo test test-san test-compat compat-all test-gpu gpu-bundle test-all soak sim bench incidents lint format clean
+#   setup build demo test test-san build-san test-compat compat-all test-gpu gpu-bundle test-all soak sim bench incidents lint format clean
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -18,7 +18,7 @@ export CCACHE_DIR ?= $(HOME)/.cache/ccache
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
-.PHONY: help setup build demo test test-san test-compat compat-all test-gpu gpu-bundle test-all soak sim bench incidents lint format clean
+.PHONY: help setup build demo test test-san build-san test-compat compat-all test-gpu gpu-bundle test-all soak sim bench incidents lint format clean
 
 help:
 	@sed -n '1,3s/^# \{0,2\}//p' Makefile
@@ -52,13 +52,11 @@ test-all: test
 	@$(PYTEST) tests -m "slow"
 
 # Unit, simulator and fuzz targets under AddressSanitizer + UBSan, then ThreadSanitizer.
-test-san: packages-build packages-fuzz
-	@cmake --preset asan >/dev/null && cmake --build --preset asan -j $(JOBS)
-	@$(CTEST) --preset asan
-	@cmake --preset tsan >/dev/null && cmake --build --preset tsan -j $(JOBS)
-	@$(CTEST) --preset tsan
-	@cmake --preset fuzz >/dev/null && cmake --build --preset fuzz -j $(JOBS)
-	@$(CTEST) --preset fuzz
+test-san: build-san
+	@for preset in asan tsan fuzz; do $(CTEST) --preset $$preset; done
+
+build-san: packages-build packages-fuzz
+	@for preset in asan tsan fuzz; do cmake --preset $$preset >/dev/null; cmake --build --preset $$preset -j $(JOBS); done
 
 test-compat: packages-build
 	@tests/compat.sh $(TORCH_COMPAT)
