@@ -257,8 +257,8 @@ void NcclGroup::StartPending() {
 
 bool NcclGroup::LaunchNext() {
   if (!IsStreamReady()) return false;
-  if (pending_.front().capture != 0) return LaunchCaptured();
   if (pending_.front().op.kind == OpKind::kBarrier && !IsScratchReady()) return false;
+  if (pending_.front().capture != 0) return LaunchCaptured();
   if (!MakePremulSum(pending_.front().op)) return false;
   const std::size_t operations = pending_.front().batch_rest + 1;
   for (std::size_t i = 0; i < operations; ++i) {

@@ -10,7 +10,6 @@ namespace resilient {
 
 // Those before it are launched by now, so that all ranks call NCCL in one order.
 bool NcclGroup::LaunchCaptured() {
-  if (pending_.front().op.kind == OpKind::kBarrier && !IsScratchReady()) return false;
   std::vector<SubmittedOp> ops;
   for (std::size_t left = pending_.front().batch_rest + 1; left > 0; --left)
     ops.push_back(pending_.pop_front());

@@ -273,7 +273,7 @@ class DeviceFaults : public ::testing::TestWithParam<Way> {
     faults_.Set(fault);
     const std::shared_ptr<FakeEnvironment> environment = GetParam().make();
     World world = MakeWorld(environment);
-    FakeEnvironment* const graphs = GetParam().graphs ? environment.get() : nullptr;
+    FakeEnvironment* const graphs = GraphsOf(*environment);
     Programs first(world, 1, graphs);
     const bool stands = fault.effect == Effect::kStands;
     EXPECT_TRUE(Eventually([&] {
@@ -306,7 +306,7 @@ class DeviceFaults : public ::testing::TestWithParam<Way> {
     {
       const std::shared_ptr<FakeEnvironment> environment = GetParam().make();
       World world = MakeWorld(environment);
-      Programs programs(world, 1, GetParam().graphs ? environment.get() : nullptr);
+      Programs programs(world, 1, GraphsOf(*environment));
       EXPECT_TRUE(programs.AllOk());
       programs.ExpectResults();
     }
@@ -317,6 +317,10 @@ class DeviceFaults : public ::testing::TestWithParam<Way> {
   CallFaults faults_;
 
  private:
+  // Where its programs are captured; null: they are submitted.
+  static FakeEnvironment* GraphsOf(FakeEnvironment& environment) {
+    return GetParam().graphs ? &environment : nullptr;
+  }
   static World MakeWorld(const std::shared_ptr<Environment>& environment) {
     return World({.name = GetParam().name,
                   .make = nullptr,

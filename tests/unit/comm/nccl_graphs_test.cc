@@ -221,7 +221,7 @@ TEST_F(NcclGraphs, MoreThanTheMost_AreRefused) {
     End(rank);
   }
   CudaGraphHandle other = nullptr;
-  EXPECT_EQ(fake_.BeginCapture(ranks_[0].stream), CudaResult::kSuccess);
+  Begin(0);
   const std::vector<Operation> batch(NcclCaptures::kMaxOperations - 1,
                                      Captured(0, SendOp(ranks_[0].data, 1, 0)));
   for (const Pending& one : Pending::TryBatch(at(0), batch)) {
