@@ -182,7 +182,9 @@ def kernels():
     ones += torch.arange(3, device="cuda:1")
     assert ones.device == torch.device("cuda:1") and ones.tolist() == [1, 2, 3]
     assert torch.equal(torch.cat([ones, ones]).cpu(), torch.tensor([1.0, 2, 3, 1, 2, 3]))
-    assert ones.to("cpu", non_blocking=True).sum().item() == 6
+    copied = ones.to("cpu", non_blocking=True)
+    torch.cuda.synchronize(1)
+    assert copied.sum().item() == 6
     out = torch.empty(0, device="cuda:1")
     assert torch.add(ones, 1, out=out) is out and out.tolist() == [2, 3, 4]
     assert torch.equal(torch.stack([ones, out]).max(0).values, out)
