@@ -84,6 +84,7 @@ bool NcclGroup::Failed(NcclResult result, std::string_view what) {
   } else if (state_ == State::kReady && !IsOwnFault(result)) {
     RESILIENT_LOG(kInfo, status.message());
     Hold(status, context_.options.verdict_wait, false);
+    next_tell_ = context_.now;  // The peers, of whom one may have left.
   } else {
     Fail(status);
   }
@@ -183,7 +184,7 @@ Instant NcclGroup::NextTime() const {
       if (launched_.empty() && !launching_ && !captures_.is_capturing()) return next_health_check_;
       return context_.now < spin_until_ ? context_.now : context_.now + kPoll;
     case State::kHolding:
-      return hold_until_.when();
+      return held_known_ ? hold_until_.when() : std::min(hold_until_.when(), next_tell_);
     case State::kDraining:
     case State::kFlushing:
       return std::min(flush_by_.when(), context_.now + kPoll);

@@ -130,6 +130,8 @@ class NcclGroup final : public DeviceGroup {
   void TellAll(bool asks);
   void TellWaiting();
   void CheckLeft();
+  void WatchFailure();
+  bool HasGoneFrom(const Launched& one, int rank) const;
   void CheckDeadline();
   bool EndIfLate(SubmittedOp& op, std::uint64_t number, bool entered);
   void OnMismatch(const Status& mismatch);

@@ -54,6 +54,7 @@ void NcclGroup::Watch() {
     WatchConnecting();
     return TellWaiting();
   }
+  if (state_ == State::kHolding && !held_known_) return WatchFailure();
   if (state_ != State::kReady) return;
   NoteEntered();
   if (context_.now < next_tell_) return;
@@ -184,6 +185,31 @@ void NcclGroup::CheckLeft() {
       return Hold(PeerLeft(spec_, rank, Describe(one.op.op), one.op.seq), kBriefly, true);
     }
   }
+}
+
+// Over sockets NCCL says of a rank that has left what it says of a network that has failed. That
+// one has left shows when it is told something.
+void NcclGroup::WatchFailure() {
+  if (context_.now >= next_tell_) {
+    next_tell_ = context_.now + kTellPeers;
+    TellAll(false);
+  }
+  for (const int rank : control_->Left()) {
+    if (launched_.empty()) return Hold(PeerLeft(spec_, rank, "", 0), kBriefly, true);
+    const std::size_t rest = launched_.front().op.batch_rest;
+    for (std::size_t i = 0; i <= rest; ++i) {
+      const Launched& one = launched_[i];
+      if (!HasGoneFrom(one, rank)) continue;
+      return Hold(PeerLeft(spec_, rank, Describe(one.op.op), one.op.seq), kBriefly, true);
+    }
+  }
+}
+
+// Whether `rank`, which has left, has done so without its part in what may not have begun here.
+bool NcclGroup::HasGoneFrom(const Launched& one, int rank) const {
+  const Operation& op = one.op.op;
+  if (one.entered) return watch_.GoneBefore(rank, op, one.number);
+  return IsPointToPoint(op.kind) ? op.peer == rank : watch_.GoneBefore(rank, op, one.op.seq);
 }
 
 std::vector<int> NcclGroup::Others() const {

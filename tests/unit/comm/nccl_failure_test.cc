@@ -359,6 +359,44 @@ TEST_F(NcclFailure, AsyncError_WaitsForTheFence) {
   EXPECT_TRUE(world.log(0).WaitFor([](EventLog& log) { return log.stalls.empty(); }));
 }
 
+// Over sockets NCCL tells the others of a rank's end as of a failure.
+TEST_F(NcclFailure, AsyncError_OfWhatARankHasLeftWithoutItsPart_IsThat) {
+  verdict_wait_ = kBound;
+  World& world = Start(2);
+  const Pending waiting = LaunchAlone(data_);
+  Change(0, [](NcclScript& script) { script.async_error = NcclResult::kRemoteError; });
+  world.at(1).Leave();
+  const Status status = waiting.Wait();
+  EXPECT_EQ(status.code(), StatusCode::kLeft) << status.ToString();
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("rank 1 (node1, pid 1001) has left the group"),
+                                      HasSubstr("all_reduce(float32[2], sum)")));
+  EXPECT_TRUE(world.log(0).WaitFor([](EventLog& log) { return log.stalls.empty(); }));
+}
+
+TEST_F(NcclFailure, AsyncError_OfAMessageForARankThatHasLeft_IsThat) {
+  verdict_wait_ = kBound;
+  World& world = Start(3);
+  const Pending recv = Pending::Of(world.at(0), RecvOp(data_, 1, 0));
+  ASSERT_TRUE(WaitForKernels(0, 1));
+  Change(0, [](NcclScript& script) { script.async_error = NcclResult::kRemoteError; });
+  world.at(2).Leave();  // Of which it needs nothing.
+  world.at(1).Leave();
+  const Status status = recv.Wait();
+  EXPECT_EQ(status.code(), StatusCode::kLeft) << status.ToString();
+  EXPECT_THAT(status.message(), HasSubstr("rank 1 (node1, pid 1001) has left the group"));
+}
+
+TEST_F(NcclFailure, AsyncError_WhileNothingMovesAndARankHasLeft_FencesNobody) {
+  verdict_wait_ = kBound;
+  World& world = Start(2);
+  ASSERT_TRUE(world.log(0).WaitFor([](EventLog& log) { return log.connected[{"world", 1}] == 1; }));
+  world.at(1).Leave();
+  Change(0, [](NcclScript& script) { script.async_error = NcclResult::kRemoteError; });
+  EXPECT_TRUE(WaitForAborts(1));
+  EXPECT_EQ(Pending::Try(world.at(0), AllReduceOp(data_)).Wait().code(), StatusCode::kLeft);
+  EXPECT_TRUE(world.log(0).WaitFor([](EventLog& log) { return log.stalls.empty(); }));
+}
+
 TEST_F(NcclFailure, RankThatHasDoneItsPart_MayLeave) {
   World& world = Start(3);
   std::vector<std::vector<float>> data = {{1}, {2}, {3}};
