@@ -85,6 +85,8 @@ class OnGpu(
         gpu_device.load()
         count = int(os.environ["WORLD_SIZE"])
         torch.cuda.device_count = torch.accelerator.device_count = lambda: count
+        set_device = torch.cuda.set_device  # Some make the device of their rank's number current.
+        torch.cuda.set_device = lambda device: set_device(gpu_device.DEVICE)
         _cases.INIT_METHOD = environment["INIT_METHOD"]
         super()._run(rank, test_name, file_name, pipe, environment=environment, **kwargs)
 
