@@ -175,7 +175,7 @@ Result<SubmittedOp> GroupPort::Admit(Operation op, Completion done) const {
   // Only a bound that counts from here needs to know the time.
   const bool timed = submitted.op.timeout > Duration::zero();
   submitted.timeouts = OpTimeouts(submitted.op, timed ? clock_.Now() : Instant{});
-  if (admission_ != nullptr) RESILIENT_RETURN_IF_ERROR(admission_(submitted));
+  if (admission_ != nullptr) RESILIENT_RETURN_IF_ERROR(admission_(spec_, submitted));
   return submitted;
 }
 

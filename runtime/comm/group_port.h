@@ -74,9 +74,9 @@ struct SubmittedOp {
   std::size_t batch_rest = 0;
 };
 
-// What a transport does with a valid operation on the thread that submits it. Not OK: it does not
-// run it. Null: it runs all.
-using Admission = std::function<Status(SubmittedOp& op)>;
+// What a transport does with a valid operation of a group on the thread that submits it. Not OK: it
+// does not run it. Null: it runs all.
+using Admission = std::function<Status(const GroupSpec& group, SubmittedOp& op)>;
 
 // What is told of `op`, without the ranks. REQUIRES: `submitted` is known.
 WaitingOperation ToldOf(const SubmittedOp& op, Instant now);

@@ -40,9 +40,10 @@ std::unique_ptr<CommunicatorFactory> MakeNcclFabric(const NcclFabricOptions& opt
     return std::make_unique<NcclGroup>(std::move(port), context);
   };
   auto check = [abilities = AbilitiesOf(options.nccl, options.cuda, options.device),
-                can_capture = CanCapture(options.cuda)](const SubmittedOp& op) {
+                can_capture = CanCapture(options.cuda)](const GroupSpec& group,
+                                                        const SubmittedOp& op) {
     RESILIENT_RETURN_IF_ERROR(CheckCapture(op, can_capture));
-    return CheckNcclSupports(op.op, abilities);
+    return CheckNcclSupports(op.op, static_cast<int>(group.members.size()), abilities);
   };
   return MakeDeviceFabric(options, control, std::move(waits), clock, events, std::move(make),
                           std::move(check));

@@ -293,6 +293,7 @@ NcclLaunch NcclGroup::LaunchOn(CudaStreamHandle stream) const {
           .comm = comm_,
           .stream = stream,
           .rank = spec_.rank,
+          .ranks = port_->size(),
           .premul_sum = premul_sum_.value_or(NcclReduceOp::kSum),
           .scratch = scratch_ == nullptr ? nullptr : scratch_->memory()};
 }
@@ -325,7 +326,7 @@ bool NcclGroup::MakePremulSum(const Operation& op) {
   if (op.reduce != ReduceOp::kPremulSum) return true;
   std::array<std::byte, 8> scalar = PremulScalar(op);
   NcclReduceOp made = NcclReduceOp::kSum;
-  if (Failed(nccl_.RedOpCreatePreMulSum(&made, scalar.data(), ReductionOf(op).type,
+  if (Failed(nccl_.RedOpCreatePreMulSum(&made, scalar.data(), NumberTypeOf(op),
                                         NcclScalarResidence::kHostImmediate, comm_),
              "ncclRedOpCreatePreMulSum"))
     return false;

@@ -74,7 +74,7 @@ NcclResult AllGather(const NcclLaunch& launch, const Operation& op) {
 }
 
 NcclReduction ReductionOf(const NcclLaunch& launch, const Operation& op) {
-  NcclReduction reduction = ReductionOf(op);
+  NcclReduction reduction = ReductionOf(op, launch.ranks);
   if (op.reduce == ReduceOp::kPremulSum) reduction.op = launch.premul_sum;
   return reduction;
 }
@@ -156,10 +156,10 @@ NcclResult Message(const NcclLaunch& launch, const Operation& op) {
 
 }  // namespace
 
-Status CheckNcclSupports(const Operation& op, const NcclAbilities& abilities) {
+Status CheckNcclSupports(const Operation& op, int ranks, const NcclAbilities& abilities) {
   if (op.kind == OpKind::kRecv && op.peer == kAnyPeer)
     return NcclCannot(op, "NCCL receives only from a rank that is named");
-  return Reduces(op.kind) ? CheckNcclReduction(op, abilities) : Status::Ok();
+  return Reduces(op.kind) ? CheckNcclReduction(op, ranks, abilities) : Status::Ok();
 }
 
 NcclResult LaunchNccl(const NcclLaunch& launch, const Operation& op) {

@@ -13,8 +13,9 @@ namespace resilient {
 // How an operation is said in NCCL. Which calls an operation becomes depends only on what all ranks
 // know alike: a choice by the layout of local memory would put ranks into different calls.
 
-// kUnimplemented for what does not run over NCCL; the text says why. REQUIRES: ValidateOperation.
-Status CheckNcclSupports(const Operation& op, const NcclAbilities& abilities);
+// kUnimplemented for what does not run over NCCL among `ranks`; the text says why. REQUIRES:
+// ValidateOperation.
+Status CheckNcclSupports(const Operation& op, int ranks, const NcclAbilities& abilities);
 
 // Where and with what an operation is launched. Thread: value type.
 struct NcclLaunch {
@@ -22,6 +23,7 @@ struct NcclLaunch {
   NcclCommHandle comm = nullptr;
   CudaStreamHandle stream = nullptr;
   int rank = 0;
+  int ranks = 1;
   NcclReduceOp premul_sum = NcclReduceOp::kSum;  // Made for it, where it is a kPremulSum.
   void* scratch = nullptr;                       // Of NcclScratch, for a barrier.
 };

@@ -154,12 +154,13 @@ std::unique_ptr<CommunicatorFactory> MakeDeviceFabric(const NcclFabricOptions& o
   auto pool = std::make_shared<NcclEvents>(options.cuda, options.device);
   auto loop = std::make_unique<NcclLoop>(options, control, std::move(waits), pool, *requests, clock,
                                          events, std::move(make));
-  const auto admit = [check = std::move(check), pool, cuda = options.cuda](SubmittedOp& op) {
+  const auto admit = [check = std::move(check), pool, cuda = options.cuda](const GroupSpec& group,
+                                                                           SubmittedOp& op) {
     const auto stream = static_cast<CudaStreamHandle>(op.op.stream);
     const CudaResult asked = CaptureOf(cuda, stream, &op.capture);
     if (asked != CudaResult::kSuccess)
       return CudaStatus(cuda, asked, "cudaStreamIsCapturing", Describe(op.op), {});
-    RESILIENT_RETURN_IF_ERROR(check(op));
+    RESILIENT_RETURN_IF_ERROR(check(group, op));
     if (op.capture != 0 && op.op.mark != nullptr) op.op.mark->NoteCaptured();
     const CudaResult marked = pool->Mark(stream, &op.ready);
     if (marked == CudaResult::kSuccess) return Status::Ok();

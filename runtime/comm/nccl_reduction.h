@@ -29,10 +29,13 @@ struct NcclReduction {
 
 // kUnimplemented for what NCCL cannot reduce, kInvalidArgument for a factor that its type cannot
 // hold; the text says why. REQUIRES: ValidateOperation.
-Status CheckNcclReduction(const Operation& op, const NcclAbilities& abilities);
+Status CheckNcclReduction(const Operation& op, int ranks, const NcclAbilities& abilities);
+
+// Among `ranks`. REQUIRES: CheckNcclReduction.
+NcclReduction ReductionOf(const Operation& op, int ranks);
 
 // REQUIRES: CheckNcclReduction.
-NcclReduction ReductionOf(const Operation& op);
+NcclDataType NumberTypeOf(const Operation& op);
 
 // The factor of kPremulSum as ncclRedOpCreatePreMulSum reads it: in the type of the numbers, so
 // that a factor of a small float is rounded to it.

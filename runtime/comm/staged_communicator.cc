@@ -17,7 +17,7 @@ std::unique_ptr<CommunicatorFactory> MakeStagedFabric(const NcclFabricOptions& o
   auto make = [calls = std::move(calls)](std::shared_ptr<GroupPort> port, NcclContext& context) {
     return std::make_unique<StagedGroup>(std::move(port), context, calls);
   };
-  const auto check = [](const SubmittedOp& submitted) {
+  const auto check = [](const GroupSpec&, const SubmittedOp& submitted) {
     const Operation& op = submitted.op;
     if (submitted.capture != 0)
       return Status(StatusCode::kUnimplemented,

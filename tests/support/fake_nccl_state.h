@@ -29,6 +29,7 @@ struct NcclComm {
   };
 
   int rank = 0;
+  int ranks = 0;
   int device = 0;
   std::unique_ptr<testing::NcclMeeting> meeting;
   std::thread::id thread;

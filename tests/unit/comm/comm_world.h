@@ -201,10 +201,12 @@ struct Transport {
   // collectives do not wait for each other.
   bool has_tags = true;
   // Of what every communicator accepts; null: all. And whether a NaN wins MIN and MAX.
-  std::function<bool(const Operation& op)> supports = nullptr;
+  std::function<bool(const Operation& op, int ranks)> supports = nullptr;
   bool nan_wins = true;
 
-  bool Supports(const Operation& op) const { return supports == nullptr || supports(op); }
+  bool Supports(const Operation& op, int ranks) const {
+    return supports == nullptr || supports(op, ranks);
+  }
 
   friend void PrintTo(const Transport& transport, std::ostream* out) { *out << transport.name; }
 };

@@ -17,12 +17,12 @@ namespace {
 class Conformance : public ::testing::TestWithParam<ConformanceCase> {
  protected:
   int size() const { return GetParam().size; }
-  static bool Supports(OpKind kind, DataType type, ReduceOp reduce) {
+  bool Supports(OpKind kind, DataType type, ReduceOp reduce) const {
     Operation op;
     op.kind = kind;
     op.dtype = type;
     op.reduce = reduce;
-    return GetParam().transport.Supports(op);
+    return GetParam().transport.Supports(op, size());
   }
   void RunAndCheck(const Call& call) {
     Trial trial(call, random_);

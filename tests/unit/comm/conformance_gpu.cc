@@ -137,9 +137,9 @@ class GpuEnvironment final : public Environment {
 };
 
 Transport NcclOnGpu() {
-  const auto supports = [](const Operation& op) {
+  const auto supports = [](const Operation& op, int ranks) {
     const NcclLibrary& library = TheGpu().library;
-    return CheckNcclSupports(op, AbilitiesOf(library.nccl, library.cuda, 0)).ok();
+    return CheckNcclSupports(op, ranks, AbilitiesOf(library.nccl, library.cuda, 0)).ok();
   };
   return {.name = "gpu",
           .make = nullptr,

@@ -16,8 +16,8 @@ Transport NcclTransport() {
           .roots_run_ahead = false,
           .has_tags = false,
           .supports =
-              [](const Operation& op) {
-                return CheckNcclSupports(op, {.premul_sum = true, .float8 = true}).ok();
+              [](const Operation& op, int ranks) {
+                return CheckNcclSupports(op, ranks, {.premul_sum = true, .float8 = true}).ok();
               },
           .nan_wins = false};
 }

@@ -60,29 +60,29 @@ TEST(NcclReductions, EachThatIsDefined_IsReducedOrRefusedWithTheReason) {
       const bool cannot = type == DataType::kInt16 || type == DataType::kUInt16 ||
                           (complex && reduce == ReduceOp::kProduct) ||
                           (bits && (type != DataType::kBool || reduce == ReduceOp::kBitXor));
-      const Status status = CheckNcclSupports(op, kAll);
+      const Status status = CheckNcclSupports(op, 2, kAll);
       EXPECT_EQ(status.code(), cannot ? StatusCode::kUnimplemented : StatusCode::kOk)
           << Describe(op);
       refused += cannot ? 1 : 0;
     }
   }
   EXPECT_GT(refused, 20);
-  EXPECT_THAT(CheckNcclSupports(Reduction(DataType::kInt16, ReduceOp::kSum), kAll).message(),
+  EXPECT_THAT(CheckNcclSupports(Reduction(DataType::kInt16, ReduceOp::kSum), 2, kAll).message(),
               AllOf(HasSubstr("all_reduce(int16[1], sum) does not run over NCCL"),
                     HasSubstr("does not reduce integers of 16 bits")));
-  EXPECT_THAT(CheckNcclSupports(Reduction(DataType::kInt32, ReduceOp::kBitAnd), kAll).message(),
+  EXPECT_THAT(CheckNcclSupports(Reduction(DataType::kInt32, ReduceOp::kBitAnd), 2, kAll).message(),
               HasSubstr("NCCL does not have this reduction"));
   EXPECT_THAT(
-      CheckNcclSupports(Reduction(DataType::kComplex64, ReduceOp::kProduct), kAll).message(),
+      CheckNcclSupports(Reduction(DataType::kComplex64, ReduceOp::kProduct), 2, kAll).message(),
       HasSubstr("does not multiply complex numbers"));
 }
 
 TEST(NcclReductions, Abilities_AreAskedForByName) {
-  EXPECT_THAT(CheckNcclSupports(Reduction(DataType::kFloat32, ReduceOp::kPremulSum),
+  EXPECT_THAT(CheckNcclSupports(Reduction(DataType::kFloat32, ReduceOp::kPremulSum), 2,
                                 {.premul_sum = false, .float8 = true})
                   .message(),
               HasSubstr("has no ncclRedOpCreatePreMulSum"));
-  EXPECT_THAT(CheckNcclSupports(Reduction(DataType::kFloat8E5M2, ReduceOp::kSum),
+  EXPECT_THAT(CheckNcclSupports(Reduction(DataType::kFloat8E5M2, ReduceOp::kSum), 2,
                                 {.premul_sum = true, .float8 = false})
                   .message(),
               HasSubstr("NCCL 2.24 and a device of compute capability 9.0"));
@@ -108,6 +108,20 @@ TEST(NcclReductions, Abilities_AreAskedForByName) {
   EXPECT_FALSE(AbilitiesOf(FakeNccl::nccl(), cuda, 0).float8);
 }
 
+// NCCL copies what one rank sums up, and multiplies the rest by a kernel that lacks float8.
+TEST(NcclReductions, OfOneRank_AMeanIsASum_AndFloat8IsNotMultiplied) {
+  for (const DataType type : {DataType::kFloat32, DataType::kFloat8E4M3, DataType::kInt8}) {
+    EXPECT_EQ(ReductionOf(Reduction(type, ReduceOp::kAvg), 1).op, NcclReduceOp::kSum);
+    EXPECT_EQ(ReductionOf(Reduction(type, ReduceOp::kAvg), 2).op, NcclReduceOp::kAvg);
+  }
+  EXPECT_TRUE(
+      CheckNcclSupports(Reduction(DataType::kFloat32, ReduceOp::kPremulSum, 2.0), 1, kAll).ok());
+  const Operation multiplied = Reduction(DataType::kFloat8E5M2, ReduceOp::kPremulSum, 2.0);
+  EXPECT_TRUE(CheckNcclSupports(multiplied, 2, kAll).ok());
+  EXPECT_THAT(CheckNcclSupports(multiplied, 1, kAll).message(),
+              HasSubstr("NCCL does not multiply float8 in a communicator of one rank"));
+}
+
 TEST(NcclReductions, Factor_IsReadInTheTypeOfTheNumbers) {
   const auto as = [](DataType type, double factor, auto number) {
     const auto bytes = PremulScalar(Reduction(type, ReduceOp::kPremulSum, factor));
@@ -125,11 +139,12 @@ TEST(NcclReductions, Factor_IsReadInTheTypeOfTheNumbers) {
   EXPECT_EQ(as(DataType::kInt8, -3.0, std::int8_t{}), -3);
   EXPECT_EQ(as(DataType::kUInt32, 7.9, std::uint32_t{}), 7u);
   for (const double factor : {1e19, -1e19, std::nan(""), std::numeric_limits<double>::infinity()}) {
-    EXPECT_EQ(
-        CheckNcclSupports(Reduction(DataType::kInt32, ReduceOp::kPremulSum, factor), kAll).code(),
-        StatusCode::kInvalidArgument);
+    EXPECT_EQ(CheckNcclSupports(Reduction(DataType::kInt32, ReduceOp::kPremulSum, factor), 2, kAll)
+                  .code(),
+              StatusCode::kInvalidArgument);
     EXPECT_TRUE(
-        CheckNcclSupports(Reduction(DataType::kFloat32, ReduceOp::kPremulSum, factor), kAll).ok());
+        CheckNcclSupports(Reduction(DataType::kFloat32, ReduceOp::kPremulSum, factor), 2, kAll)
+            .ok());
   }
 }
 

@@ -150,7 +150,7 @@ class Program {
     op.dtype = call.dtype;
     op.reduce = call.reduce;
     op.factor = call.factor;
-    return transport_.Supports(op);
+    return transport_.Supports(op, size_);
   }
 
   std::unique_ptr<Exchange> MakeExchange(Random& random) {
