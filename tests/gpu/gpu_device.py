@@ -7,6 +7,7 @@ tests show that they themselves are right, and nothing of NCCL or of a GPU.
 import ctypes
 import importlib.metadata
 import os
+import re
 import signal
 import sys
 import types
@@ -92,7 +93,8 @@ def facts():
 def _driver():
     try:
         with open("/proc/driver/nvidia/version") as file:
-            return file.readline().strip()
+            found = re.search(r"\d+\.[\d.]+", file.readline())
+            return found.group() if found else "unknown"
     except OSError:
         return "unknown"
 

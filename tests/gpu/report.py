@@ -67,13 +67,18 @@ def tests_of(path):
         )
         if failure is not None:
             counts["failed"] += 1
-            reasons[name] = (failure.get("message") or "")[:500]
+            reasons[name] = _text(failure)
         elif skipped is not None or case.get("status") == "notrun":
             counts["skipped"] += 1
-            reasons[name] = (skipped.get("message") if skipped is not None else "") or ""
+            reasons[name] = "" if skipped is None else _text(skipped)
         else:
             counts["passed"] += 1
     return counts, reasons
+
+
+def _text(element):
+    """Files by where they are in the sources."""
+    return (element.get("message") or "").replace(f"{ROOT}/", "")[:500]
 
 
 def parts_of(logs):

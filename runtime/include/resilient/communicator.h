@@ -227,7 +227,8 @@ Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions opti
 //              wins MIN and MAX is NCCL's choice
 // Refused with kUnimplemented, before anything is submitted: reductions of 16-bit integers, of bits
 // but for bools, products of complex numbers; of float8 and kPremulSum where the library or the
-// device has none. kSetting where there is no NCCL or no CUDA.
+// device has none, and of both together in a group of one rank. kSetting where there is no NCCL or
+// no CUDA.
 //
 // With SharedGpu::kThroughHost devices are served by the CPU transport on pinned memory instead
 // (docs/decisions/0021): numbers are as there, nothing but kAnyPeer is refused, a LaunchMark is
