@@ -304,8 +304,12 @@ void StateMachine::Refuse(const Event& event, Actions*) {
 }
 
 void StateMachine::Lose(const Event& event, Actions* actions) {
-  // Being out of date is a verdict about this very process and hides what happened to others.
-  if (event.status.code() == StatusCode::kStaleGeneration) first_cause_ = Status::Ok();
+  // Being out of date, or without a device, is a verdict about this very process and hides what
+  // happened to others.
+  const StatusCode code = event.status.code();
+  if (code == StatusCode::kStaleGeneration || code == StatusCode::kDeviceLost) {
+    first_cause_ = Status::Ok();
+  }
   NoteCause(event.status);
   GiveUp(event, actions);
 }

@@ -3,7 +3,7 @@
 // under test, and what comes out is compared as text. Words: I init, V<g> view, B<g> built,
 // X<g> build failed, R<g> running, F<g> fence (RANK_LOST), C<g> fence (COMM_FAILED), M<g> fence
 // (MISMATCH), Q<g> quiet, J join refused, J<n> one that was
-// sent n joins before, S store lost, Z stale, A acknowledge, W withdraw,
+// sent n joins before, S store lost, Z stale, D device lost, A acknowledge, W withdraw,
 // T<seconds> time passes, K close.
 #include "runtime/recovery/state_machine.h"
 
@@ -81,6 +81,8 @@ class Player {
         return {EventKind::kSessionLost, 0, because(StatusCode::kStoreLost), {}};
       case 'Z':
         return {EventKind::kSessionLost, 0, because(StatusCode::kStaleGeneration), {}};
+      case 'D':
+        return {EventKind::kSessionLost, 0, because(StatusCode::kDeviceLost), {}};
       case 'A':
         return {EventKind::kAcknowledge, 0, {}, {}};
       case 'a': {
@@ -151,6 +153,7 @@ const Edge kEdges[] = {
     {"INIT", "I", "JOINING join:0"},
     {"INIT", "S", "FAILED fail(cause S0)"},
     {"INIT", "Z", "FAILED fail(cause Z0)"},
+    {"INIT", "D", "FAILED fail(cause D0)"},
     {"INIT", "K", "CLOSED"},
 
     {"JOINING", "V5", "BUILDING build:5"},
@@ -164,6 +167,7 @@ const Edge kEdges[] = {
     {"JOINING", "W", "JOINING"},
     {"JOINING", "S", "FAILED fail(cause F4)"},
     {"JOINING", "Z", "FAILED fail(cause Z0)"},
+    {"JOINING", "D", "FAILED fail(cause D0)"},
     {"JOINING", "K", "CLOSED"},
 
     {"BUILDING", "B5", "READY ready:5"},
@@ -178,6 +182,7 @@ const Edge kEdges[] = {
     {"BUILDING", "T20", "FAILED abort:5(cause F4) fail(cause F4)"},
     {"BUILDING", "S", "FAILED abort:5(cause F4) fail(cause F4)"},
     {"BUILDING", "Z", "FAILED abort:5(cause Z0) fail(cause Z0)"},
+    {"BUILDING", "D", "FAILED abort:5(cause D0) fail(cause D0)"},
     {"BUILDING", "K", "CLOSED"},
 
     {"READY", "R5", "READY"},
@@ -190,6 +195,7 @@ const Edge kEdges[] = {
     {"READY", "T20", "FAILED abort:5(cause F4) fail(cause F4)"},
     {"READY", "S", "FAILED abort:5(cause F4) fail(cause F4)"},
     {"READY", "Z", "FAILED abort:5(cause Z0) fail(cause Z0)"},
+    {"READY", "D", "FAILED abort:5(cause D0) fail(cause D0)"},
     {"READY", "K", "CLOSED"},
 
     {"READY, world runs", "A", "RUNNING open:5"},
@@ -200,6 +206,7 @@ const Edge kEdges[] = {
     {"READY, world runs", "M6", "ABORTING abort:5(cause F4)"},
     {"READY, world runs", "S", "FAILED abort:5(cause F4) fail(cause F4)"},
     {"READY, world runs", "Z", "FAILED abort:5(cause Z0) fail(cause Z0)"},
+    {"READY, world runs", "D", "FAILED abort:5(cause D0) fail(cause D0)"},
     {"READY, world runs", "K", "CLOSED"},
 
     {"RUNNING", "V6",
@@ -211,17 +218,20 @@ const Edge kEdges[] = {
     {"RUNNING", "M6", "ABORTING abort:5(cause M6)"},
     {"RUNNING", "S", "FAILED abort:5(cause S0) fail(cause S0)"},
     {"RUNNING", "Z", "FAILED abort:5(cause Z0) fail(cause Z0)"},
+    {"RUNNING", "D", "FAILED abort:5(cause D0) fail(cause D0)"},
     {"RUNNING", "K", "CLOSED"},
 
     {"ABORTING", "Q5", "JOINING join:5"},
     {"ABORTING", "T20", "FAILED fail(cause F5)"},
     {"ABORTING", "S", "FAILED fail(cause F5)"},
     {"ABORTING", "Z", "FAILED fail(cause Z0)"},
+    {"ABORTING", "D", "FAILED fail(cause D0)"},
     {"ABORTING", "K", "CLOSED"},
 
     {"FENCED", "A", "JOINING join:5"},
     {"FENCED", "S", "FAILED fail(cause F5)"},
     {"FENCED", "Z", "FAILED fail(cause Z0)"},
+    {"FENCED", "D", "FAILED fail(cause D0)"},
     {"FENCED", "K", "CLOSED"},
 
     {"FAILED", "K", "CLOSED"},
@@ -257,8 +267,8 @@ TEST(StateMachineTable, EveryEdge_LeadsWhereItShould) {
 
 TEST(StateMachineTable, EveryOtherPair_ChangesNothing) {
   const std::vector<std::string> events = {
-      "I",  "V3", "V5", "V6", "B4", "B5", "B6", "X4", "X5", "R4", "R5", "R6",  "F3",  "F5", "F6",
-      "C6", "M6", "Q3", "Q5", "J",  "S",  "Z",  "A",  "W",  "T7", "T8", "T19", "T20", "K"};
+      "I",  "V3", "V5", "V6", "B4", "B5", "B6", "X4", "X5", "R4", "R5", "R6", "F3",  "F5",  "F6",
+      "C6", "M6", "Q3", "Q5", "J",  "S",  "Z",  "D",  "A",  "W",  "T7", "T8", "T19", "T20", "K"};
   std::set<std::string> edges;
   for (const Edge& edge : kEdges) edges.insert(std::string(edge.history) + "/" + edge.event);
   int checked = 0;
