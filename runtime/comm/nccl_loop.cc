@@ -154,17 +154,30 @@ std::unique_ptr<CommunicatorFactory> MakeDeviceFabric(const NcclFabricOptions& o
   auto pool = std::make_shared<NcclEvents>(options.cuda, options.device);
   auto loop = std::make_unique<NcclLoop>(options, control, std::move(waits), pool, *requests, clock,
                                          events, std::move(make));
-  const auto admit = [check = std::move(check), pool, cuda = options.cuda](const GroupSpec& group,
-                                                                           SubmittedOp& op) {
+  // All others wait for an operation that is not run here. What a capture of the program's refuses
+  // is the program's.
+  const auto failed = [&events, cuda = options.cuda, device = options.device](
+                          const GroupSpec& group, const Operation& op, CudaResult result,
+                          std::string_view what) {
+    const std::string where =
+        StrCat(Describe(op), " on rank ", group.rank, " (device ", device, ") of group '",
+               group.name, "', generation ", group.generation);
+    Status status = CudaStatus(cuda, result, what, where, DetailOf(group, group.rank, 0));
+    if (!IsOfCapture(result)) events.OnStalled(group.name, group.generation, status);
+    return status;
+  };
+  const auto admit = [check = std::move(check), pool, cuda = options.cuda, failed](
+                         const GroupSpec& group, SubmittedOp& op) {
     const auto stream = static_cast<CudaStreamHandle>(op.op.stream);
     const CudaResult asked = CaptureOf(cuda, stream, &op.capture);
-    if (asked != CudaResult::kSuccess)
-      return CudaStatus(cuda, asked, "cudaStreamIsCapturing", Describe(op.op), {});
+    if (asked != CudaResult::kSuccess) {
+      return failed(group, op.op, asked, "cudaStreamIsCapturing");
+    }
     RESILIENT_RETURN_IF_ERROR(check(group, op));
     if (op.capture != 0 && op.op.mark != nullptr) op.op.mark->NoteCaptured();
     const CudaResult marked = pool->Mark(stream, &op.ready);
     if (marked == CudaResult::kSuccess) return Status::Ok();
-    return CudaStatus(cuda, marked, "cudaEventRecord", Describe(op.op), {});
+    return failed(group, op.op, marked, "cudaEventRecord");
   };
   return MakeFabric({.endpoint = control.endpoint(),
                      .thread_name = options.name,

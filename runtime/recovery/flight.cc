@@ -16,6 +16,11 @@ Status NotStarted(const Status& cause, const std::string& group, const std::stri
                 std::move(detail));
 }
 
+bool IsOfCommunicator(StatusCode code) {
+  return code == StatusCode::kMismatch || code == StatusCode::kCommStalled ||
+         code == StatusCode::kCommFailed || code == StatusCode::kDeviceLost;
+}
+
 void Dismiss(Communicator& communicator, const Flight* flight) {
   if (flight != nullptr && flight->Ended()) {
     communicator.Abort(flight->cause());
@@ -34,12 +39,9 @@ OperationRecord::OperationRecord(std::shared_ptr<Flight> flight, std::shared_ptr
 Status OperationRecord::Outcome(const Status& status) {
   const bool ended = flight_->Ended();
   if (status.ok() && !ended) return status;
+  if (IsOfCommunicator(status.code())) flight_->NoteBroken();
   // An operation that failed for a reason of its own says more than the fence that followed it.
   const bool own_reason = status.code() == StatusCode::kMismatch;
-  if (own_reason || status.code() == StatusCode::kCommStalled ||
-      status.code() == StatusCode::kCommFailed) {
-    flight_->NoteBroken();
-  }
   std::lock_guard lock(submit_mutex_);
   const Status& told = ended && !own_reason ? flight_->cause() : status;
   return told.WithOperation(group_, seq_, Describe(summary_));

@@ -41,7 +41,7 @@ class Flight {
   const Status& cause() const { return cause_; }
 
   // A communicator has failed for a reason of its own, which the service is being told: its fence
-  // will follow.
+  // will follow, or the end of the session.
   void NoteBroken() { broken_.store(true); }
   bool IsBroken() const { return broken_.load(); }
 
@@ -82,6 +82,9 @@ class QuietBell {
 
 // The first cause as told to an operation that was never started.
 Status NotStarted(const Status& cause, const std::string& group, const std::string& what);
+
+// Whether a communicator that says so of an operation has failed: see Flight::NoteBroken.
+bool IsOfCommunicator(StatusCode code);
 
 // This rank needs `communicator`, of that flight, no more: a goodbye to the peers, but not where
 // the generation has ended: a peer that the fence has not reached yet would take the goodbye for

@@ -172,8 +172,12 @@ Result<Communicator::Ran> SessionImpl::Run(GroupSlot& slot, Operation operation,
 
 // What a caller is told of an operation that the communicator did not take.
 Status SessionImpl::Refused(const OperationRecord& record, const std::string& group, Status why) {
-  const Flight& flight = record.flight();
-  if (flight.Ended()) why = NotStarted(flight.cause(), group, record.Name());
+  Flight& flight = record.flight();
+  if (flight.Ended()) {
+    why = NotStarted(flight.cause(), group, record.Name());
+  } else if (IsOfCommunicator(why.code())) {
+    flight.NoteBroken();
+  }
   return why;
 }
 

@@ -253,6 +253,7 @@ struct FakeCudaFunctions {
     Lock lock(fake().mutex_);
     if (!fake().IsUsable(event, "cudaEventRecord")) return CudaResult::kInvalidValue;
     if (event->measures_time) fake().Misuse("an event that measures time");
+    if (fake().ScriptOf(event->device).lose_device) return CudaResult::kLaunchFailure;
     return fake().Record(event, stream, kCudaEventRecordDefault);
   }
   static CudaResult EventQuery(CudaEventHandle event) {

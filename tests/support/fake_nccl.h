@@ -27,7 +27,7 @@ struct NcclScript {
   bool hold_kernels = false;   // A kernel does not begin: it neither gives nor takes.
   bool hang_abort = false;     // ncclCommAbort does not return, though its kernels have ended.
   bool hang_destroy = false;   // ncclCommFinalize stays in progress.
-  bool lose_device = false;    // Events of its device answer with an error that stays.
+  bool lose_device = false;    // Whoever records or asks an event of its device gets an error.
   bool refuse_events = false;  // cudaEventCreate fails.
   bool hang_memory = false;    // cudaMalloc, cudaFree and those of the host do not return.
   bool refuse_memory = false;  // cudaMalloc and cudaHostAlloc fail.

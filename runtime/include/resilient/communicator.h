@@ -83,7 +83,8 @@ class Communicator {
   virtual void Leave() = 0;
 };
 
-// What a communicator notices and cannot judge. Called on a communicator thread; must not block.
+// What a communicator notices and cannot judge. Called on a communicator thread, or on that of who
+// submits an operation; must not block.
 class CommunicatorEvents {
  public:
   virtual ~CommunicatorEvents() = default;

@@ -468,12 +468,16 @@ TEST_F(NcclFailure, DeviceLost_AsNcclSeesIt_IsSaidAsSuch) {
   EXPECT_TRUE(world.log(0).WaitFor([](EventLog& log) { return log.stalls.size() == 1; }));
 }
 
-TEST_F(NcclFailure, NoEvent_RefusesTheOperation) {
+// Before it is known to the communicator's thread: the others would wait for it.
+TEST_F(NcclFailure, NoEvent_RefusesTheOperation_AndSaysSo) {
   World& world = Start(1);
   Change(0, [](NcclScript& script) { script.refuse_events = true; });
   const Status status = Pending::Try(world.at(0), AllReduceOp(data_)).Wait();
   EXPECT_EQ(status.code(), StatusCode::kCommFailed);
-  EXPECT_THAT(status.message(), HasSubstr("cudaEventRecord failed on all_reduce(float32[2], sum)"));
+  EXPECT_THAT(status.message(),
+              HasSubstr("cudaEventRecord failed on all_reduce(float32[2], sum) on "
+                        "rank 0 (device 0) of group 'world', generation 1"));
+  EXPECT_TRUE(world.log(0).WaitFor([](EventLog& log) { return log.stalls.size() == 1; }));
   Change(0, [](NcclScript& script) { script.refuse_events = false; });
   EXPECT_TRUE(Pending::Of(world.at(0), AllReduceOp(data_)).Wait().ok());
 }
