@@ -110,7 +110,8 @@ void FabricLoop::RemoveDone() {
     departed_.push_back({.name = spec.name,
                          .generation = spec.generation,
                          .attempt = spec.attempt,
-                         .secret = spec.secret});
+                         .secret = spec.secret,
+                         .has_left = group->has_left()});
     return true;
   });
 }
@@ -145,8 +146,10 @@ Routing FabricLoop::Route(const Hello& hello, FileDescriptor& socket) {
     if (old.name != hello.group || old.generation != hello.generation ||
         old.attempt != hello.attempt || !SameSecret(old.secret, hello.secret))
       continue;
-    const std::string reply = EncodeHelloReply(HelloVerdict::kLeft);
-    send(socket.get(), reply.data(), reply.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (old.has_left) {
+      const std::string reply = EncodeHelloReply(HelloVerdict::kLeft);
+      send(socket.get(), reply.data(), reply.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
     return Routing::kRefuse;
   }
   if (std::pair(hello.generation, hello.attempt) < std::pair(newest_generation_, newest_attempt_)) {

@@ -31,6 +31,7 @@ class FabricLoop final : public GroupLoop, private HelloRouter {
     std::uint64_t generation = 0;
     std::uint64_t attempt = 0;
     std::string secret;
+    bool has_left = true;  // CommGroup::has_left.
   };
 
   Routing Route(const Hello& hello, FileDescriptor& socket) override;

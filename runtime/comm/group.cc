@@ -123,7 +123,10 @@ void CommGroup::TakeMail() {
       pending_.push_back(std::move(op));
     }
   }
-  if (!mail.aborted.ok()) return End(mail.aborted);
+  if (!mail.aborted.ok()) {
+    aborted_ = state_ == State::kLive;
+    return End(mail.aborted);
+  }
   if (mail.leave && state_ == State::kLive) Leave(mail.left);
   if (state_ != State::kLive) CompleteCollectives(end_status_);
 }
@@ -217,7 +220,7 @@ Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
   const bool collective = hello.lane == Lane::kCollective;
   const bool tell_failure = state_ == State::kLingering && failed_ && collective;
   if (state_ != State::kLive && !tell_failure) {
-    SendReply(socket.get(), HelloVerdict::kLeft);
+    if (has_left()) SendReply(socket.get(), HelloVerdict::kLeft);
     return Routing::kRefuse;
   }
   if (collective && hello.from < spec_.rank) return Routing::kRefuse;  // That one we connect.

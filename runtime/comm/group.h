@@ -55,6 +55,9 @@ class CommGroup final : private LinkListener,
   const GroupSpec& spec() const { return spec_; }
   bool live() const { return state_ == State::kLive; }
   bool done() const { return state_ == State::kDone; }
+  // Whether a peer that comes to connect is to hear that this rank has left. Otherwise it hears
+  // nothing here, and by the fence why the generation is over.
+  bool has_left() const { return state_ != State::kLive && !failed_ && !aborted_; }
 
   // Takes what callers have left at the port.
   void TakeMail();
@@ -195,8 +198,9 @@ class CommGroup final : private LinkListener,
   const std::vector<Endpoint> endpoints_;  // By rank.
   const HostLayout layout_;
   State state_ = State::kLive;
-  Status end_status_;    // Not OK unless kLive.
-  bool failed_ = false;  // end_status_ is a failure that the peers must hear.
+  Status end_status_;     // Not OK unless kLive.
+  bool failed_ = false;   // end_status_ is a failure that the peers must hear.
+  bool aborted_ = false;  // Before it had left.
   Instant linger_until_ = kNever;
   std::vector<Peer> peers_;
   bool connected_ = false;  // OnConnected was told.

@@ -445,6 +445,27 @@ TEST_P(Failure, Leave_BeforeThePeerMadeTheGroup_IsToldLater) {
   }
 }
 
+// The fence that ended it there says why, and comes later.
+TEST_P(Failure, Abort_BeforeThePeerMadeTheGroup_IsNoGoodbye) {
+  const int last = SizeWithAPair() - 1;
+  for (const int aborted : {0, last}) {
+    const auto world = MakeWorld(last + 1);
+    auto early = world->Create(aborted, world->Spec("short", aborted));
+    ExpectAllOk(world->RunAll([](int) { return BarrierOp(); }));  // The hello has gone out.
+    early->Abort(kLost);
+    const int other = last - aborted;
+    const auto late = world->Create(other, world->Spec("short", other));
+    Data data(4);
+    const Pending recv = Pending::Of(*late, RecvOp(data, aborted, 0));
+    const Pending barrier = Pending::Of(*late, BarrierOp());
+    // That it cannot be reached is told, and decided elsewhere.
+    EXPECT_TRUE(world->log(other).WaitFor([&](EventLog& log) { return log.lost[aborted] > 0; }));
+    late->Abort(kLost);
+    EXPECT_EQ(recv.Wait().code(), StatusCode::kRankLost);
+    EXPECT_EQ(barrier.Wait().code(), StatusCode::kRankLost);
+  }
+}
+
 TEST_P(Failure, DestroyedCommunicator_CancelsWhatIsLeft) {
   const auto world = MakeWorld(2);
   Data data(4);
