@@ -2,95 +2,25 @@
 // Method: threads as ranks, real sessions, the CUDA fabric over the fake NCCL; a membership hub in
 // the process plays the service (world_test.cc). Every result is checked, and what the fake has
 // noticed fails the test.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <array>
 #include <barrier>
 #include <latch>
-#include <thread>
 
-#include <resilient/session.h>
-
-#include "runtime/base/log.h"
-#include "runtime/comm/cuda_fabric.h"
-#include "tests/support/fake_nccl.h"
-#include "tests/unit/recovery/membership_hub.h"
+#include "tests/unit/recovery/cuda_world.h"
 
 namespace resilient::recovery {
 namespace {
 
-using resilient::testing::FakeNccl;
-using resilient::testing::NcclCounts;
-using resilient::testing::NcclScript;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
-constexpr int kWorldSize = 3;
-const std::vector<int> kAllRanks = {0, 1, 2};
-
-struct Rank {
-  std::shared_ptr<Session> session;
-  std::shared_ptr<Group> world;
-};
-using Ranks = std::array<Rank, kWorldSize>;
-
-class CudaWorldTest : public ::testing::Test {
+class CudaWorldTest : public CudaWorld {
  protected:
-  ~CudaWorldTest() override {
-    EXPECT_TRUE(fake_.WaitFor([](const NcclCounts& counts) {
-      return counts.communicators == 0 && counts.events == 0 && counts.allocations == 0 &&
-             counts.pinned == 0;
-    }));
-    EXPECT_THAT(fake_.TakeMisuse(), IsEmpty());
-  }
-
-  CudaSources SourcesOf(int rank) {
-    return {.load =
-                [] {
-                  return NcclLibrary{
-                      .nccl = FakeNccl::nccl(), .cuda = FakeNccl::cuda(), .nccl_version = 23007};
-                },
-            .load_cuda = [] { return FakeNccl::cuda(); },
-            .claim =
-                [this, rank](int device) {
-                  return DeviceClaim{.uuid = StrCat("GPU-", shared_gpu_ ? 0 : rank),
-                                     .host = "",
-                                     .ordinal = device,
-                                     .visible = kWorldSize,
-                                     .visible_devices = "",
-                                     .local_rank = rank};
-                }};
-  }
+  CudaWorldTest() { cuda_.verdict_wait = kTestBound; }
 
   Rank Start(MembershipHub& hub, int rank) {
-    SessionOptions options;
-    options.rank = rank;
-    options.world_size = kWorldSize;
-    options.nccl = nccl_;
-    options.interrupt = GiveUpAtTestBound();
-    CudaFabricOptions cuda;
-    cuda.verdict_wait = verdict_wait_;
-    cuda.shared_gpu = shared_gpu_allowed_[static_cast<std::size_t>(rank)];
-    auto session = OpenSession(
-        options, hub.NewLine(),
-        [&](CommunicatorEvents& events) {
-          return MakeCudaFabric({}, cuda, SourcesOf(rank), clock_, events);
-        },
-        clock_);
-    EXPECT_TRUE(session.ok()) << session.status().ToString();
-    const Status init = (*session)->Init();
-    EXPECT_TRUE(init.ok()) << init.ToString();
-    auto world = (*session)->CreateGroup(kWorldGroup, kAllRanks);
-    EXPECT_TRUE(world.ok()) << world.status().ToString();
-    return {*session, *world};
-  }
-
-  static void OnRanks(const std::vector<int>& ranks, const std::function<void(int)>& body) {
-    std::vector<std::thread> threads;
-    for (const int rank : ranks) threads.emplace_back([&body, rank] { body(rank); });
-    for (std::thread& thread : threads) thread.join();
+    auto opened = Open(hub, rank);
+    EXPECT_TRUE(opened.ok()) << opened.status().ToString();
+    return opened.ok() ? *opened : Rank{};
   }
   Ranks StartAll(MembershipHub& hub) {
     Ranks ranks;
@@ -160,13 +90,6 @@ class CudaWorldTest : public ::testing::Test {
       return begun != counts.kernels_begun.end() && begun->second >= count;
     });
   }
-
-  FakeNccl fake_;
-  SystemClock clock_;
-  bool shared_gpu_ = false;
-  std::array<SharedGpu, kWorldSize> shared_gpu_allowed_{};
-  NcclOptions nccl_;  // Of the world.
-  Duration verdict_wait_ = kTestBound;
 };
 
 TEST_F(CudaWorldTest, HostAndDevice_AreServedByOneGroup) {
@@ -263,7 +186,7 @@ TEST_F(CudaWorldTest, ErrorOfNccl_WaitsForTheVerdict) {
 }
 
 TEST_F(CudaWorldTest, ErrorOfNccl_WithoutAVerdict_EndsTheGenerationForAll) {
-  verdict_wait_ = Millis(50);
+  cuda_.verdict_wait = Millis(50);
   MembershipHub hub(kWorldSize);
   Ranks ranks = StartAll(hub);
   ExpectSums(ranks);
@@ -302,6 +225,24 @@ TEST_F(CudaWorldTest, DeviceLost_FencesTheOthers_AndIsNotRebuilt) {
   hub.Kill(1);
   fake_.Change(1, [](NcclScript& script) { script.lose_device = false; });
   RebuildWith(hub, ranks, 1);
+}
+
+// By the thread that submits, before the communicator knows the operation.
+TEST_F(CudaWorldTest, DeviceLostBeforeAnOperation_FencesTheOthers) {
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  ExpectSums(ranks);
+  fake_.Change(1, [](NcclScript& script) { script.lose_device = true; });
+  EXPECT_EQ(Sum(*ranks[1].world, 1, 1).status().code(), StatusCode::kDeviceLost);
+  EXPECT_EQ(ranks[1].session->Rebuild({}).code(), StatusCode::kDeviceLost) << "at once";
+  OnRanks(kAllRanks, [&](int rank) {
+    Session& session = *ranks[static_cast<std::size_t>(rank)].session;
+    EXPECT_EQ(session.AwaitFailure(Deadline::After(clock_.Now(), kTestBound)).code(),
+              StatusCode::kDeviceLost);
+    EXPECT_EQ(session.failure().detail().rank, 1);
+  });
+  ranks = {};
+  fake_.Change(1, [](NcclScript& script) { script.lose_device = false; });
 }
 
 TEST_F(CudaWorldTest, Mismatch_IsRaisedOnEveryRank_AndHeals) {
