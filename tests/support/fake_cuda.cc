@@ -208,9 +208,10 @@ CudaResult FakeNccl::Copy(void* to, const void* from, std::size_t bytes, CudaCop
   if (ScriptOf(DeviceOfThread()).lose_device) return CudaResult::kLaunchFailure;
   const void* on_host = direction == CudaCopy::kDeviceToHost ? to : from;
   stream = StreamOf(stream);
-  Enqueue(stream, [this, to, from, bytes, on_host, device = stream->device](Lock& lock) {
-    changed_.wait(lock, [&] { return over_ || !ScriptOf(device).hold_copies; });
-    if (over_) return;  // The memory may be gone.
+  Enqueue(stream, [this, to, from, bytes, on_host, device = stream->device,
+                   lost = LossOf(stream->device)](Lock& lock) {
+    changed_.wait(lock, [&] { return over_ || *lost || !ScriptOf(device).hold_copies; });
+    if (over_ || *lost) return;  // The memory may be gone.
     if (!IsPinned(on_host, bytes)) return Misuse("a copy over memory that is not pinned");
     ++counts_.copies;
     changed_.notify_all();

@@ -52,14 +52,26 @@ FakeNccl::~FakeNccl() {
 void FakeNccl::Change(int rank, const std::function<void(NcclScript&)>& change) {
   std::lock_guard lock(mutex_);
   change(ScriptOf(rank));
+  NoteLoss(rank);
   changed_.notify_all();
 }
 
 void FakeNccl::ChangeAll(const std::function<void(NcclScript&)>& change) {
   std::lock_guard lock(mutex_);
   change(script_of_others_);
-  for (auto& [rank, script] : scripts_) change(script);
+  for (auto& [rank, script] : scripts_) {
+    change(script);
+    NoteLoss(rank);
+  }
   changed_.notify_all();
+}
+
+void FakeNccl::NoteLoss(int device) {
+  if (!ScriptOf(device).lose_device) {
+    losses_.erase(device);
+  } else {
+    *LossOf(device) = true;
+  }
 }
 
 NcclCounts FakeNccl::Counts() {

@@ -23,11 +23,13 @@ struct NcclScript {
   bool hang_init = false;                            // Connecting stays in progress.
   NcclResult async_error = NcclResult::kSuccess;     // What the communicator says when it is asked.
   NcclResult launch_result = NcclResult::kInProgress;
-  bool hang_launch = false;    // A launch stays in progress, its kernel does not get to the stream.
-  bool hold_kernels = false;   // A kernel does not begin: it neither gives nor takes.
-  bool hang_abort = false;     // ncclCommAbort does not return, though its kernels have ended.
-  bool hang_destroy = false;   // ncclCommFinalize stays in progress.
-  bool lose_device = false;    // Whoever records or asks an event of its device gets an error.
+  bool hang_launch = false;   // A launch stays in progress, its kernel does not get to the stream.
+  bool hold_kernels = false;  // A kernel does not begin: it neither gives nor takes.
+  bool hang_abort = false;    // ncclCommAbort does not return, though its kernels have ended.
+  bool hang_destroy = false;  // ncclCommFinalize stays in progress.
+  // Whoever records or asks an event of its device gets an error, and what was to be copied there
+  // by then never is.
+  bool lose_device = false;
   bool refuse_events = false;  // cudaEventCreate fails.
   bool hang_memory = false;    // cudaMalloc, cudaFree and those of the host do not return.
   bool refuse_memory = false;  // cudaMalloc and cudaHostAlloc fail.
@@ -173,6 +175,11 @@ class FakeNccl {
   bool IsUsable(NcclCommHandle comm, const char* what);
   bool IsUsable(CudaEventHandle event, const char* what);
   void Misuse(const std::string& what);
+  void NoteLoss(int device);
+  // Of what has begun there by now. Device and rank are one number.
+  std::shared_ptr<bool> LossOf(int device) {
+    return losses_.try_emplace(device, std::make_shared<bool>(false)).first->second;
+  }
   NcclScript& ScriptOf(int rank) {
     return scripts_.try_emplace(rank, script_of_others_).first->second;
   }
@@ -187,6 +194,7 @@ class FakeNccl {
   NcclCounts counts_;
   std::map<int, NcclScript> scripts_;
   NcclScript script_of_others_;
+  std::map<int, std::shared_ptr<bool>> losses_;  // By device: of its present life.
   std::map<NcclCommHandle, std::unique_ptr<NcclComm>> comms_;
   std::set<CudaStreamHandle> streams_;
   std::set<CudaStreamHandle> ended_streams_;  // Whose threads are to be joined.

@@ -12,13 +12,12 @@
 #include <optional>
 
 #include "runtime/base/random.h"
-#include "tests/support/sanitizers.h"
 #include "tests/unit/recovery/cuda_world.h"
 
 namespace resilient::recovery {
 namespace {
 
-constexpr int kSeeds = resilient::testing::kThreadSanitized ? 8 : 40;
+constexpr int kSeeds = 40;
 constexpr int kSteps = 10;
 constexpr int kMostFaults = 6;
 constexpr int kMostOperations = 5;
