@@ -124,7 +124,7 @@ void CommGroup::TakeMail() {
     }
   }
   if (!mail.aborted.ok()) {
-    aborted_ = state_ == State::kLive;
+    if (state_ == State::kLive) aborted_ = true;
     return End(mail.aborted);
   }
   if (mail.leave && state_ == State::kLive) Leave(mail.left);

@@ -66,7 +66,7 @@ Status NcclCaptures::Begin(std::vector<SubmittedOp>& ops, CudaStreamHandle outsi
 Status NcclCaptures::Prepare(std::vector<SubmittedOp>& ops, CudaStreamHandle outside) {
   const SubmittedOp& first = ops.front();
   const auto failed = [&](CudaResult result, std::string_view what) {
-    return CudaStatus(cuda_, result, what, StrCat(Describe(first.op), " in a capture"), {});
+    return CaptureStatus(cuda_, result, what, StrCat(Describe(first.op), " in a capture"), {});
   };
   if (remembered_.size() + ops.size() > kMaxOperations)
     return Status(StatusCode::kResourceExhausted,
@@ -177,7 +177,7 @@ CudaResult NcclCaptures::OnLaunched(const LaunchMark::Joiner& joiner, std::strin
     if (result == CudaResult::kSuccess && one.op.op.mark != nullptr)
       one.op.op.mark->Launch(joiner, one.joined.get());
     if (IsOfCapture(result)) {
-      finished.Add(std::move(one.op), CudaStatus(cuda_, result, "a capture", where, {}));
+      finished.Add(std::move(one.op), CaptureStatus(cuda_, result, "a capture", where, {}));
     } else {
       captured_.push_back(std::move(one));
     }

@@ -47,6 +47,15 @@ Status CudaStatus(const CudaApi& cuda, CudaResult result, std::string_view what,
       std::move(detail));
 }
 
+Status CaptureStatus(const CudaApi& cuda, CudaResult result, std::string_view what,
+                     std::string_view where, FailureDetail detail) {
+  Status status = CudaStatus(cuda, result, what, where, std::move(detail));
+  if (status.code() != StatusCode::kCommFailed) return status;
+  return Status(StatusCode::kFailedPrecondition,
+                StrCat(status.message(), "; this capture has lost it: end it, and capture again"),
+                status.detail());
+}
+
 CudaResult MakeStream(const CudaApi& cuda, bool is_high_priority, CudaStreamHandle* stream) {
   if (!is_high_priority) return cuda.StreamCreateWithFlags(stream, kCudaStreamNonBlocking);
   int least = 0;

@@ -24,6 +24,11 @@ CudaResult MakeStream(const CudaApi& cuda, bool is_high_priority, CudaStreamHand
 // has spoilt, say.
 bool IsOfCapture(CudaResult result);
 
+// The same of a call for an operation of a capture, which was not made part of it: kDeviceLost or
+// kFailedPrecondition, for nobody waits for an operation of a graph that is not run.
+Status CaptureStatus(const CudaApi& cuda, CudaResult result, std::string_view what,
+                     std::string_view where, FailureDetail detail);
+
 // What this thread calls from now on does not disturb a graph that another thread captures.
 void LeaveCapturesAlone(const CudaApi& cuda);
 

@@ -13,10 +13,13 @@ bool NcclGroup::LaunchCaptured() {
   std::vector<SubmittedOp> ops;
   for (std::size_t left = pending_.front().batch_rest + 1; left > 0; --left)
     ops.push_back(pending_.pop_front());
-  if (const Status refused = captures_.Begin(ops, stream_); !refused.ok()) {
-    // Of this capture alone.
+  if (Status refused = captures_.Begin(ops, stream_); !refused.ok()) {
+    const bool lost = refused.code() == StatusCode::kDeviceLost;
+    if (lost) refused = Status(refused.code(), StrCat(refused.message(), ", ", Where()), Detail());
     for (SubmittedOp& op : ops) finished_.Add(std::move(op), refused);
-    return true;
+    if (!lost) return true;  // Of this capture alone.
+    Fail(refused);
+    return false;
   }
   const std::vector<SubmittedOp>& launching = captures_.launching();
   if (!MakePremulSum(launching.front().op)) return false;

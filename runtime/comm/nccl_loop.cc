@@ -154,16 +154,17 @@ std::unique_ptr<CommunicatorFactory> MakeDeviceFabric(const NcclFabricOptions& o
   auto pool = std::make_shared<NcclEvents>(options.cuda, options.device);
   auto loop = std::make_unique<NcclLoop>(options, control, std::move(waits), pool, *requests, clock,
                                          events, std::move(make));
-  // All others wait for an operation that is not run here. What a capture of the program's refuses
-  // is the program's.
+  // All others wait for an operation that is not run here, but for one of a capture.
   const auto failed = [&events, cuda = options.cuda, device = options.device](
                           const GroupSpec& group, const Operation& op, CudaResult result,
                           std::string_view what) {
     const std::string where =
         StrCat(Describe(op), " on rank ", group.rank, " (device ", device, ") of group '",
                group.name, "', generation ", group.generation);
-    Status status = CudaStatus(cuda, result, what, where, DetailOf(group, group.rank, 0));
-    if (!IsOfCapture(result)) events.OnStalled(group.name, group.generation, status);
+    const FailureDetail detail = DetailOf(group, group.rank, 0);
+    if (IsOfCapture(result)) return CaptureStatus(cuda, result, what, where, detail);
+    Status status = CudaStatus(cuda, result, what, where, detail);
+    events.OnStalled(group.name, group.generation, status);
     return status;
   };
   const auto admit = [check = std::move(check), pool, cuda = options.cuda, failed](

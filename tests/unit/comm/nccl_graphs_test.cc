@@ -403,7 +403,7 @@ TEST_F(NcclGraphs, SpoiltCapture_EndsItsOperationsAlone) {
   fake_.SpoilCapture(ranks_[0].stream);
   Change(0, [](NcclScript& script) { script.hang_launch = false; });
   const Status status = captured.Wait();
-  EXPECT_EQ(status.code(), StatusCode::kCommFailed);
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), HasSubstr("a capture failed on rank 0"));
   EXPECT_EQ(fake_.EndCapture(ranks_[0].stream, &ranks_[0].graph),
             CudaResult::kStreamCaptureInvalidated);

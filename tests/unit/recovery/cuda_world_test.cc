@@ -245,6 +245,31 @@ TEST_F(CudaWorldTest, DeviceLostBeforeAnOperation_FencesTheOthers) {
   fake_.Change(1, [](NcclScript& script) { script.lose_device = false; });
 }
 
+// What the program has done to its capture is its own: nothing is to be rebuilt.
+TEST_F(CudaWorldTest, SpoiltCapture_IsNoFailureOfTheWorld) {
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  ExpectSums(ranks);
+  CudaApi cuda = FakeNccl::cuda();
+  CudaStreamHandle stream = nullptr;
+  ASSERT_EQ(cuda.StreamCreateWithFlags(&stream, kCudaStreamNonBlocking), CudaResult::kSuccess);
+  ASSERT_EQ(fake_.BeginCapture(stream), CudaResult::kSuccess);
+  fake_.SpoilCapture(stream);
+  double value = 1;
+  Operation op = SumOp(&value, 0);
+  op.stream = stream;
+  Outcome outcome;
+  const Status refused = ranks[0].world->Submit(op, outcome.Callback()).status();
+  EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition) << refused.ToString();
+  EXPECT_THAT(refused.message(), HasSubstr("capture again"));
+  EXPECT_TRUE(ranks[0].session->Rebuild({}).ok()) << "at once";
+  CudaGraphHandle graph = nullptr;
+  EXPECT_EQ(fake_.EndCapture(stream, &graph), CudaResult::kStreamCaptureInvalidated);
+  ExpectSums(ranks);
+  for (const Rank& rank : ranks) EXPECT_EQ(rank.session->membership().generation, 1u);
+  EXPECT_EQ(cuda.StreamDestroy(stream), CudaResult::kSuccess);
+}
+
 TEST_F(CudaWorldTest, Mismatch_IsRaisedOnEveryRank_AndHeals) {
   MembershipHub hub(kWorldSize);
   Ranks ranks = StartAll(hub);
