@@ -119,7 +119,10 @@ NcclResult FakeNccl::InitRank(NcclCommHandle* comm, int ranks, const NcclUniqueI
   comms_[*comm] = std::move(made);
   ++counts_.communicators;
   changed_.notify_all();
-  return ScriptOf(rank).init_result;
+  NcclScript& script = ScriptOf(rank);
+  const NcclResult result = script.init_result;
+  if (std::exchange(script.init_once, false)) script.init_result = NcclResult::kInProgress;
+  return result;
 }
 
 NcclResult FakeNccl::Poll(NcclCommHandle comm, NcclResult* error) {

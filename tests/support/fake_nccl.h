@@ -20,6 +20,7 @@ namespace resilient::testing {
 // What goes wrong for one rank, in every communicator in which it has that rank.
 struct NcclScript {
   NcclResult init_result = NcclResult::kInProgress;  // Of ncclCommInitRankConfig itself.
+  bool init_once = false;                            // init_result is that of one call alone.
   bool hang_init = false;                            // Connecting stays in progress.
   NcclResult async_error = NcclResult::kSuccess;     // What the communicator says when it is asked.
   NcclResult launch_result = NcclResult::kInProgress;
