@@ -41,10 +41,7 @@ NcclGroup::~NcclGroup() {
   release_->Abandon(std::make_shared<Ring<Launched>>(std::move(launched_)));
 }
 
-std::string NcclGroup::Where() const {
-  return StrCat("rank ", spec_.rank, " (device ", context_.options.device, ") of group '",
-                spec_.name, "', generation ", spec_.generation);
-}
+std::string NcclGroup::Where() const { return WhereOf(spec_, context_.options.device); }
 
 // What CUDA says of the device. OK as well where it says nothing.
 Status NcclGroup::DeviceStatus() const {

@@ -144,6 +144,11 @@ void NcclLoop::Wait() {
   if (entries_.front().revents != 0) context_.doorbell->wake().Drain();
 }
 
+std::string WhereOf(const GroupSpec& spec, int device) {
+  return StrCat("rank ", spec.rank, " (device ", device, ") of group '", spec.name,
+                "', generation ", spec.generation);
+}
+
 std::unique_ptr<CommunicatorFactory> MakeDeviceFabric(const NcclFabricOptions& options,
                                                       CommunicatorFactory& control,
                                                       std::shared_ptr<ControlWaits> waits,
@@ -158,9 +163,7 @@ std::unique_ptr<CommunicatorFactory> MakeDeviceFabric(const NcclFabricOptions& o
   const auto failed = [&events, cuda = options.cuda, device = options.device](
                           const GroupSpec& group, const Operation& op, CudaResult result,
                           std::string_view what) {
-    const std::string where =
-        StrCat(Describe(op), " on rank ", group.rank, " (device ", device, ") of group '",
-               group.name, "', generation ", group.generation);
+    const std::string where = StrCat(Describe(op), " on ", WhereOf(group, device));
     const FailureDetail detail = DetailOf(group, group.rank, 0);
     if (IsOfCapture(result)) return CaptureStatus(cuda, result, what, where, detail);
     Status status = CudaStatus(cuda, result, what, where, detail);

@@ -15,6 +15,9 @@
 
 namespace resilient {
 
+// "rank 1 (device 0) of group 'world', generation 3": where a device failed, as texts say it.
+std::string WhereOf(const GroupSpec& spec, int device);
+
 // What all groups of one loop share. Owner: the loop. Thread: loop-confined.
 struct NcclContext {
   const NcclFabricOptions options;

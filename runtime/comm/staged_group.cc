@@ -33,10 +33,7 @@ StagedGroup::~StagedGroup() {
 
 std::string StagedGroup::ControlName() const { return spec_.name + kControlSuffix; }
 
-std::string StagedGroup::Where() const {
-  return StrCat("rank ", spec_.rank, " (device ", context_.options.device, ") of group '",
-                spec_.name, "', generation ", spec_.generation);
-}
+std::string StagedGroup::Where() const { return WhereOf(spec_, context_.options.device); }
 
 void StagedGroup::Start() {
   GroupSpec spec = spec_;
