@@ -135,6 +135,24 @@ TEST_F(StagedFailure, LostDevice_IsToldToTheSession_AndThePeersWaitForItsVerdict
   Change(0, [](NcclScript& script) { script.lose_device = false; });
 }
 
+// By the group's own thread: what was submitted waits for its copies.
+TEST_F(StagedFailure, LostDevice_WithCopiesUnderWay_IsToldToTheSession) {
+  World& world = Start(2);
+  std::vector<std::vector<float>> data(2, std::vector<float>(10 * kEach, 1));
+  Change(0, [](NcclScript& script) { script.hold_copies = true; });
+  const Pending waiting = Pending::Of(world.at(1), AllReduceOp(data[1]));
+  const Pending lost = Pending::Of(world.at(0), AllReduceOp(data[0]));
+  Change(0, [](NcclScript& script) { script.lose_device = true; });
+  EXPECT_EQ(lost.Wait().code(), StatusCode::kDeviceLost);
+  EXPECT_TRUE(world.log(0).WaitFor([](EventLog& log) {
+    return !log.stalls.empty() && log.stalls.front().code() == StatusCode::kDeviceLost;
+  }));
+  for (const int rank : {1, 0}) world.at(rank).Abort(Lost());
+  EXPECT_EQ(waiting.Wait().code(), StatusCode::kRankLost);
+  AwaitQuiet();
+  Change(0, [](NcclScript& script) { script = {}; });
+}
+
 TEST_F(StagedFailure, NoPinnedMemory_EndsTheGroup) {
   World& world = Start(2);
   Change(0, [](NcclScript& script) { script.refuse_memory = true; });
