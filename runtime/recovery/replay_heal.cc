@@ -88,7 +88,9 @@ void ReplaySession::Follow() {
 }
 
 void ReplaySession::OnFence(const SessionEvent& event) {
+  std::vector<std::pair<Completion, Status>> over;
   {
+    // One lock for both: a Rebuild in between would have its generation given up for this one.
     Lock lock(mutex_);
     // Told and acknowledged by Rebuild before this thread came to it.
     if (event.generation < epoch_ || phase_ == Phase::kFailed) return;
@@ -96,37 +98,44 @@ void ReplaySession::OnFence(const SessionEvent& event) {
       link_fence_ = std::max(link_fence_, event.generation);
       return BeginHealingLocked(event.cause);
     }
+    over = GiveUpLocked(event.cause, "");
   }
-  GiveUp(event.cause, "");
+  for (const auto& [done, status] : over) done(status);
 }
 
-// The program meets `cause`, as without this layer, until Rebuild.
 void ReplaySession::GiveUp(const Status& cause, const std::string& why) {
   std::vector<std::pair<Completion, Status>> over;
   {
     Lock lock(mutex_);
-    if (phase_ == Phase::kFailed || closing_) return;
-    const bool healing = std::exchange(phase_, Phase::kFailed) == Phase::kHealing;
-    first_cause_ = why.empty()
-                       ? cause
-                       : Status(cause.code(),
-                                StrCat(cause.message(), "; what it ended was not run again: ", why),
-                                cause.detail());
-    aborts_.clear();
-    if (healing) {
-      for (auto& [name, lane] : lanes_) {
-        for (auto& [done, kept] : TakePendingLocked(*lane)) {
-          const std::string what = Describe(kept->operation());
-          over.emplace_back(std::move(done),
-                            kept->number == 0
-                                ? NotStarted(first_cause_, name, what)
-                                : first_cause_.WithOperation(name, kept->number, what));
-        }
-      }
-    }
-    changed_.notify_all();
+    over = GiveUpLocked(cause, why);
   }
   for (const auto& [done, status] : over) done(status);
+}
+
+// The program meets `cause`, as without this layer, until Rebuild.
+std::vector<std::pair<Completion, Status>> ReplaySession::GiveUpLocked(const Status& cause,
+                                                                       const std::string& why) {
+  std::vector<std::pair<Completion, Status>> over;
+  if (phase_ == Phase::kFailed || closing_) return over;
+  const bool healing = std::exchange(phase_, Phase::kFailed) == Phase::kHealing;
+  first_cause_ = why.empty()
+                     ? cause
+                     : Status(cause.code(),
+                              StrCat(cause.message(), "; what it ended was not run again: ", why),
+                              cause.detail());
+  aborts_.clear();
+  if (healing) {
+    for (auto& [name, lane] : lanes_) {
+      for (auto& [done, kept] : TakePendingLocked(*lane)) {
+        const std::string what = Describe(kept->operation());
+        over.emplace_back(std::move(done),
+                          kept->number == 0 ? NotStarted(first_cause_, name, what)
+                                            : first_cause_.WithOperation(name, kept->number, what));
+      }
+    }
+  }
+  changed_.notify_all();
+  return over;
 }
 
 void ReplaySession::GiveUpReplay(const std::string& why) {

@@ -134,6 +134,9 @@ class ReplaySession final : public Session, public std::enable_shared_from_this<
   void Follow();
   void OnFence(const SessionEvent& event);
   void GiveUp(const Status& cause, const std::string& why);
+  // What that ends, to be told without the lock.
+  std::vector<std::pair<Completion, Status>> GiveUpLocked(const Status& cause,
+                                                          const std::string& why);
   void GiveUpReplay(const std::string& why);
   bool Heal();
   bool AwaitNobodyInside();

@@ -141,6 +141,20 @@ TEST_F(ReplaySessionTest, RankLost_IsToldAtOnceAndStaysUntilRebuild) {
   EXPECT_TRUE(Run(*world_).ok());
 }
 
+// The layer's thread may come to a fence when the program has rebuilt behind it, at whatever point
+// of its way: it must not take the new generation for the failed one.
+TEST_F(ReplaySessionTest, RebuiltWhileItsThreadComesToTheFence_StaysOpen) {
+  BootAlone(true);
+  for (std::uint64_t generation = 1; generation <= 300; ++generation) {
+    Outcome outcome;
+    const auto seq = world_->Submit({}, outcome.Callback());
+    ASSERT_TRUE(seq.ok()) << "in generation " << generation << ": " << seq.status().ToString();
+    rendezvous_->SayFence(generation, Lost(0));
+    ASSERT_EQ(outcome.Await().code(), StatusCode::kRankLost);
+    ASSERT_TRUE(session_->Rebuild({}).ok());
+  }
+}
+
 TEST_F(ReplaySessionTest, AbortedByTheProgram_IsNotRunAgain) {
   BootAlone(true);
   Outcome outcome;
