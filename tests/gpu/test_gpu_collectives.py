@@ -142,3 +142,29 @@ def bound():
 
 def test_a_group_that_is_bound_to_the_device(world):
     world.run(bound, 2)
+
+
+def pooled():
+    """Memory that NCCL has allocated: in a pool of torch's, and given back to it for good."""
+    rank, size = joined()
+    backend = dist.group.WORLD._get_backend(DEVICE)
+    pool = torch.cuda.MemPool(backend.mem_allocator)
+    with torch.cuda.use_mem_pool(pool):
+        mine, all_of_them = on_gpu(rank, 1000), torch.empty(1000 * size, device=DEVICE)
+    assert pool.snapshot()
+    dist.all_gather_into_tensor(all_of_them, mine)
+    dist.all_reduce(mine)
+    same(mine.cpu(), reduced(size, 1000, torch.float32), "all_reduce in a pool")
+    everyone = torch.cat([values(other, 1000) for other in range(size)])
+    same(all_of_them.cpu(), everyone, "all_gather in a pool")
+    del mine, all_of_them, pool
+    torch.cuda.empty_cache()
+    dist.all_reduce(on_gpu(rank, 1000))
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(gpu_device.FAKE, reason="pools of torch's are made on a real GPU")
+@pytest.mark.parametrize("size", [1, 2])
+def test_memory_of_nccl_in_a_pool_of_torch(world, size):
+    world.shared = size > 1
+    world.run(pooled, size, seconds=60)

@@ -11,6 +11,7 @@ from gpu_device import DEVICE, joined
 from rank_server import tell
 
 import torch_resilient
+from torch_resilient import _worlds
 
 
 def captured():
@@ -76,3 +77,39 @@ def test_a_loss_ends_a_replay_and_no_graph_is_waited_for(world, figures):
     ended, rebuilt = survivor.value(60)
     figures("kill in a replay: it has ended after s", round(ended, 3))
     figures("kill in a replay: rebuilt and captured again in s", round(rebuilt, 3))
+
+
+def captures_on():
+    """Returns how long the rebuild behind the capture took."""
+    rank, _ = joined()
+    tensor, graph = captured()
+    tell("ready")
+    if rank == 1:
+        signal.pause()
+
+    def held_open():
+        dist.all_reduce(tensor)
+        tell("captured")
+        assert _worlds.registry.current().session.await_failure(60) is not None
+        with pytest.raises(torch_resilient.RankLostError):
+            dist.all_reduce(tensor)
+
+    cut = gpu_device.Graph(held_open)
+    began = time.monotonic()
+    torch_resilient.rebuild(mode="shrink")
+    again, once_more = captured()
+    rebuilt = time.monotonic() - began
+    once_more.replay()
+    assert values(again) == [1.0]
+    del graph, cut
+    dist.destroy_process_group()
+    return rebuilt
+
+
+def test_a_loss_while_a_capture_is_open(world, figures):
+    survivor, victim = world.start(captures_on, 2)
+    for rank in (survivor, victim):
+        assert rank.told(60) == "ready"
+    assert survivor.told(60) == "captured"
+    victim.signal()
+    figures("kill in a capture: rebuilt and captured again in s", round(survivor.value(60), 3))

@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/comm/nccl_captures.h"
+#include "tests/support/call_faults.h"
 #include "tests/unit/comm/nccl_world.h"
 
 namespace resilient::testing {
@@ -410,6 +411,28 @@ TEST_F(NcclGraphs, SpoiltCapture_EndsItsOperationsAlone) {
   EXPECT_EQ(ranks_[0].graph, nullptr);
   std::vector<float> data = {1};
   EXPECT_TRUE(Pending::Of(at(0), AllReduceOp(data)).Wait().ok());
+}
+
+// By a kernel of the program's own, as it shows at the next call. The session hears of it: the
+// others wait for this rank.
+TEST_F(NcclGraphs, DeviceLostInTheLaunch_EndsTheGroupAndIsTold) {
+  CallFaults faults;
+  environment_->options().cuda = CallFaults::Around(environment_->options().cuda);
+  StartRanks(1);
+  Begin(0);
+  faults.Set({.rank = 0,
+              .call = "EventRecordWithFlags",
+              .result = static_cast<int>(CudaResult::kLaunchFailure)});
+  const Pending captured = Pending::Of(at(0), Captured(0, AllReduceOp(ranks_[0].data)));
+  const Status status = captured.Wait();
+  EXPECT_EQ(status.code(), StatusCode::kDeviceLost);
+  EXPECT_THAT(status.message(), HasSubstr("cudaErrorLaunchFailure"));
+  std::string told;
+  ASSERT_TRUE(AwaitStall(0, &told));
+  EXPECT_EQ(told, status.message());
+  End(0);
+  std::vector<float> data = {1};
+  EXPECT_EQ(Pending::Try(at(0), AllReduceOp(data)).Wait().code(), StatusCode::kDeviceLost);
 }
 
 TEST_F(NcclGraphs, WhoIsNotInTheReplay_IsToldAndWaitedFor) {
