@@ -2,7 +2,8 @@
 // are functions that return at once, so that what is left is ours. Prints one line of JSON: of the
 // call of Submit on the caller's thread p50 and p99 in microseconds, of all of it (submission,
 // launch, completion) the mean over operations of which up to 64 are under way, and allocations an
-// operation once it has run for a while, of all threads.
+// operation once it has run for a while, of all threads. Then, of operations that come one after
+// the other, p50 and p99 from the call until the caller's stream waits for the operation's end.
 
 #include <algorithm>
 #include <atomic>
@@ -37,6 +38,7 @@ using Microseconds = std::chrono::duration<double, std::micro>;
 
 constexpr int kWarmUp = 2000;
 constexpr std::ptrdiff_t kUnderWay = 64;
+constexpr Duration kNeverSoLong = std::chrono::seconds(10);
 
 class Events final : public CommunicatorEvents {
  public:
@@ -112,6 +114,17 @@ struct Figures {
   double allocations = 0;
 };
 
+Operation Reduction(std::vector<float>& data) {
+  Operation op;
+  op.kind = OpKind::kAllReduce;
+  op.dtype = DataType::kFloat32;
+  op.reduce = ReduceOp::kSum;
+  op.data = data.data();
+  op.count = data.size();
+  op.device = 0;
+  return op;
+}
+
 Figures Measure(Communicator& communicator, int operations) {
   std::counting_semaphore<> free_places(kUnderWay);
   std::vector<float> data(256);
@@ -125,13 +138,7 @@ Figures Measure(Communicator& communicator, int operations) {
       began = std::chrono::steady_clock::now();
     }
     free_places.acquire();
-    Operation op;
-    op.kind = OpKind::kAllReduce;
-    op.dtype = DataType::kFloat32;
-    op.reduce = ReduceOp::kSum;
-    op.data = data.data();
-    op.count = data.size();
-    op.device = 0;
+    Operation op = Reduction(data);
     const auto start = std::chrono::steady_clock::now();
     const auto seq = communicator.Submit(std::move(op), [&free_places](const Status& status) {
       if (!status.ok()) std::abort();
@@ -147,6 +154,29 @@ Figures Measure(Communicator& communicator, int operations) {
   figures.allocations = static_cast<double>(allocations.load() - before) / operations;
   std::sort(figures.submit_us.begin(), figures.submit_us.end());
   return figures;
+}
+
+// As a program does that looks at each result.
+std::vector<double> MeasureInTurn(Communicator& communicator, int operations) {
+  std::binary_semaphore ended(0);
+  std::vector<float> data(256);
+  std::vector<double> joined_us;
+  for (int i = -kWarmUp; i < operations; ++i) {
+    const auto mark = std::make_shared<LaunchMark>();
+    Operation op = Reduction(data);
+    op.mark = mark;
+    const auto start = std::chrono::steady_clock::now();
+    const auto seq = communicator.Submit(std::move(op), [&ended](const Status& status) {
+      if (!status.ok()) std::abort();
+      ended.release();
+    });
+    if (!seq.ok() || !mark->WaitFor(kNeverSoLong) || !mark->Join(nullptr).ok()) std::abort();
+    const Microseconds took = std::chrono::steady_clock::now() - start;
+    ended.acquire();
+    if (i >= 0) joined_us.push_back(took.count());
+  }
+  std::sort(joined_us.begin(), joined_us.end());
+  return joined_us;
 }
 
 int Run(int operations) {
@@ -165,13 +195,16 @@ int Run(int operations) {
   spec.members = {{.global_rank = 0, .endpoint = fabric->endpoint(), .host = "here", .pid = 1}};
   const auto communicator = fabric->Create(spec, nullptr);
   const Figures figures = Measure(*communicator, operations);
-  const auto at = [&](double part) {
-    return figures.submit_us[static_cast<std::size_t>(part * (operations - 1))];
+  const std::vector<double> joined_us = MeasureInTurn(*communicator, operations);
+  const auto at = [operations](const std::vector<double>& sorted, double part) {
+    return sorted[static_cast<std::size_t>(part * (operations - 1))];
   };
   std::printf(
       "{\"operations\": %d, \"submit_p50_us\": %.3f, \"submit_p99_us\": %.3f, "
-      "\"whole_mean_us\": %.3f, \"allocations_per_operation\": %.4f}\n",
-      operations, at(0.5), at(0.99), figures.whole_us, figures.allocations);
+      "\"whole_mean_us\": %.3f, \"allocations_per_operation\": %.4f, "
+      "\"in_turn_p50_us\": %.3f, \"in_turn_p99_us\": %.3f}\n",
+      operations, at(figures.submit_us, 0.5), at(figures.submit_us, 0.99), figures.whole_us,
+      figures.allocations, at(joined_us, 0.5), at(joined_us, 0.99));
   return 0;
 }
 
