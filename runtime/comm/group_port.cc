@@ -6,6 +6,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
+#include "runtime/base/spin.h"
 #include "runtime/comm/reduce.h"
 #include "runtime/comm/wire.h"
 
@@ -96,6 +97,11 @@ Status ValidateBlock(const Operation& op) {
   return Status::Ok();
 }
 
+std::size_t RanksHere(const GroupSpec& spec) {
+  const std::string& host = spec.members.at(static_cast<std::size_t>(spec.rank)).host;
+  return static_cast<std::size_t>(std::ranges::count(spec.members, host, &GroupMember::host));
+}
+
 // What cannot be for any of a batch, beside what it cannot be by itself.
 Status ValidateBatched(const Operation& op, const Operation& first) {
   if (!IsPointToPoint(op.kind)) return Invalid(op, "a batch has sends and receives only");
@@ -165,7 +171,8 @@ GroupPort::GroupPort(GroupSpec spec, std::shared_ptr<AbortCell> abort,
       held_(std::move(held)),
       clock_(clock),
       admission_(std::move(admission)),
-      observer_(std::move(observer)) {}
+      observer_(std::move(observer)),
+      has_cores_(HasCoresFor(2 * RanksHere(spec_))) {}
 
 Result<SubmittedOp> GroupPort::Admit(Operation op, Completion done) const {
   if (doorbell_->InChild()) return ForkedFromRank();
@@ -176,6 +183,7 @@ Result<SubmittedOp> GroupPort::Admit(Operation op, Completion done) const {
   const bool timed = submitted.op.timeout > Duration::zero();
   submitted.timeouts = OpTimeouts(submitted.op, timed ? clock_.Now() : Instant{});
   if (admission_ != nullptr) RESILIENT_RETURN_IF_ERROR(admission_(spec_, submitted));
+  if (has_cores_ && submitted.op.mark != nullptr) submitted.op.mark->ExpectSoon();
   return submitted;
 }
 

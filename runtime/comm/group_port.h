@@ -100,6 +100,8 @@ class GroupPort {
   const Doorbell& doorbell() const { return *doorbell_; }
   Instant held_until() const { return held_->Get(); }
   int size() const { return static_cast<int>(spec_.members.size()); }
+  // Of each of its ranks on this host a caller and a thread that runs operations can wait awake.
+  bool has_cores() const { return has_cores_; }
 
   // Callers.
   Result<std::uint64_t> Submit(Operation op, Completion done);
@@ -152,6 +154,7 @@ class GroupPort {
   const Clock& clock_;
   const Admission admission_;
   const StepObserver observer_;
+  const bool has_cores_;
   // Self-synchronised.
   std::atomic<std::size_t> outstanding_{0};
   std::atomic<std::uint64_t> steps_{0};

@@ -1,6 +1,18 @@
 #include <resilient/launch_mark.h>
 
+#include <thread>
+
+#include "runtime/base/spin.h"
+
 namespace resilient {
+namespace {
+
+// 30 to 100 us, as long as the core's pause takes: several launches of small operations.
+constexpr unsigned kSpins = 2000;
+// Others may want the core after all.
+constexpr unsigned kSpinsPerYield = 50;
+
+}  // namespace
 
 void LaunchMark::NoteCaptured() {
   const std::lock_guard lock(mutex_);
@@ -12,11 +24,13 @@ bool LaunchMark::captured() const {
   return captured_;
 }
 
+void LaunchMark::ExpectSoon() { soon_.store(true, std::memory_order_relaxed); }
+
 void LaunchMark::Launch(const Joiner& joiner, void* event) {
   const std::lock_guard lock(mutex_);
   joiner_ = &joiner;
   event_ = event;
-  told_ = true;
+  told_.store(true, std::memory_order_release);
   changed_.notify_all();
 }
 
@@ -24,7 +38,7 @@ void LaunchMark::End() {
   const std::lock_guard lock(mutex_);
   joiner_ = nullptr;
   event_ = nullptr;
-  told_ = true;
+  told_.store(true, std::memory_order_release);
   ended_ = true;
   changed_.notify_all();
 }
@@ -35,8 +49,17 @@ bool LaunchMark::ended() const {
 }
 
 bool LaunchMark::WaitFor(Duration slice) const {
+  const auto told = [this] { return told_.load(std::memory_order_acquire); };
+  const unsigned spins = soon_.load(std::memory_order_relaxed) ? kSpins : 0;
+  for (unsigned i = 0; i < spins && !told(); ++i) {
+    if (i % kSpinsPerYield != 0) {
+      Pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
   std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, slice, [this] { return told_; });
+  return changed_.wait_for(lock, slice, told);
 }
 
 // Under the lock: End waits for it, and so the event is still that of this operation.

@@ -177,9 +177,11 @@ Instant NcclGroup::NextTime() const {
     }
     case State::kConnecting:
       return std::min({connect_by_.when(), context_.now + kConnectPoll, next_deadline_check_});
-    case State::kReady:
-      if (launched_.empty() && !launching_ && !captures_.is_capturing()) return next_health_check_;
-      return context_.now < spin_until_ ? context_.now : context_.now + kPoll;
+    case State::kReady: {
+      const bool busy = !launched_.empty() || launching_ || captures_.is_capturing();
+      if (context_.now < spin_until_ && (busy || port_->has_cores())) return context_.now;
+      return busy ? context_.now + kPoll : next_health_check_;
+    }
     case State::kHolding:
       return held_known_ ? hold_until_.when() : std::min(hold_until_.when(), next_tell_);
     case State::kDraining:

@@ -61,7 +61,8 @@ class NcclGroup final : public DeviceGroup {
   // What is to be heard first: by the peers of a mismatch, of a fence where a rank has left.
   static constexpr Duration kBriefly = Millis(200);
   // After a launch the thread does not sleep for this long: small operations take less than a
-  // sleep's granularity.
+  // sleep's granularity. Nor, where it has a core of its own, when they have ended: who has waited
+  // for one starts the next, and to be woken takes longer than to launch it.
   static constexpr Duration kSpin = std::chrono::microseconds(200);
 
   NcclGroup(std::shared_ptr<GroupPort> port, NcclContext& context);

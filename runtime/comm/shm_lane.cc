@@ -1,13 +1,12 @@
 #include "runtime/comm/shm_lane.h"
 
-#include <sched.h>
-
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
+#include "runtime/base/spin.h"
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/mismatch.h"
 
@@ -22,21 +21,6 @@ constexpr unsigned kSpinsWhenCrowded = 20;
 constexpr unsigned kYields = 50;
 // How long a sleep lasts at most: bounds what a caller's interrupt waits for.
 constexpr Duration kSleepSlice = Millis(50);
-
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-unsigned SpinsFor(int ranks) {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  const int usable = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
-  return ranks <= usable ? kSpins : kSpinsWhenCrowded;
-}
 
 }  // namespace
 
@@ -54,7 +38,7 @@ ShmLane::ShmLane(GroupPort& port, const AbortCell* abort, std::unique_ptr<ShmSeg
       abort_(abort),
       segment_(std::move(segment)),
       clock_(clock),
-      spins_(SpinsFor(port.size())),
+      spins_(HasCoresFor(port.spec().members.size()) ? kSpins : kSpinsWhenCrowded),
       board_(segment_->memory(), geometry, port.spec().rank, checksums),
       ends_(static_cast<std::size_t>(port.size())) {}
 

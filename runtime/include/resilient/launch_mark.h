@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 
@@ -33,6 +34,10 @@ class LaunchMark {
   // the capture is over, not when the device has done it.
   bool captured() const;
 
+  // The communicator, before Submit returns: the launch is a matter of microseconds, and comes from
+  // a thread with a core of its own. Who waits for it does so awake at first.
+  void ExpectSoon();
+
   // The communicator: the operation is in the device's queue, and `event` marks its end there.
   void Launch(const Joiner& joiner, void* event);
   // The communicator: it has ended, well or not, launched or not. `event` may be used again.
@@ -53,10 +58,11 @@ class LaunchMark {
  private:
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
+  std::atomic<bool> told_ = false;  // Launched or ended. Written under mutex_.
+  std::atomic<bool> soon_ = false;
   // Guarded by mutex_.
   const Joiner* joiner_ = nullptr;  // Null: not launched yet, or ended.
   void* event_ = nullptr;
-  bool told_ = false;  // Launched or ended.
   bool ended_ = false;
   bool captured_ = false;
 };
