@@ -523,6 +523,9 @@ bool ReplaySession::MayRetry(const Status& refused) {
 }
 
 void ReplaySession::BeginHealingLocked(const Status& cause) {
+  // It was found before that generation was healed, or rebuilt. 0: the service has not said which.
+  const std::uint64_t ended = cause.detail().generation;
+  if (ended != 0 && ended < acknowledged_.generation) return;
   link_fence_ = std::max(link_fence_, cause.detail().generation);
   if (phase_ != Phase::kOpen) return;
   phase_ = Phase::kHealing;

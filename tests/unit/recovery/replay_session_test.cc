@@ -360,7 +360,11 @@ class Interposed final : public Session {
   Membership membership() const override { return inner_->membership(); }
   Membership acknowledged() const override { return inner_->acknowledged(); }
   std::uint64_t epoch() const override { return inner_->epoch(); }
-  Status failure() const override { return inner_->failure(); }
+  Status failure() const override {
+    Status found = inner_->failure();
+    if (on_failure) std::exchange(on_failure, nullptr)();
+    return found;
+  }
   Status AwaitFailure(Deadline deadline) const override { return inner_->AwaitFailure(deadline); }
   bool Object(const Status& told) override { return inner_->Object(told); }
   std::optional<Incident> last_incident() const override { return inner_->last_incident(); }
@@ -387,8 +391,10 @@ class Interposed final : public Session {
   void Close() override { inner_->Close(); }
   bool InForkedChild() const override { return inner_->InForkedChild(); }
 
-  std::function<void()> on_rebuilt;  // Called once, before the layer hears of it.
-  std::atomic<bool> deaf{false};     // The layer hears of no event.
+  // Called once, before the layer hears of what was found.
+  std::function<void()> on_rebuilt;
+  mutable std::function<void()> on_failure;
+  std::atomic<bool> deaf{false};  // The layer hears of no event.
   std::uint64_t asked_behind() const { return asked_behind_; }
 
  private:
@@ -449,6 +455,25 @@ TEST_F(ReplayAroundTest, LinkBreaksWhileRebuildReturns_IsGotOver) {
   while (session_->acknowledged().generation != 3 && bound().ok()) std::this_thread::yield();
   EXPECT_EQ(session_->acknowledged().generation, 3u);
   EXPECT_TRUE(session_->failure().ok());
+}
+
+// Whoever was refused finds a reason that is of the past when it comes to act on it.
+TEST_F(ReplayAroundTest, HealedWhileTheRefusedLooksWhy_ItIsRunAndNothingElseHealed) {
+  inside_->deaf = true;
+  FenceAndSettle(1, LinkBroke(1));
+  inside_->on_failure = [&] {
+    inside_->deaf = false;
+    const InterruptCheck bound = GiveUpAtTestBound();
+    while (session_->acknowledged().generation != 2 && bound().ok()) std::this_thread::yield();
+    while (session_->membership().state != SessionState::kRunning && bound().ok()) {
+      std::this_thread::yield();
+    }
+  };
+  Outcome outcome;
+  ASSERT_TRUE(world_->Submit({}, outcome.Callback()).ok());
+  EXPECT_TRUE(outcome.Await().ok());
+  EXPECT_EQ(session_->membership().state, SessionState::kRunning);
+  EXPECT_EQ(session_->acknowledged().generation, 2u);
 }
 
 TEST_F(ReplaySessionTest, ItsLastReferenceIsDroppedByACompletion_ItsMemoryStays) {
