@@ -9,7 +9,8 @@ import harness
 import pytest
 
 FOLDER = Path(__file__).resolve().parent
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # Or a forked rank has no CUDA.
+if "GPU_TESTS" in os.environ:  # Not for all the tests that are collected beside these.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # Or a forked rank has no CUDA.
 
 # Under a name of its own: the tests of tests/torch have a conftest too.
 _spec = importlib.util.spec_from_file_location(

@@ -48,4 +48,5 @@ def install(module, gpus):
     torch.cuda.set_device = torch.cuda.synchronize = lambda device=None: None
     torch.cuda.current_device = lambda: 0
     torch.cuda.device_count = lambda: gpus
+    torch.cuda.is_available = lambda: False  # By NVML it is what device_count says.
     torch.nn.parallel.DistributedDataParallel = module.DistributedDataParallel = _Ddp
