@@ -172,15 +172,9 @@ TEST_F(ReplaySessionTest, AbortedByTheProgram_IsNotRunAgain) {
 
 TEST_F(ReplaySessionTest, MoreToTellThanFits_IsTheReasonThatIsTold) {
   BootAlone(false);
-  constexpr std::uint32_t kStreams = kReplaySummaryMax / 16;
-  for (std::uint32_t tag = 0; tag <= kStreams; ++tag) {
-    Operation send;
-    send.kind = OpKind::kSend;
-    send.peer = 0;
-    send.tag = tag;
-    Outcome outcome;
-    ASSERT_TRUE(world_->Submit(std::move(send), outcome.Callback()).ok());
-    ASSERT_TRUE(outcome.Await().ok());
+  std::vector<std::shared_ptr<Group>> groups;
+  for (char name = 'a'; name <= 'p'; ++name) {
+    groups.push_back(CreateGroup(std::string(kReplaySummaryMax / 16, name), {0}));
   }
   rendezvous_->SayFence(1, LinkBroke(1));
   EXPECT_THAT(session_->AwaitFailure(Deadline::Never()).message(),
