@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 python="$1" result="${2:-benchmarks/results/soak.json}"
 runs="${SOAK_RUNS:-20}" seeds="${SOAK_SEEDS:-20}"
 demos=0 timed=false cases=false perturbed=0 started=$SECONDS
-many='comm_(conformance|faults|hierarchical|programs)_test' quarters=4
+many='(comm_(conformance|faults|hierarchical|programs)|nccl|nccl_sockets|staged)_test' quarters=4
 perturbed_ctest() {
   LD_PRELOAD=$PWD/build/tests/libschedule_perturbation.so \
     ctest --test-dir build -L 'unit|ranks' -j 2 --output-on-failure "$@"
