@@ -183,7 +183,9 @@ Status ReplaySession::Rebuild(const RebuildOptions& options) {
     {
       Lock lock(mutex_);
       if (phase_ == Phase::kHealing) continue;
-      if (phase_ == Phase::kOpen && now.generation == acknowledged_.generation) return Status::Ok();
+      // Another thread's rebuild, and what was healed behind that, may be ahead of this one.
+      if (phase_ == Phase::kOpen && now.generation <= acknowledged_.generation) return Status::Ok();
+      if (now.generation < acknowledged_.generation) continue;
       ResetLocked(now);
     }
     OfferVeto(now);

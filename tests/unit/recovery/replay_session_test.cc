@@ -352,7 +352,11 @@ class Interposed final : public Session {
     return inner_->CreateGroup(std::move(name), std::move(ranks), std::move(nccl));
   }
   Membership membership() const override { return inner_->membership(); }
-  Membership acknowledged() const override { return inner_->acknowledged(); }
+  Membership acknowledged() const override {
+    Membership found = inner_->acknowledged();
+    if (on_acknowledged) std::exchange(on_acknowledged, nullptr)();
+    return found;
+  }
   std::uint64_t epoch() const override { return inner_->epoch(); }
   Status failure() const override {
     Status found = inner_->failure();
@@ -387,6 +391,7 @@ class Interposed final : public Session {
 
   // Called once, before the layer hears of what was found.
   std::function<void()> on_rebuilt;
+  mutable std::function<void()> on_acknowledged;
   mutable std::function<void()> on_failure;
   std::atomic<bool> deaf{false};  // The layer hears of no event.
   std::uint64_t asked_behind() const { return asked_behind_; }
@@ -411,6 +416,16 @@ class ReplayAroundTest : public ReplaySessionTest {
   void TearDown() override {
     world_.reset();
     session_.reset();
+  }
+
+  void AwaitHealed(std::uint64_t generation) {
+    const InterruptCheck bound = GiveUpAtTestBound();
+    while (session_->acknowledged().generation != generation && bound().ok()) {
+      std::this_thread::yield();
+    }
+    while (session_->membership().state != SessionState::kRunning && bound().ok()) {
+      std::this_thread::yield();
+    }
   }
 
   std::shared_ptr<Session> plain_;
@@ -457,17 +472,29 @@ TEST_F(ReplayAroundTest, HealedWhileTheRefusedLooksWhy_ItIsRunAndNothingElseHeal
   FenceAndSettle(1, LinkBroke(1));
   inside_->on_failure = [&] {
     inside_->deaf = false;
-    const InterruptCheck bound = GiveUpAtTestBound();
-    while (session_->acknowledged().generation != 2 && bound().ok()) std::this_thread::yield();
-    while (session_->membership().state != SessionState::kRunning && bound().ok()) {
-      std::this_thread::yield();
-    }
+    AwaitHealed(2);
   };
   Outcome outcome;
   ASSERT_TRUE(world_->Submit({}, outcome.Callback()).ok());
   EXPECT_TRUE(outcome.Await().ok());
   EXPECT_EQ(session_->membership().state, SessionState::kRunning);
   EXPECT_EQ(session_->acknowledged().generation, 2u);
+}
+
+// Another of its threads has rebuilt meanwhile, and a link has broken and healed behind that.
+TEST_F(ReplayAroundTest, RebuildReturnsBehindALaterOne_TheLaterOneStands) {
+  FenceAndSettle(1, Lost(0));
+  ASSERT_EQ(session_->AwaitFailure(Deadline::Never()).code(), StatusCode::kRankLost);
+  inside_->on_acknowledged = [&] {
+    ASSERT_TRUE(session_->Rebuild({}).ok());
+    ASSERT_TRUE(Run(*world_).ok());
+    FenceAndSettle(2, LinkBroke(2));
+    AwaitHealed(3);
+  };
+  ASSERT_TRUE(session_->Rebuild({}).ok());
+  EXPECT_EQ(session_->acknowledged().generation, 3u);
+  EXPECT_EQ(session_->epoch(), 2u);
+  EXPECT_TRUE(Run(*world_).ok());
 }
 
 TEST_F(ReplaySessionTest, ItsLastReferenceIsDroppedByACompletion_ItsMemoryStays) {
