@@ -27,6 +27,26 @@ def values(tensor):
     return tensor.cpu().unique().tolist()
 
 
+def captured_by_survivor():
+    """As captured, on rank 0; the other rank stays here until it is killed."""
+    rank, _ = joined()
+    found = captured()
+    tell("ready")
+    if rank == 1:
+        signal.pause()
+    return found
+
+
+def value_of_survivor(world, program, word):
+    """What rank 0 returns; rank 1 is killed when that has told `word`."""
+    survivor, victim = world.start(program, 2)
+    for rank in (survivor, victim):
+        assert rank.told(60) == "ready"
+    assert survivor.told(60) == word
+    victim.signal()
+    return survivor.value(60)
+
+
 def rebuilt_alone():
     """Returns how long it took until this rank had a graph again, which then runs."""
     began = time.monotonic()
@@ -56,11 +76,7 @@ def test_replays_sum(world):
 
 def outlives():
     """Returns how long the replay took to end, and the rebuild while its graph is there."""
-    rank, _ = joined()
-    tensor, graph = captured()
-    tell("ready")
-    if rank == 1:
-        signal.pause()
+    tensor, graph = captured_by_survivor()
     graph.replay()
     tell("replays")
     began = time.monotonic()
@@ -75,23 +91,14 @@ def outlives():
 
 
 def test_a_loss_ends_a_replay_and_no_graph_is_waited_for(world, figures):
-    survivor, victim = world.start(outlives, 2)
-    for rank in (survivor, victim):
-        assert rank.told(60) == "ready"
-    assert survivor.told(60) == "replays"
-    victim.signal()
-    ended, rebuilt = survivor.value(60)
+    ended, rebuilt = value_of_survivor(world, outlives, "replays")
     figures("kill in a replay: it has ended after s", round(ended, 3))
     figures("kill in a replay: rebuilt and captured again in s", round(rebuilt, 3))
 
 
 def captures_on():
     """Returns how long the rebuild behind the capture took."""
-    rank, _ = joined()
-    tensor, graph = captured()
-    tell("ready")
-    if rank == 1:
-        signal.pause()
+    tensor, graph = captured_by_survivor()
 
     def held_open():
         dist.all_reduce(tensor)
@@ -108,9 +115,5 @@ def captures_on():
 
 
 def test_a_loss_while_a_capture_is_open(world, figures):
-    survivor, victim = world.start(captures_on, 2)
-    for rank in (survivor, victim):
-        assert rank.told(60) == "ready"
-    assert survivor.told(60) == "captured"
-    victim.signal()
-    figures("kill in a capture: rebuilt and captured again in s", round(survivor.value(60), 3))
+    rebuilt = value_of_survivor(world, captures_on, "captured")
+    figures("kill in a capture: rebuilt and captured again in s", round(rebuilt, 3))

@@ -73,6 +73,7 @@ def test_the_table_after_a_loss(world):
     for rank in survivors:
         assert rank.told(15) == "waits"
     ranks[victim].signal()
+    assert ranks[victim].wait() == -signal.SIGKILL
     for rank in survivors:
         text = rank.value(15)
         assert "failure: [resilient:RANK_LOST] rank 1 " in text

@@ -460,8 +460,7 @@ TEST_F(ReplayAroundTest, LinkBreaksWhileRebuildReturns_IsGotOver) {
   };
   ASSERT_TRUE(session_->Rebuild({}).ok());
   clock_.Advance(std::chrono::seconds(2));
-  const InterruptCheck bound = GiveUpAtTestBound();
-  while (session_->acknowledged().generation != 3 && bound().ok()) std::this_thread::yield();
+  AwaitHealed(3);
   EXPECT_EQ(session_->acknowledged().generation, 3u);
   EXPECT_TRUE(session_->failure().ok());
 }
