@@ -448,15 +448,16 @@ TEST_F(ReplayAroundTest, LinkBreaksWhileRebuildReturns_IsGotOver) {
   ASSERT_EQ(session_->AwaitFailure(Deadline::Never()).code(), StatusCode::kRankLost);
   inside_->on_rebuilt = [&] {
     FenceAndSettle(2, LinkBroke(2));
-    std::uint64_t fence = 0;
-    for (std::uint64_t after = 0, generation = 0; generation != 2; after = fence) {
-      const auto event = plain_->AwaitEvent(after, Deadline::Never());
+    std::uint64_t last = 0;
+    for (bool rebuilt = false; !rebuilt;) {
+      const auto event = plain_->AwaitEvent(last, Deadline::Never());
       ASSERT_TRUE(event.ok());
-      fence = event->number;
-      if (event->kind == SessionEvent::Kind::kFenced) generation = event->generation;
+      last = event->number;
+      rebuilt = event->kind == SessionEvent::Kind::kRebuilt && event->generation == 3;
     }
+    // The thread waits, from the time before the clock is moved on.
     const InterruptCheck bound = GiveUpAtTestBound();
-    while (inside_->asked_behind() < fence && bound().ok()) std::this_thread::yield();
+    while (inside_->asked_behind() < last && bound().ok()) std::this_thread::yield();
   };
   ASSERT_TRUE(session_->Rebuild({}).ok());
   clock_.Advance(std::chrono::seconds(2));
