@@ -73,7 +73,7 @@ gpu-bundle:
 	@tests/gpu/bundle.sh build/gpu_bundle.tar.gz
 
 soak: build
-	@tests/soak.sh $(PYTHON)
+	@tests/soak.sh $(PYTHON) $(PARTS)
 
 sim: build
 	@build/bin/store_sim --seeds=$(SEEDS)
