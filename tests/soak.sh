@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 python="$1"
 shift
 runs="${SOAK_RUNS:-20}" seeds="${SOAK_SEEDS:-20}"
-jobs=$((2 * $(nproc)))  # Of programs that mostly wait.
+jobs=$((2 * $(nproc)))  # Under delays the programs mostly wait.
 
 demos() {
   of="$runs"
@@ -47,8 +47,10 @@ threads() {
 
 # PART PASSED OF SECONDS
 record() {
-  "$python" - "$@" <<'END'
+  PYTHONPATH=benchmarks "$python" - "$@" <<'END'
 import datetime, json, pathlib, sys
+
+import record
 
 part, *numbers = sys.argv[1:]
 passed, of, seconds = map(int, numbers)
@@ -56,14 +58,15 @@ path = pathlib.Path("benchmarks/results/soak.json")
 parts = json.loads(path.read_text()) if path.exists() else {}
 today = datetime.date.today().isoformat()
 parts[part] = {"passed": passed, "of": of, "seconds": seconds, "date": today}
-path.write_text(json.dumps(parts, indent=1) + "\n")
+record.write(path, parts)
 print(part, parts[part])
 END
 }
 
-[ $# -gt 0 ] || set -- demos kills cases threads
+all=(demos kills cases threads)
+[ $# -gt 0 ] || set -- "${all[@]}"
 for part in "$@"; do
-  case "$part" in demos | kills | cases | threads) ;; *) echo "soak.sh: no part '$part'" >&2; exit 2 ;; esac
+  [[ " ${all[*]} " == *" $part "* ]] || { echo "soak.sh: no part '$part'" >&2; exit 2; }
 done
 failed=0
 for part in "$@"; do
