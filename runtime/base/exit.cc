@@ -12,6 +12,7 @@
 #include "runtime/base/exit_watch.h"
 #include "runtime/base/fork_guard.h"
 #include "runtime/base/log.h"
+#include "runtime/base/log_flush.h"
 #include "runtime/base/thread.h"
 
 namespace resilient {
@@ -71,6 +72,7 @@ class ProcessExit {
         RESILIENT_LOG(kError, "the process is ending, and is ended now with exit code ",
                       kBlockedExitCode, ", as a call into a driver keeps it from that: ", *blocked,
                       "; only the end of a process ends such a call");
+        (void)FlushLog();
         ::_exit(kBlockedExitCode);
       }
       const Instant due = watch_.Due();

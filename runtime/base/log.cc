@@ -6,16 +6,24 @@
 #include <atomic>
 #include <cerrno>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <list>
 #include <mutex>
+#include <utility>
 
 #include <resilient/clock.h>
 #include <resilient/settings.h>
 
+#include "runtime/base/log_flush.h"
+#include "runtime/base/log_writer.h"
+
 namespace resilient {
 namespace {
+
+constexpr std::size_t kBacklogBytesMax = std::size_t{1} << 20;
 
 std::atomic<LogLevel> threshold{LogLevel::kWarn};
 std::atomic<bool> json_lines{false};
@@ -98,16 +106,44 @@ std::string FormatText(LogLevel level, std::string_view text) {
   return line;
 }
 
-void WriteLine(std::string_view line) {
-  while (!line.empty()) {
-    const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
-    if (written > 0) {
-      line.remove_prefix(static_cast<std::size_t>(written));
-    } else if (written == 0 || errno != EINTR) {
-      return;  // Nowhere left to say it.
-    }
-  }
+std::string LossLine(std::uint64_t lines, int error) {
+  const std::string why = error == EAGAIN
+                              ? "nobody read them in time"
+                              : StrCat("they could not be written: ", std::strerror(error));
+  const std::string text = StrCat(lines, lines == 1 ? " line" : " lines", " of this log ",
+                                  lines == 1 ? "was" : "were", " lost, as ", why);
+  const bool json = json_lines.load(std::memory_order_relaxed);
+  const LogRecord record{.event = "lost", .fields = {{"lines", StrCat(lines)}}, .text = text};
+  return json ? FormatJson(LogLevel::kWarn, record) : FormatText(LogLevel::kWarn, text);
 }
+
+// One for each process: a forked child has neither the thread of its parent's nor, perhaps, the
+// lock. Made without a lock, for the same reason, and never destroyed.
+struct ProcessWriter {
+  LogWriter writer{STDERR_FILENO, kBacklogBytesMax, &LossLine};
+  const ProcessWriter* parents = nullptr;  // Left as it is.
+};
+std::atomic<ProcessWriter*> current_writer{nullptr};
+
+LogWriter& Writer() {
+  ProcessWriter* present = current_writer.load(std::memory_order_acquire);
+  while (present == nullptr || present->writer.InChild()) {
+    auto* const mine = new ProcessWriter{.parents = present};
+    if (current_writer.compare_exchange_strong(present, mine, std::memory_order_acq_rel)) {
+      return mine->writer;
+    }
+    delete mine;
+  }
+  return present->writer;
+}
+
+void WriteLine(std::string line) { Writer().Write(std::move(line)); }
+
+// Made when the library is loaded, so that it runs after the destructors of what logs.
+struct FlushAtExit {
+  ~FlushAtExit() { FlushLog(kLogExitPatience); }
+};
+const FlushAtExit flush_at_exit;
 
 }  // namespace
 
@@ -124,6 +160,14 @@ void SetLogTag(std::string tag) {
   tags->push_back(std::move(tag));
   current_tag.store(&tags->back(), std::memory_order_release);
 }
+
+bool FlushLog(Duration patience) {
+  ProcessWriter* const present = current_writer.load(std::memory_order_acquire);
+  if (present == nullptr || present->writer.InChild()) return true;
+  return present->writer.Flush(patience);
+}
+
+void WriteToStderr(std::string text) { WriteLine(std::move(text)); }
 
 bool LogEnabled(LogLevel level) {
   return level != LogLevel::kOff && level >= threshold.load(std::memory_order_relaxed);

@@ -16,7 +16,13 @@ enum class LogLevel : int { kDebug = 0, kInfo = 1, kWarn = 2, kError = 3, kOff =
 void SetLogLevel(LogLevel level, bool json = false);
 bool LogEnabled(LogLevel level);
 
-// One line on stderr, in one write: "[resilient] 12:00:01.123 W rank 2: text".
+// The log waits for nobody: these functions return at once, whether or not anybody reads stderr,
+// and however slow its disk is. A line is on its way when they return, and written already where
+// stderr is a pipe or a terminal that has room for it. Up to 1 MiB waits for a reader; lines beyond
+// that, and lines whose write fails, are lost and counted, and the count is logged when a write
+// succeeds again (LogWriter). So threads that beat, fence or decide may log, with a lock held.
+
+// One line on stderr: "[resilient] 12:00:01.123 W rank 2: text".
 void LogLine(LogLevel level, std::string_view text);
 // The same of a record: ToText, or its event and fields as members of the JSON object.
 void LogLine(LogLevel level, const LogRecord& record);

@@ -13,6 +13,7 @@
 
 #include "runtime/base/fork_guard.h"
 #include "runtime/base/log.h"
+#include "runtime/base/log_flush.h"
 #include "runtime/base/thread.h"
 #include "runtime/net/socket.h"
 
@@ -99,6 +100,7 @@ void TerminationImpl::Act() {
     RESILIENT_LOG(kError, "SIGTERM ends this rank; what came first: ", cause.ToString());
     session_->Close();  // Its part of the incident is over: that has a line too.
   }
+  (void)FlushLog();
   if (HandlerIs(&OnTerminate)) SetHandler(SIG_DFL);
   (void)kill(getpid(), SIGTERM);
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/base/log_flush.h"
 #include "store/server/cli.h"
 
 #ifndef RESILIENT_VERSION
@@ -16,7 +17,7 @@
 namespace resilient::store {
 
 int Complain(std::string_view text, int exit_code) {
-  std::fprintf(stderr, "resilient-store: %.*s\n", static_cast<int>(text.size()), text.data());
+  WriteToStderr(StrCat("resilient-store: ", text, "\n"));
   return exit_code;
 }
 

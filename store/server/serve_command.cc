@@ -15,6 +15,7 @@
 #include <resilient/settings.h>
 
 #include "runtime/base/log.h"
+#include "runtime/base/log_flush.h"
 #include "runtime/net/socket.h"
 #include "store/server/cli.h"
 #include "store/server/crash_points.h"
@@ -138,10 +139,12 @@ int OpenEngine(const ServeArguments& arguments, CrashPoints& crash_points,
 
 [[noreturn]] void EndUnkept(const Status& why) {
   // At once: nothing may be acknowledged any more, and destructors could wait for the disk.
-  std::_Exit(Complain(StrCat(why.message(),
-                             " (the server ends; nothing was acknowledged that is "
-                             "not kept)"),
-                      kExitStorage));
+  const int code = Complain(StrCat(why.message(),
+                                   " (the server ends; nothing was acknowledged that is "
+                                   "not kept)"),
+                            kExitStorage);
+  (void)FlushLog();
+  std::_Exit(code);
 }
 
 int TellAddress(const ServeArguments& arguments, const Server& server) {
@@ -152,8 +155,9 @@ int TellAddress(const ServeArguments& arguments, const Server& server) {
     if (!written.ok()) return Complain(written.message(), kExitFailed);
   }
   if (arguments.print_address) {
+    // Before it serves anybody. tidy: allow(blocking-write)
     std::printf("%s %s\n", address.c_str(), server.server_id().c_str());
-    std::fflush(stdout);
+    std::fflush(stdout);  // tidy: allow(blocking-write)
   }
   return kExitOk;
 }

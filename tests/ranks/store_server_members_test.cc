@@ -2,6 +2,12 @@
 // and never because it was itself asleep. Method: the real binary; members are bare sockets that
 // claim to be this process, or another one that is killed.
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <csignal>
 #include <memory>
 #include <optional>
@@ -12,6 +18,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/ranks/store_server_support.h"
+#include "tests/support/test_directory.h"
 
 namespace resilient::store {
 namespace {
@@ -104,6 +111,81 @@ TEST(StoreServerMembers, KilledProcess_FencedAtOnceByItsPidfd) {
   EXPECT_EQ(fence->cause.code(), StatusCode::kRankLost);
   EXPECT_EQ(fence->cause.detail().rank, 1);
   EXPECT_EQ(fence->cause.detail().pid, victim.identity().pid);
+}
+
+// A supervisor's pipe that is full before the server has said anything.
+class UnreadPipe {
+ public:
+  UnreadPipe() : path_(directory_ / "pipe") {
+    EXPECT_EQ(mkfifo(path_.c_str(), 0600), 0);
+    pipe_ = FileDescriptor(open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+    const std::string page(4096, '#');
+    while (write(pipe_.get(), page.data(), page.size()) > 0) {
+    }
+    EXPECT_EQ(errno, EAGAIN);
+  }
+  const std::string& path() const { return path_; }
+  // Reads until this comes, or patience ends.
+  bool Says(const std::string& wanted) {
+    std::string all;
+    while (all.find(wanted) == std::string::npos) {
+      std::vector<PollEntry> entries = {{pipe_.get(), POLLIN, 0}};
+      if (PollUntil(entries, SystemClock(), In(kPatience)) == 0) return false;
+      char buffer[65536];
+      const ssize_t count = read(pipe_.get(), buffer, sizeof buffer);
+      if (count > 0) all.append(buffer, static_cast<std::size_t>(count));
+    }
+    return true;
+  }
+
+ private:
+  const TestDirectory directory_;
+  const std::string path_;
+  FileDescriptor pipe_;
+};
+
+// The log of a server that nobody reads holds up nothing: members join, are answered, and their end
+// is known as quickly as ever. So it is where the disk of the log is full.
+TEST(StoreServerMembers, LogThatNobodyReads_IsWaitedForByNobody) {
+  UnreadPipe unread;
+  for (const std::string& errors : {unread.path(), std::string("/dev/full")}) {
+    SCOPED_TRACE(errors);
+    TestServer server({"--log-level", "debug"}, errors);
+    Sleeper victim;
+    TestMember survivor(server, ControlHello());
+    TestMember dead(server, HelloOf(victim.identity()));
+    RunBoth(survivor, dead);
+    RawClient client(server.address());
+    ASSERT_TRUE(client.SayHello(MakeTestHello(Role::kRequest)));
+    for (int i = 0; i < 300; ++i) {
+      const auto reply = client.Call(SetOp{"key", "value"});
+      ASSERT_TRUE(reply && reply->status.ok());
+    }
+    const Instant killed = Now();
+    victim.Kill();
+    const auto fence = survivor.line().Await<Fence>(In(kPatience));
+    ASSERT_TRUE(fence);
+    EXPECT_LT(Now() - killed, Millis(500));
+    EXPECT_EQ(fence->cause.detail().pid, victim.identity().pid);
+    if (errors == unread.path()) {
+      EXPECT_TRUE(unread.Says("listens on " + server.address_text()));
+    }
+    server.process().Signal(SIGTERM);
+    EXPECT_EQ(server.process().WaitExit(In(kPatience)), 0);
+  }
+}
+
+// It has much to say, and ends all the same.
+TEST(StoreServerMembers, LogThatNobodyReads_DoesNotHoldTheEnd) {
+  const UnreadPipe unread;
+  TestServer server({"--log-level", "debug"}, unread.path());
+  TestMember member(server, ControlHello());
+  member.Join(0, 1);
+  ASSERT_TRUE(member.Run());
+  const Instant start = Now();
+  server.process().Signal(SIGTERM);
+  EXPECT_EQ(server.process().WaitExit(In(kPatience)), 0);
+  EXPECT_LT(Now() - start, seconds(5));
 }
 
 TEST(StoreServerMembers, ProcessGoneBeforeItIsWatched_FencedAtOnce) {

@@ -56,8 +56,11 @@ Instant Now() { return SystemClock().Now(); }
 
 Deadline In(Duration timeout) { return Deadline::After(Now(), timeout); }
 
-ChildProcess::ChildProcess(std::vector<std::string> command, std::vector<std::string> environment)
-    : errors_(memfd_create("stderr", MFD_CLOEXEC)) {
+ChildProcess::ChildProcess(std::vector<std::string> command, std::vector<std::string> environment,
+                           const std::string& errors)
+    : errors_(errors.empty() ? memfd_create("stderr", MFD_CLOEXEC)
+                             : open(errors.c_str(), O_WRONLY | O_CLOEXEC)) {
+  RESILIENT_CHECK(errors_.valid());
   int ends[2];
   RESILIENT_CHECK(pipe2(ends, O_CLOEXEC) == 0);
   output_ = FileDescriptor(ends[0]);
@@ -111,7 +114,9 @@ std::optional<int> ChildProcess::WaitExit(Deadline deadline) {
 }
 
 std::string ChildProcess::ErrorText() const {
-  std::string text(static_cast<std::size_t>(lseek(errors_.get(), 0, SEEK_END)), '\0');
+  const off_t size = lseek(errors_.get(), 0, SEEK_END);
+  if (size < 0) return "(its errors go to a pipe)";
+  std::string text(static_cast<std::size_t>(size), '\0');
   const ssize_t count = pread(errors_.get(), text.data(), text.size(), 0);
   text.resize(count < 0 ? 0 : static_cast<std::size_t>(count));
   return text;
@@ -133,8 +138,8 @@ std::vector<std::string> ServeCommand(std::vector<std::string> arguments) {
 
 }  // namespace
 
-TestServer::TestServer(std::vector<std::string> arguments)
-    : process_(ServeCommand(std::move(arguments))) {
+TestServer::TestServer(std::vector<std::string> arguments, const std::string& errors)
+    : process_(ServeCommand(std::move(arguments)), {}, errors) {
   const auto line = process_.ReadLine(In(kPatience));
   if (!line) {
     ADD_FAILURE() << "the server did not start: " << process_.ErrorText();

@@ -29,12 +29,12 @@ Instant Now();
 // A deadline `timeout` from now.
 Deadline In(Duration timeout);
 
-// A child process with its standard output in a pipe and its errors in a file. Killed and reaped by
-// the destructor.
+// A child process with its standard output in a pipe and its errors in a file of its own, or in the
+// one at that path. Killed and reaped by the destructor.
 class ChildProcess {
  public:
-  explicit ChildProcess(std::vector<std::string> command,
-                        std::vector<std::string> environment = {});
+  explicit ChildProcess(std::vector<std::string> command, std::vector<std::string> environment = {},
+                        const std::string& errors = "");
   ~ChildProcess();
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
@@ -61,7 +61,8 @@ class ChildProcess {
 // resilient-store serve, listening.
 class TestServer {
  public:
-  explicit TestServer(std::vector<std::string> arguments = {});
+  // `errors`: as of ChildProcess.
+  explicit TestServer(std::vector<std::string> arguments = {}, const std::string& errors = "");
 
   ChildProcess& process() { return process_; }
   const HostPort& address() const { return address_; }

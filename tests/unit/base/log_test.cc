@@ -2,14 +2,20 @@
 // Method: capture stderr; compare without the time.
 #include "runtime/base/log.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
 #include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <resilient/settings.h>
 
+#include "runtime/base/log_flush.h"
 #include "runtime/base/log_record.h"
 #include "runtime/base/printable.h"
+#include "tests/support/captured_stderr.h"
 
 namespace resilient {
 namespace {
@@ -23,7 +29,7 @@ class LogTest : public testing::Test {
   static std::string Capture(LogLevel level, std::string_view text) {
     testing::internal::CaptureStderr();
     LogLine(level, text);
-    return testing::internal::GetCapturedStderr();
+    return TakeCapturedStderr();
   }
 };
 
@@ -63,7 +69,7 @@ TEST_F(LogTest, Record_ShowsItsFieldsBeforeTheText) {
   testing::internal::CaptureStderr();
   RESILIENT_LOG_RECORD(kWarn, "join", {{"job", "train"}, {"rank", "3"}}, "it joined");
   RESILIENT_LOG_RECORD(kInfo, "not", {{"shown", "at this level"}}, "");
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+  EXPECT_THAT(TakeCapturedStderr(),
               testing::EndsWith(" W event=join job=train rank=3: it joined\n"));
   EXPECT_EQ(ToText(kOfAStranger), R"(event=cut job=a:b host="a b=\x22\x0a\xff\\": cut it: slow)");
   const LogRecord endless{"refused", {{"host", std::string(100000, 'x')}}, "no token"};
@@ -74,7 +80,7 @@ TEST_F(LogTest, RecordAsJson_HasItsFieldsAsMembers) {
   SetLogLevel(LogLevel::kInfo, true);
   testing::internal::CaptureStderr();
   LogLine(LogLevel::kInfo, kOfAStranger);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+  EXPECT_THAT(TakeCapturedStderr(),
               testing::EndsWith(R"("tag": "", "event": "cut", "job": "a:b", )"
                                 R"("host": "a b=\"\\x0a\\xff\\\\", "text": "cut it: slow"})"
                                 "\n"));
@@ -87,7 +93,7 @@ TEST_F(LogTest, RecordWithAnObject_ShowsItAsItIs) {
   SetLogLevel(LogLevel::kInfo, true);
   testing::internal::CaptureStderr();
   LogLine(LogLevel::kInfo, data);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+  EXPECT_THAT(TakeCapturedStderr(),
               testing::EndsWith(R"("event": "incident", "text": "it \"ended\"", )"
                                 R"("incident": {"a": "b\\x"}})"
                                 "\n"));
@@ -119,10 +125,43 @@ TEST_F(LogTest, Threshold_DecidesWhatIsEvaluated) {
   RESILIENT_LOG(kWarn, text(), " ", 1);
   SetLogLevel(LogLevel::kOff);
   RESILIENT_LOG(kError, text());
-  const std::string output = testing::internal::GetCapturedStderr();
+  const std::string output = TakeCapturedStderr();
   EXPECT_EQ(evaluated, 1);
   EXPECT_NE(output.find("text 1\n"), std::string::npos) << output;
   EXPECT_FALSE(LogEnabled(LogLevel::kOff));
+}
+
+// The thread that writes the backlog, and whatever its parent's log holds, are not the child's.
+TEST_F(LogTest, ForkedChildOfOneWithABacklog_LogsByItself) {
+  int unread[2];
+  int read_by_us[2];
+  ASSERT_EQ(pipe(unread), 0);
+  ASSERT_EQ(pipe(read_by_us), 0);
+  const int before = dup(STDERR_FILENO);
+  ASSERT_GE(dup2(unread[1], STDERR_FILENO), 0);
+  for (int i = 0; i < 2000; ++i) LogLine(LogLevel::kError, std::string(100, 'x'));
+  const pid_t child = fork();
+  if (child == 0) {
+    (void)alarm(20);
+    (void)dup2(read_by_us[1], STDERR_FILENO);
+    LogLine(LogLevel::kError, "of the child");
+    _exit(FlushLog() ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  close(unread[0]);  // Ends what the thread waits for.
+  EXPECT_TRUE(FlushLog(std::chrono::seconds(20)));
+  ASSERT_GE(dup2(read_by_us[1], STDERR_FILENO), 0);
+  LogLine(LogLevel::kError, "of the parent");
+  ASSERT_GE(dup2(before, STDERR_FILENO), 0);
+  char text[1000];
+  const ssize_t count = read(read_by_us[0], text, sizeof text);
+  ASSERT_GT(count, 0);
+  EXPECT_THAT(std::string(text, static_cast<std::size_t>(count)),
+              testing::MatchesRegex("[^\n]* E of the child\n[^\n]* W [0-9]+ lines of this log were "
+                                    "lost, as [^\n]*: Broken pipe\n[^\n]* E of the parent\n"));
+  for (const int fd : {unread[1], read_by_us[0], read_by_us[1], before}) close(fd);
 }
 
 TEST_F(LogTest, LevelNames_Table) {

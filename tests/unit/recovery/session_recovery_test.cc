@@ -12,6 +12,7 @@
 #include <gmock/gmock.h>
 #include <resilient/ladder.h>
 
+#include "tests/support/captured_stderr.h"
 #include "tests/unit/recovery/session_fixture.h"
 
 namespace resilient::recovery {
@@ -398,7 +399,7 @@ TEST_F(SessionTest, Incident_IsLoggedOnceAFenceHoweverItEnds) {
   FenceAndSettle(2, Lost(2));
   session_->Close();
   session_->Close();
-  const auto lines = IncidentLines(::testing::internal::GetCapturedStderr());
+  const auto lines = IncidentLines(TakeCapturedStderr());
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_THAT(lines[0],
               HasSubstr(R"("outcome": "running", "generation": 1, "next_generation": 2)"));
@@ -413,7 +414,7 @@ TEST_F(SessionTest, IncidentOfARankThatIsGivenUp_IsLoggedToo) {
   rendezvous_->SayLost(Status(StatusCode::kStaleGeneration, "the job goes on"));
   rendezvous_->Settle();
   session_->Close();
-  const auto lines = IncidentLines(::testing::internal::GetCapturedStderr());
+  const auto lines = IncidentLines(TakeCapturedStderr());
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_THAT(lines[0], HasSubstr(R"("outcome": "failed", "generation": 1)"));
   EXPECT_THAT(lines[0], HasSubstr(R"("code": "STALE_GENERATION")"));

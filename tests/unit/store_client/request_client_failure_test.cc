@@ -11,6 +11,7 @@
 
 #include <gmock/gmock.h>
 
+#include "tests/support/captured_stderr.h"
 #include "tests/unit/store_client/request_client_fixture.h"
 
 namespace resilient::store {
@@ -88,7 +89,7 @@ TEST_F(RequestClientTest, LostConnection_IsOneLineOfLogWithItsDuration) {
   Break(KnownWelcome());
   line_->SendReply(NumberReply(line_->Read(), 1));
   EXPECT_EQ(*adding.get(), 1);
-  const std::string log = ::testing::internal::GetCapturedStderr();
+  const std::string log = TakeCapturedStderr();
   EXPECT_THAT(log, HasSubstr("job train was without its connection for "));
   EXPECT_THAT(log, HasSubstr("connected again to " + server_.address()));
   EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;

@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/base/log.h"
+#include "tests/support/captured_stderr.h"
 
 namespace resilient::store {
 namespace {
@@ -60,7 +61,7 @@ class FileWatchTest : public testing::Test {
       loop_.Run();
     }
     EXPECT_EQ(looks, found.size());
-    return Lines(testing::internal::GetCapturedStderr());
+    return Lines(TakeCapturedStderr());
   }
 
  private:
