@@ -10,6 +10,7 @@ import sys
 from torch_resilient import _server
 from torch_resilient._launch import LaunchError, options
 from torch_resilient._launch.launcher import Launcher
+from torch_resilient._launch.output import last_words
 
 
 def main(arguments=None):
@@ -18,7 +19,7 @@ def main(arguments=None):
     try:
         return Launcher(wanted).run()
     except (OSError, _server.ProgramMissingError, LaunchError) as error:
-        print(f"resilient-run: {error}", file=sys.stderr)
+        last_words(str(error))
         return 1
 
 

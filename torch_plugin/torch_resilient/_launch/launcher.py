@@ -1,6 +1,6 @@
 """The loop that starts the ranks of a job, watches them, and replaces those that die."""
 
-import json
+import contextlib
 import os
 import selectors
 import signal
@@ -16,7 +16,7 @@ from torch_resilient._launch.family import MARK, Family
 from torch_resilient._launch.guard import Guard
 from torch_resilient._launch.nodes import MEET_SECONDS, Nodes, free_port
 from torch_resilient._launch.options import seat_wait, worker_command
-from torch_resilient._launch.output import Console, Logs, Outputs
+from torch_resilient._launch.output import Console, Events, Outputs, finish
 from torch_resilient._launch.store import Store
 from torch_resilient._launch.worker import SEATED, Worker, how
 
@@ -63,8 +63,8 @@ class Launcher:
         # What its own store keeps, and a file of each worker that has had a seat.
         self._folder = tempfile.TemporaryDirectory(prefix="resilient-run-")
         self._console = Console()
-        logs = Logs(options.log_dir, self._console.say)
-        self._outputs = Outputs(self._console, logs, options.log_only)
+        self._events = Events(options.events, self._console.say)
+        self._outputs = Outputs(self._console, options.log_dir, options.log_only)
         data = options.store_data or os.path.join(self._folder.name, "store")
         self._store = Store(
             options.store, data, self._selector, self._console, self._goes_on, self._event
@@ -78,9 +78,6 @@ class Launcher:
             self._nodes = Nodes(
                 options, self._job, self._selector, self._console.say, self._heard_of_others
             )
-        self._events = None
-        if options.events:
-            self._events = open(options.events, "a", buffering=1)  # noqa: SIM115 - as long as self
 
     def run(self):
         """The exit code, once nothing runs any more."""
@@ -102,13 +99,11 @@ class Launcher:
             if self._console.has_status:
                 self._console.show("")
             self._end()
-            self._outputs.close()
             self._folder.cleanup()
+            finish([self._events, self._outputs], lambda: self._is_hurried(wakeup[0]))
             signal.set_wakeup_fd(-1)
             for end in wakeup:
                 end.close()
-            if self._events:
-                self._events.close()
         return self._exit_code or 0
 
     def _is_to_go_on(self):
@@ -596,5 +591,10 @@ class Launcher:
         self._guard.dismiss()
 
     def _event(self, name, **fields):
-        if self._events:
-            self._events.write(json.dumps({"event": name, "time": time.time(), **fields}) + "\n")
+        self._events.write(name, **fields)
+
+    def _is_hurried(self, receiver):
+        """Whether somebody wants it to end, before or after the end of the ranks."""
+        with contextlib.suppress(BlockingIOError):
+            self._signals += sum(number != signal.SIGCHLD for number in receiver.recv(64))
+        return self._signals > 0

@@ -106,7 +106,7 @@ class Store:
         self._selector.register(output.pipe, selectors.EVENT_READ, (self._read, output))
 
     def _say_of_store(self, lines):
-        self._console.write("err", "[store] ", lines)
+        self._console.write("err", "[store] ", lines, own=True)
 
     def _read(self, output):
         if not output.read():
