@@ -104,6 +104,31 @@ WORLD_CALLS = (
         ("runtime/base/",),
     ),
 )
+# What blocks for as long as nobody reads it. Threads that beat, fence, decide or replace wait for
+# nobody, so the library writes through the log, and the launcher through its backlogs.
+BLOCKING_WRITES = (
+    (
+        ".cc",
+        ("runtime/", "store/", "torch_plugin/"),
+        re.compile(
+            r"\bwritev?\s*\(\s*STD(?:ERR|OUT)_FILENO\b|\bstd::(?:cerr|clog|cout)\b|\bperror\s*\("
+            r"|\bf(?:printf|puts|write|flush)\s*\((?:[^;]*,\s*)?std(?:err|out)\b"
+            r"|(?<![\w.>])(?:printf|puts)\s*\("
+        ),
+        (
+            "runtime/base/check.cc",
+            # What a command prints for its caller, who may take his time.
+            *("store/server/client_commands.cc", "store/server/key_commands.cc"),
+            *("store/server/member_commands.cc", "store/server/main.cc"),
+        ),
+    ),
+    (
+        ".py",
+        ("torch_plugin/torch_resilient/_launch/", "torch_plugin/torch_resilient/run.py"),
+        re.compile(r"\bprint\s*\(|\bsys\.std(?:out|err)\b|\bos\.write\s*\("),
+        ("torch_plugin/torch_resilient/_launch/output.py",),
+    ),
+)
 # Waits on a clock of the standard library: only where a thread shell waits for its own queue.
 SHELLS = (
     "runtime/base/",
@@ -271,6 +296,18 @@ def check_world(source: Source) -> Iterator[Finding]:
             yield Finding(source.path, line, "wait", "waits on a clock outside a thread shell")
 
 
+def check_writes(source: Source) -> Iterator[Finding]:
+    for suffix, folders, pattern, places in BLOCKING_WRITES:
+        if not source.path.endswith(suffix) or not source.path.startswith(folders):
+            continue
+        if source.path.startswith(places):
+            continue
+        for line, text in enumerate(source.code, 1):
+            if found := pattern.search(text):
+                finding = f"'{found.group(0)}' may wait for a reader for ever"
+                yield Finding(source.path, line, "blocking-write", finding)
+
+
 def check_purity(source: Source) -> Iterator[Finding]:
     if not source.is_cpp or not source.path.startswith(PURE):
         return
@@ -413,7 +450,8 @@ def allowed(source: Source, finding: Finding) -> bool:
 def check(sources: list[Source]) -> list[Finding]:
     enums = enum_names(source for source in sources if source.is_cpp)
     simple = (
-        *(check_layers, check_confinement, check_world, check_purity, check_text),
+        *(check_layers, check_confinement, check_world, check_writes),
+        *(check_purity, check_text),
         *(check_file_size, check_function_size, check_captures),
     )
     findings: list[Finding] = []

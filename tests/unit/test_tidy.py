@@ -115,6 +115,31 @@ def test_world_is_allowed_in_its_places() -> None:
     assert rules("runtime/comm/a.cc", "peer.sleep(1); Now(); operand(2);\n") == []
 
 
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("runtime/comm/a.cc", "(void)write(STDERR_FILENO, text, size);"),
+        ("store/client/a.cc", 'std::fprintf(stderr, "%s", text);'),
+        ("runtime/recovery/a.cc", "std::cerr << text;"),
+        ("torch_plugin/csrc/a.cc", 'perror("connect");'),
+        ("store/server/a.cc", "std::fwrite(text.data(), 1, text.size(), stdout);"),
+        ("torch_plugin/torch_resilient/_launch/a.py", "print(text, file=sys.stderr)"),
+        ("torch_plugin/torch_resilient/_launch/a.py", "os.write(2, text)"),
+    ],
+)
+def test_write_that_may_block_is_found(path: str, line: str) -> None:
+    body = f"void F() {{\n  {line}\n}}\n" if path.endswith(".cc") else f"{line}\n"
+    assert "blocking-write" in rules(path, body)
+
+
+def test_writes_are_allowed_in_their_places() -> None:
+    line = "std::fwrite(text.data(), 1, text.size(), stdout);"
+    assert rules("store/server/key_commands.cc", f"void F() {{\n  {line}\n}}\n") == []
+    spawn = "posix_spawn_file_actions_adddup2(&actions, log_fd, STDERR_FILENO);"
+    assert rules("store/client/a.cc", f"void F() {{\n  {spawn}\n}}\n") == []
+    assert rules("torch_plugin/torch_resilient/_launch/output.py", "os.write(2, text)\n") == []
+
+
 def test_pure_modules_stay_pure() -> None:
     assert rules("store/core/a.cc", "#include <thread>\n") == ["pure"]
     assert rules("store/core/a.h", '#include "runtime/net/socket.h"\n') == ["pure"]

@@ -139,6 +139,7 @@ std::string TagOf(int rank) {
 
 void PrintWarnings(const Settings& settings) {
   for (const std::string& warning : settings.warnings) {
+    // The program's thread, before there is a session. tidy: allow(blocking-write)
     std::fprintf(stderr, "[resilient] warning: %s\n", warning.c_str());
   }
 }
