@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -129,8 +128,9 @@ class Rank:
         self.exit_code = None
         self.ended_at = None
         self.killed = False
-        self._stdout = tempfile.TemporaryFile()  # noqa: SIM115
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        # In memory: a line of the log is there when its call returns, even if a signal comes next.
+        self._stdout = open(os.memfd_create("stdout"), "w+b")  # noqa: SIM115
+        self._stderr = open(os.memfd_create("stderr"), "w+b")  # noqa: SIM115
         self._channel, self._their_channel = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET
         )
