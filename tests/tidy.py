@@ -6,6 +6,7 @@ A line that must break a rule says so with `tidy: allow(RULE)` and the reason in
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -87,6 +88,21 @@ CONFINED = (
     ),
 )
 CONFINED_EXEMPT = ("tests/", "benchmarks/", "docs/")
+
+# Factories of torch, with the arguments for which the program may have set a default.
+PLUGIN_PYTHON = "torch_plugin/torch_resilient/"
+_DEVICE_AND_DTYPE = frozenset({"device", "dtype"})
+FACTORIES = {
+    "Generator": frozenset({"device"}),
+    **dict.fromkeys(
+        (
+            *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full"),
+            *("linspace", "logspace", "ones", "rand", "randint", "randn", "randperm"),
+            *("scalar_tensor", "tensor", "zeros"),
+        ),
+        _DEVICE_AND_DTYPE,
+    ),
+}
 
 # Calls that read the world. `places`: where the library does so on purpose.
 WORLD_CALLS = (
@@ -333,6 +349,22 @@ def check_text(source: Source) -> Iterator[Finding]:
             yield Finding(source.path, line, "blank", "blanks at the end of the line")
 
 
+def check_factories(source: Source) -> Iterator[Finding]:
+    """Tensors of ours must not follow the device and dtype that the program has set for its own."""
+    if not source.path.startswith(PLUGIN_PYTHON) or not source.path.endswith(".py"):
+        return
+    for node in ast.walk(ast.parse("\n".join(source.lines))):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        owner, name = node.func.value, node.func.attr
+        if not isinstance(owner, ast.Name) or owner.id != "torch" or name not in FACTORIES:
+            continue
+        given = {keyword.arg for keyword in node.keywords}
+        for missing in sorted(FACTORIES[name] - given):
+            text = f"torch.{name} without {missing}=: it follows the program's default"
+            yield Finding(source.path, node.lineno, "factory", text)
+
+
 def check_file_size(source: Source) -> Iterator[Finding]:
     lines = len(source.lines)
     limit = TEST_LINES_MAX if source.is_test else FILE_LINES_MAX
@@ -451,7 +483,7 @@ def check(sources: list[Source]) -> list[Finding]:
     enums = enum_names(source for source in sources if source.is_cpp)
     simple = (
         *(check_layers, check_confinement, check_world, check_writes),
-        *(check_purity, check_text),
+        *(check_purity, check_text, check_factories),
         *(check_file_size, check_function_size, check_captures),
     )
     findings: list[Finding] = []

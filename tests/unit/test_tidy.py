@@ -244,3 +244,13 @@ def test_main_names_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.startswith("runtime/comm/a.cc:2: [capture] ")
     file.write_text("int x;\n")
     assert tidy.main([str(tmp_path)]) == 0
+
+
+def test_factory_that_follows_the_programs_defaults_is_found() -> None:
+    path = "torch_plugin/torch_resilient/_a.py"
+    assert rules(path, 'torch.zeros(1, dtype=torch.int64)\ntorch.empty(1, device="cpu")\n') == [
+        "factory",
+        "factory",
+    ]
+    assert rules(path, 'torch.zeros(1, dtype=torch.int64, device="cpu")\n') == []
+    assert rules("tests/torch/a.py", "torch.zeros(1)\n") == []

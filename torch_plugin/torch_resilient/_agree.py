@@ -22,8 +22,8 @@ def agree(value):
     of a rank at a time. A rank that is interrupted in it (Ctrl-C), or has not reached the store for
     RESILIENT_BUDGET, may raise where the others have an answer.
     """
-    packed = pack(value)
     world = _api.current_world()
+    packed = pack(value, world)
     # Read before the failure is looked for: what follows one that is not acknowledged is not ours.
     generation = world.session.membership()["generation"]
     number = world.agreements[1] + 1 if world.agreements[0] == generation else 1
@@ -59,12 +59,13 @@ def collect(world, ask, what, who):
             )
 
 
-def pack(value):
-    """A vote, as text."""
+def pack(value, world):
+    """A vote, as text: with the elastic run that it belongs to."""
+    run = world.whereabouts.text()
     if isinstance(value, bool):
-        return f"bool {value:d}".encode()
+        return f"bool {value:d} {run}".encode()
     if isinstance(value, int) and value.bit_length() <= _BITS:
-        return f"int {value}".encode()
+        return f"int {value} {run}".encode()
     raise _errors.ConfigError(
         f"agree({value!r:.200}): it takes a bool, or an int of at most {_BITS} bits, and was given"
         f" {type(value).__name__}; bool(...) or int(...) makes one of what is like it"
@@ -74,11 +75,18 @@ def pack(value):
 def combine(votes):
     """What the votes say together. All ranks have the same ones here, so that all raise where these
     do not go together."""
-    said = [vote.decode().split() for vote in votes]
-    kinds = [kind for kind, _ in said]
+    said = [vote.decode().split(" ", 2) for vote in votes]
+    runs = [run for *_, run in said]
+    if len(set(runs)) > 1:
+        raise _errors.ConfigError(
+            f"agree() was called at different places of the program, by rank: {runs}; a process"
+            " that replaces a lost rank begins the program from its start, so call it where all"
+            " ranks are in the same elastic run"
+        )
+    kinds = [kind for kind, *_ in said]
     if len(set(kinds)) > 1:
         raise _errors.ConfigError(
             f"agree() was given a bool on some ranks and an int on others, by rank: {kinds}"
         )
-    bits = functools.reduce(operator.and_, (int(number) for _, number in said))
+    bits = functools.reduce(operator.and_, (int(number) for _, number, _ in said))
     return bool(bits) if kinds[0] == "bool" else bits

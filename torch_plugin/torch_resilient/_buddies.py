@@ -35,11 +35,17 @@ def swap(part, buddies):
 
 def move(outgoing, sources):
     """Sends bytes to ranks, and returns what each of the sources sends to this one."""
-    lengths = {source: torch.zeros(1, dtype=torch.int64) for source in sources}
+    lengths = {source: torch.zeros(1, dtype=torch.int64, device="cpu") for source in sources}
     payloads = {target: _tensor_of(part) for target, part in outgoing.items()}
-    headers = {target: torch.tensor([part.numel()]) for target, part in payloads.items()}
+    headers = {
+        target: torch.tensor([part.numel()], dtype=torch.int64, device="cpu")
+        for target, part in payloads.items()
+    }
     _transfer(headers, lengths)
-    parts = {one: torch.empty(int(size), dtype=torch.uint8) for one, size in lengths.items()}
+    parts = {
+        one: torch.empty(int(size), dtype=torch.uint8, device="cpu")
+        for one, size in lengths.items()
+    }
     _transfer(payloads, parts)
     return {source: part.numpy().tobytes() for source, part in parts.items()}
 

@@ -11,7 +11,7 @@ import traceback
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torch_resilient import _api, _errors, _native
+from torch_resilient import _agree, _api, _errors, _native
 
 # An exception such as "connection reset" may reach the program before the fence that explains it.
 _FENCE_GRACE_SECONDS = 1.0
@@ -78,23 +78,30 @@ class _Run:
         self._wish = wish
         self._max_world = max_world or 0
         self._groups = _GroupsAtEntry()
+        self._number = 0  # Of this run in the world.
         self._commits_seen = 0
         self._restarts = 0
         self._incident = None
 
     def run(self, fn, args, kwargs):
         state = self._state
+        whereabouts = self._world.whereabouts
+        self._number = whereabouts.begin_run(getattr(fn, "__qualname__", repr(fn)))
         state.__dict__["_observer"] = self._committed
         try:
             while True:
                 cause = None
                 try:
+                    whereabouts.begin_again(self._number)
                     self._enter()
                     result = fn(state, *args, **kwargs)
                     # Nobody leaves while a peer may still need this rank to finish.
                     dist.barrier()
+                    self._end()
                     return result
                 except Exception as error:
+                    if getattr(error, "on_all_ranks", False):
+                        raise  # A rank that ends by it is no loss to go on after.
                     cause = self._session_failure()
                     if cause is None:
                         raise
@@ -104,15 +111,32 @@ class _Run:
                 del cause
         finally:
             state.__dict__["_observer"] = None
+            whereabouts.end_run()
 
     def _enter(self):
         self._state.sync()
+        self._world.whereabouts.entered()
         if self._state.commits == 0:
             self._state.commit()
         # From here on commit 1 is complete, and only then may a rank change its values.
         dist.barrier()
         self._state.__dict__["_begun"] = True
         self._note("entered_unix_s")
+
+    def _end(self):
+        """All ranks end the run, or none does: a barrier that a failure meets ends on some only,
+        and these would be in the next run while the others are in this one again."""
+        world = self._world
+        generation = world.session.membership()["generation"]
+        place = f"elastic/{generation}/{self._number}", world.rank, world.world_size
+        with contextlib.suppress(_errors.StoreLostError):  # The result needs no store.
+            _agree.collect(
+                world,
+                lambda timeout: world.store.agree(*place, b"end", generation, timeout),
+                f"the end of elastic run {self._number}",
+                "none of them was lost",
+            )
+        self._state._end_run()
 
     def _session_failure(self):
         """The session's failure, whatever exception it reached the program as; None when there is
@@ -150,7 +174,8 @@ class _Run:
 
     def _committed(self):
         """After each commit; the first one after a recovery completes its time line."""
-        if self._max_world > self._world.world_size:
+        # Who joins a later run would begin with the first one.
+        if self._max_world > self._world.world_size and self._number == 1:
             self._world.session.offer_room(self._max_world, self._state.commits)
         if self._incident is None:
             return

@@ -116,7 +116,9 @@ class _OptimizerHook(JoinHook):
 
     def post_hook(self, is_last_joiner):
         model, group = self._state.model, self._state.join_process_group
-        early = torch.tensor([0 if is_last_joiner else 1], device=self._state.join_device)
+        early = torch.tensor(
+            [0 if is_last_joiner else 1], dtype=torch.int64, device=self._state.join_device
+        )
         dist.all_reduce(early, group=group)
         if not early.item():
             return  # All have taken the same steps.

@@ -172,8 +172,10 @@ class ElasticSampler(Sampler):
             return range(self.length)
         # Not their sum, by which seed 1 would have in each epoch the order of seed 0 in the next.
         digest = hashlib.sha256(f"{self.seed}/{self._epoch}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        return torch.randperm(self.length, generator=generator)
+        generator = torch.Generator(device="cpu").manual_seed(
+            int.from_bytes(digest[:8], "big") >> 1
+        )
+        return torch.randperm(self.length, generator=generator, dtype=torch.int64, device="cpu")
 
 
 def _numbers(share):

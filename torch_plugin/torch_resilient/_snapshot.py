@@ -1,146 +1,165 @@
-"""Host copies of named values: taken, sent, and loaded back."""
+"""Host copies of named values: taken, sent, and read. _restore.py brings them back."""
 
+import contextlib
 import io
 import pickle
 import sys
+import weakref
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.nn.parameter import is_lazy
 
-_TREE, _TENSOR, _PLAIN = "tree", "tensor", "plain"
+TREE, TENSOR, PLAIN = "tree", "tensor", "plain"
 # What shards can be given back to.
 _SPREAD_TYPES = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+# Of each optimizer of a State: how many parameter groups it had when the State got it.
+_first_groups = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def own_modes():
+    """No inference mode and no gradients for what we do, whatever the caller is in: a tensor that
+    is made in inference mode cannot be written to outside of it."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+class Kept(NamedTuple):
+    """One value in a snapshot."""
+
+    kind: str  # TREE: the state_dict of an object; TENSOR; PLAIN: the value itself.
+    packed: bytes  # Its pickle; tensors within are references to the snapshot's.
+    type_name: str
+    bound: bool  # The function that elastic runs makes the object itself, State.bind.
+    # Of an optimizer: the parameters of each group that it was given later, by the index of the
+    # group, as (name of the module in the State, name of the parameter). None: of no module there.
+    added: dict
 
 
 class Snapshot:
-    """Values by name: for objects the tree of their state_dict, for tensors a tensor, for plain
-    values their pickle; tensors are apart, numbered, all on the CPU."""
+    """Values by name, as Kept; their tensors are apart, numbered, all on the CPU."""
 
     def __init__(self):
-        self.kinds = {}  # name -> (kind, bytes); tensors within are references by number.
+        self.kinds = {}
         self.tensors = []
 
 
-class _Shard:
+class Shard:
     """This rank's part of a tensor that is spread over ranks."""
 
-    def __init__(self, local):
+    def __init__(self, local, requires_grad):
         self.local = local
+        self.requires_grad = requires_grad
 
 
-def take(values, reused=None, shards=False):
+# A reference to a tensor is its number, shifted, and what it is besides its numbers; with the kind
+# of its device in a pair where that is not the CPU.
+_PARAMETER, _GRADIENT, _SHIFT = 1, 2, 2
+
+
+def note(value):
+    """A State has got this value."""
+    if isinstance(value, torch.optim.Optimizer):
+        _first_groups.setdefault(value, len(value.param_groups))
+
+
+def take(values, reused=None, shards=False, bound=()):
     """A snapshot of the values. `reused`: an old one whose memory may be taken over. Of a tensor
     that is spread over ranks this one's part is taken, if `shards` are wanted, and it is in what
-    can be given it back; else ValueError."""
+    can be given it back; else ValueError. `bound`: names of objects that State.bind gave."""
     snapshot = Snapshot()
     memory = iter(reused.tensors) if reused is not None else iter(())
-    for name, value in values.items():
-        if isinstance(value, torch.Tensor):
-            kind, content = _TENSOR, value
-        elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-            kind, content = _TREE, value.state_dict()
-        else:
-            kind, content = _PLAIN, value
-        buffer = io.BytesIO()
-        packer = _Packer(buffer, snapshot.tensors, memory)
-        packer.dump(content)
-        if packer.has_shards and not shards:
-            raise ValueError(
-                f"{name!r} has tensors that are spread over ranks (DTensor), which are not the same"
-                " on every rank: name it in per_rank={...}"
-            )
-        if packer.has_shards and not isinstance(value, _SPREAD_TYPES):
-            raise ValueError(
-                f"{name!r} is a {type(value).__name__} with tensors that are spread over ranks"
-                " (DTensor): these come back in a module, an optimizer, or alone; give them names"
-                " of their own in per_rank={...}"
-            )
-        snapshot.kinds[name] = (kind, buffer.getvalue())
+    with own_modes():
+        for name, value in values.items():
+            kind, content = _content_of(value)
+            buffer = io.BytesIO()
+            # In a state_dict every tensor has its own name.
+            packer = _Packer(buffer, snapshot.tensors, memory, aliases=kind == PLAIN)
+            packer.dump(content)
+            if packer.has_shards:
+                _check_shards(name, value, shards)
+            added = _added_groups(value, values)
+            kept = Kept(kind, buffer.getvalue(), type_name(value), name in bound, added)
+            snapshot.kinds[name] = kept
     return snapshot
 
 
-def load(values, snapshot):
-    """Brings the values back. Tensors and objects are changed in place, plain values replaced, and
-    gradients are gone. What is None for want of its object stays so. The snapshot stays as it is:
-    nothing of it is shared with the values."""
-    for name in values:
-        if name not in snapshot.kinds:
-            raise ValueError(f"the value {name!r} is not in the commit: all ranks name the same")
-        kind, packed = snapshot.kinds[name]
-        if kind != _PLAIN and values[name] is None:
-            continue
-        content = _Unpacker(io.BytesIO(packed), snapshot.tensors).load()
-        if kind == _TENSOR:
-            if isinstance(content, _Shard):
-                content = _whole(name, content, values[name])
-            with torch.no_grad():
-                values[name].copy_(content)
-        elif kind == _TREE:
-            _spread(name, values[name], content)
-            values[name].load_state_dict(content)
-            _drop_gradients(values[name])
-        else:
-            values[name] = content
+def type_name(value):
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def load_object(name, value, snapshot):
-    """Brings an object, or a tensor, back; not where the snapshot has no state of one. Returns
-    whether it has."""
-    if snapshot.kinds[name][0] == _PLAIN:
-        return False
-    load({name: value}, snapshot)
-    return True
+def is_object(value):
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
-def _spread(name, value, content):
-    """Makes tensors that are spread over the present ranks of the shards in a tree."""
-    if isinstance(value, torch.nn.Module):
-        for key, present in value.state_dict(keep_vars=True).items():
-            if isinstance(content.get(key), _Shard):
-                content[key] = _whole(f"{name}.{key}", content[key], present)
-    elif isinstance(value, torch.optim.Optimizer):
-        # Its state is numbered as its parameters are, and spread as they are.
-        parameters = [each for group in value.param_groups for each in group["params"]]
-        for number, parameter in enumerate(parameters):
-            state = content["state"].get(number, {})
-            for key in [key for key in state if isinstance(state[key], _Shard)]:
-                state[key] = _whole(f"{name}.state[{number}].{key}", state[key], parameter)
+def own_state_dict(module):
+    """Whether a module's state_dict is torch's, and so takes its arguments."""
+    return type(module).state_dict is torch.nn.Module.state_dict
 
 
-def _is_spread(value):
+def _content_of(value):
+    if isinstance(value, torch.Tensor):
+        return TENSOR, value
+    if isinstance(value, torch.nn.Module) and own_state_dict(value):
+        return TREE, value.state_dict(keep_vars=True)  # With what requires a gradient.
+    if is_object(value):
+        return TREE, value.state_dict()
+    return PLAIN, value
+
+
+def _check_shards(name, value, wanted):
+    if not wanted:
+        raise ValueError(
+            f"{name!r} has tensors that are spread over ranks (DTensor), which are not the same"
+            " on every rank: name it in per_rank={...}"
+        )
+    if not isinstance(value, _SPREAD_TYPES):
+        raise ValueError(
+            f"{name!r} is a {type(value).__name__} with tensors that are spread over ranks"
+            " (DTensor): these come back in a module, an optimizer, or alone; give them names"
+            " of their own in per_rank={...}"
+        )
+
+
+def _added_groups(value, values):
+    if not isinstance(value, torch.optim.Optimizer):
+        return {}
+    note(value)
+    groups = value.param_groups
+    first = _first_groups[value]
+    if len(groups) <= first:
+        return {}
+    names = {
+        id(parameter): (module_name, name)
+        for module_name, module in values.items()
+        if isinstance(module, torch.nn.Module)
+        for name, parameter in module.named_parameters()
+    }
+    return {
+        index: [names.get(id(parameter)) for parameter in groups[index]["params"]]
+        for index in range(first, len(groups))
+    }
+
+
+def unpack(kept, snapshot, placed=True):
+    """The content of a value, with tensors of its own: an optimizer keeps what it is given.
+    `placed`: on devices of the kind that they were on; otherwise on the CPU."""
+    return _Unpacker(io.BytesIO(kept.packed), snapshot.tensors, placed).load()
+
+
+def number_of(reference):
+    """Of the tensor in the snapshot that a reference is to."""
+    while isinstance(reference, tuple):
+        reference = reference[1] if reference[0] == "shard" else reference[0]
+    return reference >> _SHIFT
+
+
+def is_spread(value):
     """Whether it is a DTensor; where nobody has imported these there is none."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
-
-
-def _whole(what, shard, like):
-    spread = _is_spread(like)
-    if not spread or like.to_local().shape != shard.local.shape:
-        here = tuple(like.to_local().shape) if spread else "none"
-        raise ValueError(
-            f"this rank's shard of {what} is {here}, and that of the commit is"
-            f" {tuple(shard.local.shape)}: shards fit a world of the size and mesh that they were"
-            " made in; for another one start from a checkpoint (torch.distributed.checkpoint)"
-        )
-    return torch.distributed.tensor.DTensor.from_local(
-        shard.local,
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
-    )
-
-
-def _drop_gradients(value):
-    """What a backward that failed has left would be added to by the next one."""
-    parameters = []
-    if isinstance(value, torch.nn.Module):
-        parameters = value.parameters()
-    elif isinstance(value, torch.optim.Optimizer):
-        parameters = [each for group in value.param_groups for each in group["params"]]
-    for parameter in parameters:
-        parameter.grad = None
 
 
 def broadcast(snapshot, source):
@@ -153,7 +172,9 @@ def broadcast(snapshot, source):
     if dist.get_rank() != source:
         snapshot = Snapshot()
         snapshot.kinds, shapes = header[0]
-        snapshot.tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
+        snapshot.tensors = [
+            torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in shapes
+        ]
     for tensor in snapshot.tensors:
         if tensor.numel():
             dist.broadcast(tensor.reshape(-1).view(torch.uint8), src=source)
@@ -161,22 +182,43 @@ def broadcast(snapshot, source):
 
 
 class _Packer(pickle.Pickler):
-    """Pickles with the tensors kept apart, as host copies."""
+    """Pickles with the tensors kept apart, as host copies. `aliases`: a tensor that is met twice is
+    kept once. Runs for every tensor in every commit."""
 
-    def __init__(self, file, tensors, memory):
+    def __init__(self, file, tensors, memory, aliases):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._tensors = tensors
         self._memory = memory
+        self._known = {} if aliases else None  # id -> (the tensor, which keeps its id, reference).
         self.has_shards = False
 
     def persistent_id(self, value):
         if not isinstance(value, torch.Tensor):
             return None
-        if _is_spread(value):
-            self.has_shards = True
-            return "shard", self.persistent_id(value.to_local())
-        self._tensors.append(self._copy(value.detach()))
-        return len(self._tensors) - 1
+        if self._known is None:
+            return self._keep(value)
+        if id(value) not in self._known:
+            self._known[id(value)] = value, self._keep(value)
+        return self._known[id(value)][1]
+
+    def _keep(self, value):
+        flags = 0
+        if type(value) is not torch.Tensor:
+            if is_spread(value):
+                self.has_shards = True
+                return "shard", self._keep(value.detach().to_local()), value.requires_grad
+            if is_lazy(value):
+                raise ValueError(
+                    "a lazy module has no parameters yet: run it once before the first commit, so"
+                    " that all ranks have parameters of the same shapes"
+                )
+            flags = _PARAMETER if isinstance(value, torch.nn.Parameter) else 0
+        # One that was computed comes back as a value of its own, without what it came from.
+        if value.requires_grad and value.is_leaf:
+            flags |= _GRADIENT
+        reference = len(self._tensors) << _SHIFT | flags
+        self._tensors.append(self._copy(value))
+        return reference if value.is_cpu else (reference, value.device.type)
 
     def _copy(self, tensor):
         old = next(self._memory, None)
@@ -186,13 +228,26 @@ class _Packer(pickle.Pickler):
 
 
 class _Unpacker(pickle.Unpickler):
-    """The inverse, with fresh copies of the tensors: an optimizer keeps what it is given."""
+    """The inverse, with fresh copies of the tensors."""
 
-    def __init__(self, file, tensors):
+    def __init__(self, file, tensors, placed):
         super().__init__(file)
         self._tensors = tensors
+        self._placed = placed
+        self._made = {}  # By reference: what was one tensor is one again.
 
-    def persistent_load(self, number):
-        if isinstance(number, tuple):
-            return _Shard(self.persistent_load(number[1]))
-        return self._tensors[number].clone()
+    def persistent_load(self, reference):
+        if isinstance(reference, tuple) and reference[0] == "shard":
+            return Shard(self.persistent_load(reference[1]), reference[2])
+        if reference not in self._made:
+            self._made[reference] = self._make(reference)
+        return self._made[reference]
+
+    def _make(self, reference):
+        code, device = reference if isinstance(reference, tuple) else (reference, "cpu")
+        tensor = self._tensors[number_of(reference)].clone()
+        if self._placed and device != "cpu":
+            tensor = tensor.to(device)
+        if code & _PARAMETER:
+            return torch.nn.Parameter(tensor, requires_grad=bool(code & _GRADIENT))
+        return tensor.requires_grad_() if code & _GRADIENT else tensor

@@ -1,18 +1,24 @@
 """State: what a training run needs to go on after a rank was lost."""
 
+import contextlib
+import os
 import pickle
 import random
 import sys
+import weakref
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from torch_resilient import _api, _buddies, _errors, _snapshot
+from torch_resilient import _api, _buddies, _errors, _places, _replicas, _restore, _snapshot
 
 # A per-rank part is one value of the store; its limit for values is 8 MiB with key and framing.
 PER_RANK_LIMIT_BYTES = 8 * 1024 * 1024 - 4096
 _KEPT_COMMITS = 2
+_MISFIT_CHARACTERS = 2000  # Of the text of each rank.
+# The world, and what a State is called there.
+_NO_IDENTITY = (lambda: None), None
 
 
 class State:
@@ -45,12 +51,18 @@ class State:
         for name in (*values, *per_rank):
             if not name.isidentifier() or name.startswith("_") or hasattr(type(self), name):
                 raise ValueError(f"{name!r} cannot be the name of a value of a State")
+        for value in (*values.values(), *per_rank.values()):
+            _snapshot.note(value)
         own = self.__dict__
         own["_replicated"] = values
         own["_per_rank"] = per_rank
         own["_keep_per_rank"] = keep_per_rank
         own["_commits"] = {}  # (generation, number) -> _Commit, oldest first, at most two.
         own["_number"] = 0  # Of the newest commit.
+        own["_made_at"] = _caller()
+        own["_identity"] = _NO_IDENTITY
+        own["_replica_check"] = _replicas.ReplicaCheck()
+        own["_over"] = False  # The elastic run that used it has ended.
         own["_generation"] = None  # At which commits are made: the session's epoch.
         # Per-rank parts of this seat in the store, (commit, rank), oldest first.
         own["_parts"] = []
@@ -70,6 +82,7 @@ class State:
     def __setattr__(self, name, value):
         for part in (self._replicated, self._per_rank):
             if name in part:
+                _snapshot.note(value)
                 part[name] = value
                 return
         raise AttributeError(
@@ -90,8 +103,12 @@ class State:
             setattr(self, name, value)
             self._bound.add(name)
             for snapshot in self._restored:
-                if name in snapshot.kinds:
-                    loaded |= _snapshot.load_object(name, value, snapshot)
+                kept = snapshot.kinds.get(name)
+                # A plain value is what was there before the object was made.
+                if kept is not None and kept.kind != _snapshot.PLAIN:
+                    part = self._replicated if name in self._replicated else self._per_rank
+                    _refuse_misfits(_restore.load(part, snapshot, (name,)))
+                    loaded = True
         if loaded:
             _load_random_state(self._generators)
 
@@ -107,12 +124,14 @@ class State:
         _raise_failure(world)
         if self._generation is None:
             self.__dict__["_generation"] = world.session.epoch()
+        self._drop_what_is_over()
+        self._identify(world)
         number = self._number + 1
         self.__dict__["_restored"] = []  # Its memory may be taken over.
         reused = None
         if len(self._commits) >= _KEPT_COMMITS:
             reused = self._commits.pop(next(iter(self._commits))).snapshot
-        snapshot = _snapshot.take(self._replicated, reused)
+        snapshot = _snapshot.take(self._replicated, reused, bound=self._bound)
         key = (self._generation, number)
         parts = self._put_part(world, key, self._pack_per_rank())
         # What was copied may come from operations on a device that nobody has seen the end of.
@@ -121,6 +140,7 @@ class State:
         self._commits[key] = _Commit(snapshot, world.rank, world.world_size, parts)
         self.__dict__["_number"] = number
         self._drop_old_parts(world)
+        self._check_replicas(world, snapshot)
         if self._observer is not None:
             self._observer()
 
@@ -129,14 +149,22 @@ class State:
         if not self._commits:
             raise ValueError("nothing was committed yet")
         newest = self._commits[next(reversed(self._commits))]
-        _snapshot.load(self._replicated, newest.snapshot)
+        _refuse_misfits(_restore.load(self._replicated, newest.snapshot))
 
     def sync(self):
         """Brings all ranks to the newest commit that is complete, or, without any, to rank 0's
         values. Every rank of the world calls it; another failure in it raises and leaves the
-        commits as they are."""
+        commits as they are.
+
+        Of the commit is also the form of a value: where the program has replaced a tensor by one of
+        another dtype or shape, or has added parameter groups to an optimizer, each rank has what
+        was committed. ConfigError on all ranks, and nothing loaded, where they are not at the same
+        place: in different elastic runs, or with different States. ConfigError on all ranks where
+        an object of one of them does not take its state."""
         world = _api.current_world()
         _raise_failure(world)
+        self._drop_what_is_over()
+        self._identify(world)
         for name in self._bound:
             setattr(self, name, None)  # What it was is of groups that are no more.
         # The same on all ranks, also where the session gets over a link between their reads of it.
@@ -144,7 +172,8 @@ class State:
         begun, held = self._ask_all(world)
         chosen = self._choose(world, begun, held)
         if chosen is None:
-            snapshot = _snapshot.take(self._replicated) if world.rank == 0 else None
+            bound = self._bound
+            snapshot = _snapshot.take(self._replicated, bound=bound) if world.rank == 0 else None
             snapshot = _snapshot.broadcast(snapshot, 0)
         else:
             snapshot = self._commits[chosen].snapshot if chosen in self._commits else None
@@ -154,17 +183,10 @@ class State:
         part = None
         if chosen is not None:
             chosen, part = self._settle(world, held, chosen, generation, snapshot)
+        misfits = self._load(snapshot, part)
         # Nobody goes on before everybody has read, so that no part is dropped too early.
-        dist.barrier()
+        _refuse_misfits_of_any(world, misfits)
         own = self.__dict__
-        own["_restored"] = []
-        mine = None if part is not None else _snapshot.take(self._per_rank, shards=True)
-        _snapshot.load(self._replicated, snapshot)
-        if part is not None:
-            mine, own["_generators"] = self._unpack_per_rank(part)
-            own["_restored"] = [snapshot, mine]
-        else:
-            _snapshot.load(self._per_rank, mine)  # It may share memory with the other part.
         own["_commits"] = {} if chosen is None else {chosen: self._commits[chosen]}
         own["_number"] = 0 if chosen is None else chosen[1]
         own["_generation"] = generation
@@ -173,19 +195,81 @@ class State:
         worthless = [part for part in self._parts if part != kept]
         own["_parts"] = worthless if chosen is None else [*worthless, kept]
 
+    def _load(self, snapshot, part):
+        """Brings this rank's values back; without a part its own values stay. Returns misfits."""
+        own = self.__dict__
+        own["_restored"] = []
+        if part is None:
+            mine = _snapshot.take(self._per_rank, shards=True, bound=self._bound)
+            misfits = _restore.load(self._replicated, snapshot)
+            # It may share memory with the other part.
+            return misfits + _restore.load(self._per_rank, mine)
+        misfits = _restore.load(self._replicated, snapshot)
+        mine, own["_generators"] = pickle.loads(part)  # Written by a rank of this job.
+        misfits += _restore.load(self._per_rank, mine)
+        _load_random_state(own["_generators"])
+        own["_restored"] = [snapshot, mine]
+        return misfits
+
+    def _identify(self, world):
+        """Gives the State its name in this world when it is used there for the first time."""
+        known_in, name = self._identity
+        if known_in() is not world:
+            name = world.whereabouts.identify_state()
+            # Its parts in the store of another world went with that world.
+            self.__dict__.update(_identity=(weakref.ref(world), name), _parts=[])
+        return name
+
+    def _check_replicas(self, world, snapshot):
+        def prefix_of(number):
+            return self._commit_key((self._generation, number))
+
+        def sums():
+            return _replicas.checksums(snapshot, self._replicated, self._per_rank)
+
+        self._replica_check.after_commit(world, prefix_of, self._number, sums)
+
+    def _end_run(self):
+        """For elastic: a run with this State has ended on all ranks. What uses the State next
+        begins with its values as they are then, so that nobody needs its parts in the store."""
+        world = _api.current_world()
+        self.__dict__["_over"] = True
+        # That the run has ended is decided: a failure from here on is one of what comes next.
+        with contextlib.suppress(_errors.ResilientError):
+            for part in self._parts:
+                world.store.delete_key(self._part_key(*part))
+            self._replica_check.drop(world)
+
+    def _drop_what_is_over(self):
+        if self._over:
+            own = self.__dict__
+            own.update(_over=False, _begun=False, _number=0, _commits={}, _parts=[], _restored=[])
+            own["_identity"] = _NO_IDENTITY
+
+    def _part_key(self, key, rank):
+        return f"{self._commit_key(key)}/{rank}"
+
+    def _commit_key(self, key):
+        """Unique in the world: of this State, and of this commit of it."""
+        (run, state), (generation, number) = self._identity[1], key
+        return f"state/{run}.{state}/{generation}.{number}"
+
     def _ask_all(self, world):
         """Whether any rank may have changed values since commit 1, and what each rank has: its
-        place in each of its commits."""
+        place in each of its commits. Only where all are at the same place of the program."""
+        names = tuple(self._replicated)
+        place = _places.Place(*world.whereabouts.present(), self._identity[1], names, self._made_at)
         held = [None] * world.world_size
         mine = {key: commit.place for key, commit in self._commits.items()}
-        dist.all_gather_object(held, (self._keep_per_rank, self._begun, mine))
-        kept = [where for where, _, _ in held]
+        dist.all_gather_object(held, (place, self._keep_per_rank, self._begun, mine))
+        _raise_on_all(_places.difference([place for place, *_ in held]))
+        kept = [where for _, where, _, _ in held]
         if len(set(kept)) > 1:
-            raise _errors.ConfigError(
+            _raise_on_all(
                 f"the ranks keep their per-rank parts at different places, by"
                 f" rank: {kept}; give State the same keep_per_rank on all"
             )
-        return any(begun for _, begun, _ in held), [commits for *_, commits in held]
+        return any(begun for _, _, begun, _ in held), [commits for *_, commits in held]
 
     def _settle(self, world, held, chosen, generation, snapshot):
         """Makes the commit one of the present ranks. Returns its name from now on and the per-rank
@@ -194,7 +278,7 @@ class State:
         if self._keep_per_rank == "buddy":
             part = self._fetch_part(world, held, chosen, seats)
         elif seats[world.rank] is not None:
-            part = world.store.get(_part_key(chosen, seats[world.rank]))
+            part = world.store.get(self._part_key(chosen, seats[world.rank]))
         else:
             part = None
         if part is None:
@@ -234,7 +318,7 @@ class State:
         """The commit to go on from, decided by rank 0 for all. None when there is none yet."""
         decision = [None]
         if world.rank == 0:
-            decision = [_newest(world, begun, held)]
+            decision = [_newest(self._missing, begun, held)]
         dist.broadcast_object_list(decision, src=0)
         chosen, why_none = decision[0]
         if why_none:
@@ -247,17 +331,17 @@ class State:
             hosts = [member["host"] for member in world.session.acknowledged()["members"]]
             ward, copy = _buddies.swap(part, _buddies.choose(hosts))
             return {ward: copy, world.rank: part}
-        world.store.set(_part_key(key, world.rank), part)
+        world.store.set(self._part_key(key, world.rank), part)
         self._parts.append((key, world.rank))
         return None
 
     def _drop_old_parts(self, world):
         # One more than the commits in memory: a peer may be one commit behind.
         while len(self._parts) > _KEPT_COMMITS + 1:
-            world.store.delete_key(_part_key(*self._parts.pop(0)))
+            world.store.delete_key(self._part_key(*self._parts.pop(0)))
 
     def _pack_per_rank(self):
-        parts = _snapshot.take(self._per_rank, shards=True)
+        parts = _snapshot.take(self._per_rank, shards=True, bound=self._bound)
         packed = pickle.dumps((parts, _random_state()), protocol=pickle.HIGHEST_PROTOCOL)
         if self._keep_per_rank == "store" and len(packed) > PER_RANK_LIMIT_BYTES:
             raise ValueError(
@@ -267,12 +351,15 @@ class State:
             )
         return packed
 
-    def _unpack_per_rank(self, packed):
-        # Written by a rank of this job into this job's store.
-        parts, generators = pickle.loads(packed)
-        _snapshot.load(self._per_rank, parts)
-        _load_random_state(generators)
-        return parts, generators
+    def _missing(self, held, key, seats):
+        """Whose parts of that commit nobody has."""
+        if any(commits[key].parts is not None for commits in held if key in commits):
+            kept = {seat for commits in held for seat in _parts_at(commits, key)}
+            return [seat for seat in seats if seat not in kept]
+        store = _api.current_world().store
+        if store.check([self._part_key(key, seat) for seat in seats]):
+            return []
+        return [seat for seat in seats if not store.check([self._part_key(key, seat)])]
 
 
 def _raise_failure(world):
@@ -281,9 +368,39 @@ def _raise_failure(world):
         raise cause
 
 
-def _part_key(key, rank):
-    generation, number = key
-    return f"state/{generation}.{number}/{rank}"
+def _raise_on_all(text):
+    """ConfigError, where there is a text, which all ranks have. One that raised and ended before
+    the others have the text as well would be a loss to them."""
+    if not text:
+        return
+    with contextlib.suppress(Exception):
+        dist.barrier()
+    error = _errors.ConfigError(text)
+    error.on_all_ranks = True
+    raise error
+
+
+def _refuse_misfits(misfits):
+    if misfits:
+        raise _errors.ConfigError("; ".join(misfits))
+
+
+def _refuse_misfits_of_any(world, misfits):
+    """ConfigError on all ranks where the values of any do not fit its commit."""
+    of_all = [None] * world.world_size
+    dist.all_gather_object(of_all, misfits)
+    ranks = [rank for rank in range(world.world_size) if of_all[rank]]
+    texts = [f"on rank {rank}: {'; '.join(of_all[rank])[:_MISFIT_CHARACTERS]}" for rank in ranks]
+    if texts:
+        _raise_on_all(f"values of the commit cannot be brought back {' / '.join(texts)}")
+
+
+def _caller():
+    """Where the program makes a State: file:line, for texts."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 class _Commit(NamedTuple):
@@ -325,9 +442,10 @@ def _seats(held, key):
     return None if None in places else [place.rank for place in places]
 
 
-def _newest(world, begun, held):
+def _newest(missing_of, begun, held):
     """The newest commit whose per-rank parts exist for every seat, or why there is none. Neither
-    before the first commit is complete: nobody has changed anything then, or `begun`."""
+    before the first commit is complete: nobody has changed anything then, or `begun`.
+    missing_of(held, key, seats): the seats whose parts nobody has."""
     known = sorted({tuple(key) for keys in held for key in keys}, key=lambda key: key[::-1])
     gaps = []
     for key in reversed(known):
@@ -335,7 +453,7 @@ def _newest(world, begun, held):
         if seats is None:
             gaps.append(f"commit {key[1]} is of another numbering of the ranks")
             continue
-        missing = _missing(world, held, key, [seat for seat in seats if seat is not None])
+        missing = missing_of(held, key, [seat for seat in seats if seat is not None])
         if not missing:
             return key, ""
         gaps.append(f"of commit {key[1]} the per-rank part of ranks {missing} is missing")
@@ -346,16 +464,6 @@ def _newest(world, begun, held):
         ' keep_per_rank="buddy" with both a rank and its buddy. The run cannot go on from memory:'
         " start it from a checkpoint, and commit on every rank at the same steps"
     )
-
-
-def _missing(world, held, key, seats):
-    """Whose parts of that commit nobody has."""
-    if all(commits[key].parts is None for commits in held if key in commits):
-        if world.store.check([_part_key(key, seat) for seat in seats]):
-            return []
-        return [seat for seat in seats if not world.store.check([_part_key(key, seat)])]
-    kept = {seat for commits in held for seat in _parts_at(commits, key)}
-    return [seat for seat in seats if seat not in kept]
 
 
 def _random_state():

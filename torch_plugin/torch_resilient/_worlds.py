@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_resilient import _native
+from torch_resilient import _native, _places
 
 OWNER_VARIABLE = "RESILIENT_OWNER"
 # The program's exit handlers run before ours, and one may be what a call into a driver holds up.
@@ -34,6 +34,7 @@ class World:
     asked: dict = field(default_factory=dict)  # Backends that we took over, by the group's name.
     agreements: tuple = (0, 0)  # The generation, and how many `agree` have ended in it.
     survivor_agreements: tuple = (0, 0)  # The same of `ulfm.agree`.
+    whereabouts: Any = field(default_factory=_places.Whereabouts)
     pid: int = field(default_factory=os.getpid)
     # Made with enable_reconfigure=True: `session` is of this process alone, and the backend has one
     # with the members that the program chose last.

@@ -115,7 +115,7 @@ def agree(value):
     no part, unless the answer was there already.
     """
     world = _api.current_world()
-    packed = _agree.pack(value)
+    packed = _agree.pack(value, world)
     known = world.session.acknowledged()
     generation = known["generation"]
     before = world.survivor_agreements
