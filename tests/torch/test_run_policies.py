@@ -108,9 +108,19 @@ dist.init_process_group("resilient")
 """
 
 
-def test_a_config_error_is_not_tried_again(tmp_path):
+# Of the program, once it has a group: torch's hook for what is not caught is around ours then.
+LATER_CONFIG = """
+import atexit, os, torch, torch.distributed as dist, torch_resilient
+atexit.register(print, "its end runs")
+dist.init_process_group("resilient")
+torch_resilient.State(**{f"of_{os.environ['RANK']}": 1}).sync()
+"""
+
+
+@pytest.mark.parametrize("program", [CONFIG, LATER_CONFIG])
+def test_a_config_error_is_not_tried_again(tmp_path, program):
     script = tmp_path / "worker.py"
-    script.write_text(CONFIG)
+    script.write_text(program)
     code, stdout, stderr = run("--nproc", 2, script, seconds=60)
     assert code == 78, stderr
     assert "[1] its end runs" in stdout

@@ -23,6 +23,10 @@ SIZE = 3
 STEPS = 3
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def die_at(*places):
     """This process ends at these (phase, step), if the test has said so."""
 
@@ -77,14 +81,14 @@ def phases_in_one_run(*places):
     return elastic(run)(State(phase=0, step=0, sums=[]))
 
 
-def lost_at(world, function, *places, victim=1):
+def lost_at(world, function, *places, victim=1, env=WAIT):
     """Ranks of which one is killed there and replaced."""
     ranks = [
-        world.start_rank(function, rank, SIZE, *(places if rank == victim else ()), env=WAIT)
+        world.start_rank(function, rank, SIZE, *(places if rank == victim else ()), env=env)
         for rank in range(SIZE)
     ]
     assert ranks[victim].wait(30) == -signal.SIGKILL, ranks[victim].stderr()
-    ranks[victim] = world.start_rank(function, victim, SIZE, env=WAIT)
+    ranks[victim] = world.start_rank(function, victim, SIZE, env=env)
     return ranks
 
 
@@ -98,8 +102,10 @@ def refusals(ranks):
     return str(errors[0])
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("step", range(STEPS))
+@pytest.mark.parametrize(
+    ("step", "victim"),
+    [(0, 1), (2, 0), *(slow(*place) for place in ((1, 1), (2, 1), (0, 0), (1, 0)))],
+)
 def test_folds(world, step, victim):
     text = refusals(lost_at(world, folds, (1, step), victim=victim))
     others = ", ".join(str(rank) for rank in range(SIZE) if rank != victim)
@@ -113,18 +119,16 @@ def test_folds_end_where_nobody_is_lost_or_the_first_one_loses_a_rank(world):
     assert [rank.value(30) for rank in lost_at(world, folds, (0, 1))] == [right] * SIZE
 
 
-@pytest.mark.parametrize("step", range(STEPS))
+@pytest.mark.parametrize("step", [slow(0), 1, slow(2)])
 def test_one_state_in_two_runs(world, step):
     text = refusals(lost_at(world, phases, (1, step)))
     assert "elastic run 1 (train)" in text and "elastic run 2 (tune)" in text
 
 
-def test_one_run_for_all_phases_heals(world):
-    places = [(0, 2), (1, 0), (1, 2)]
-    for place in places:
-        world.job += f"-{place[0]}{place[1]}"
-        ranks = lost_at(world, phases_in_one_run, place)
-        assert [rank.value(30) for rank in ranks] == [[0.0] * STEPS + [SIZE] * STEPS] * SIZE
+@pytest.mark.parametrize("place", [slow((0, 2)), (1, 0), slow((1, 2))])
+def test_one_run_for_all_phases_heals(world, place):
+    ranks = lost_at(world, phases_in_one_run, place)
+    assert [rank.value(30) for rank in ranks] == [[0.0] * STEPS + [SIZE] * STEPS] * SIZE
 
 
 def made_in_the_function(*places):
@@ -142,11 +146,10 @@ def made_in_the_function(*places):
     return elastic(run)(State(step=0, sums=[]))
 
 
-def test_a_state_that_the_function_makes_is_another_one_each_time(world):
-    for step in range(STEPS):
-        world.job += "-next"
-        ranks = lost_at(world, made_in_the_function, (1, step))
-        assert [rank.value(30) for rank in ranks] == [[SIZE] * STEPS] * SIZE
+@pytest.mark.parametrize("step", [slow(0), 1, slow(2)])
+def test_a_state_that_the_function_makes_is_another_one_each_time(world, step):
+    ranks = lost_at(world, made_in_the_function, (1, step))
+    assert [rank.value(30) for rank in ranks] == [[SIZE] * STEPS] * SIZE
 
 
 def two_states(newcomer):
@@ -236,8 +239,25 @@ def test_other_names_are_named_on_all_ranks(world):
     assert "(step, best; " in refusals(ranks)
 
 
+def commits_unevenly():
+    dist.init_process_group("resilient")
+    state = State(step=0, per_rank={"mine": 1}, keep_per_rank="buddy")
+    state.sync()
+    state.commit()
+    other = State(step=0, per_rank={"mine": 2}, keep_per_rank="buddy")
+    (state if dist.get_rank() == 1 else other).commit()
+
+
+def test_a_buddy_keeps_no_part_of_another_commit(world):
+    texts = [str(rank.error(30)) for rank in world.start(commits_unevenly, 2)]
+    assert "rank 1 makes commit state/0.1/" in texts[0] and "while this rank makes" in texts[0]
+    assert "rank 0 makes commit state/0.2/" in texts[1] and "at the same steps" in texts[1]
+    for rank in world.ranks:
+        rank.wait(10)
+
+
 def ends_early(victim):
-    """The victim is killed in the barrier at the end of the run, which others may have passed."""
+    """The victim is killed when the others are in the barrier at the end of the run."""
     dist.init_process_group("resilient")
     calls = []
 

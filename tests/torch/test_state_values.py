@@ -16,7 +16,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from test_state_places import lost_at, refusals
+from test_state_places import WAIT, lost_at, refusals, slow
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -91,8 +91,10 @@ class Values:
         self.__dict__.update(first_values())
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("step", range(1, STEPS))
+@pytest.mark.parametrize(
+    ("step", "victim"),
+    [(1, 1), (3, 0), *(slow(*place) for place in ((2, 1), (3, 1), (1, 0), (2, 0)))],
+)
 def test_a_value_has_the_form_of_the_commit(world, step, victim):
     expected = Values()
     for number in range(STEPS):
@@ -131,13 +133,14 @@ def unfreezes(*places):
     return rates, [parameter.tolist() for parameter in model.parameters()]
 
 
-def test_parameter_groups_that_are_added(world):
+# In step 2 the others have the group already, and lose it again.
+@pytest.mark.parametrize("step", [slow(1), 2, 3])
+def test_parameter_groups_that_are_added(world, step):
     undisturbed = world.run(unfreezes, SIZE)
     assert undisturbed[0][0] == [0.01, 0.1]
-    for step in range(1, STEPS):  # In step 2 the others have the group already, and lose it again.
-        world.job += "-next"
-        ranks = lost_at(world, unfreezes, step)
-        assert [rank.value(30) for rank in ranks] == undisturbed
+    world.job += "-killed"
+    ranks = lost_at(world, unfreezes, step)
+    assert [rank.value(30) for rank in ranks] == undisturbed
 
 
 def replaces_its_model(*places):
@@ -365,3 +368,33 @@ def test_nothing_of_ours_follows_the_programs_defaults(world, without_modes, mod
         for result in right:
             result["join"] = None
     assert results == right
+
+
+def counts(*places):
+    dist.init_process_group("resilient")
+
+    def run(state):
+        while state.step < STEPS:
+            if state.step in places:
+                os.kill(os.getpid(), signal.SIGKILL)
+            dist.barrier()
+            state.mean = state.mean + 1
+            state.mine = state.mine + 1
+            state.step += 1
+            state.commit()
+
+    with defaults_of(os.environ["MODE"]):
+        cpu = {"device": "cpu", "dtype": torch.float32}
+        mine = torch.full((1,), float(dist.get_rank()), **cpu)
+        state = State(step=0, mean=torch.zeros(2, **cpu), per_rank={"mine": mine})
+        elastic(run)(state)
+    dist.destroy_process_group()
+    return state.mean.tolist(), state.mine.tolist()
+
+
+@pytest.mark.parametrize("step", [slow(1), 2, slow(3)])
+@pytest.mark.parametrize("mode", ["device", "inference", slow("dtype"), slow("deterministic")])
+def test_a_lost_rank_is_replaced_under_the_programs_defaults(world, mode, step):
+    ranks = lost_at(world, counts, step, env={**WAIT, "MODE": mode})
+    right = [([STEPS] * 2, [rank + STEPS]) for rank in range(SIZE)]
+    assert [rank.value(30) for rank in ranks] == right

@@ -2,6 +2,7 @@
 init on the session's store."""
 
 import inspect
+import io
 import os
 import socket
 import sys
@@ -119,6 +120,10 @@ def _tell_launcher_of_config_errors():
     def hook(kind, error, trace):
         print_error(kind, error, trace)
         if issubclass(kind, _errors.ConfigError):
+            # Inside torch's hook, which collects the text and would drop it with this exit.
+            if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
+                sys.__stderr__.write(sys.stderr.getvalue())
+                sys.__stderr__.flush()
             raise SystemExit(os.EX_CONFIG)
 
     sys.excepthook = hook

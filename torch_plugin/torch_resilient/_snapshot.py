@@ -172,9 +172,10 @@ def broadcast(snapshot, source):
     if dist.get_rank() != source:
         snapshot = Snapshot()
         snapshot.kinds, shapes = header[0]
-        snapshot.tensors = [
-            torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in shapes
-        ]
+        with own_modes():  # A later commit takes this memory over.
+            snapshot.tensors = [
+                torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in shapes
+            ]
     for tensor in snapshot.tensors:
         if tensor.numel():
             dist.broadcast(tensor.reshape(-1).view(torch.uint8), src=source)

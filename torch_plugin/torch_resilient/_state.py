@@ -1,6 +1,7 @@
 """State: what a training run needs to go on after a rank was lost."""
 
 import contextlib
+import io
 import os
 import pickle
 import random
@@ -133,7 +134,8 @@ class State:
             reused = self._commits.pop(next(iter(self._commits))).snapshot
         snapshot = _snapshot.take(self._replicated, reused, bound=self._bound)
         key = (self._generation, number)
-        parts = self._put_part(world, key, self._pack_per_rank())
+        parts = self._put_part(world, key, self._pack_per_rank(key))
+        self._check_wards(key, parts)
         # What was copied may come from operations on a device that nobody has seen the end of.
         world.session.await_joined()
         _raise_failure(world)
@@ -205,7 +207,8 @@ class State:
             # It may share memory with the other part.
             return misfits + _restore.load(self._per_rank, mine)
         misfits = _restore.load(self._replicated, snapshot)
-        mine, own["_generators"] = pickle.loads(part)  # Written by a rank of this job.
+        # Written by a rank of this job.
+        mine, own["_generators"] = pickle.loads(memoryview(part)[part.index(b"\n") + 1 :])
         misfits += _restore.load(self._per_rank, mine)
         _load_random_state(own["_generators"])
         own["_restored"] = [snapshot, mine]
@@ -282,7 +285,7 @@ class State:
         else:
             part = None
         if part is None:
-            part = self._pack_per_rank()
+            part = self._pack_per_rank(chosen)
         renumbered = seats != list(range(world.world_size))
         if renumbered:
             # The ranks were numbered anew, or there are more: the same commit under the present
@@ -340,9 +343,27 @@ class State:
         while len(self._parts) > _KEPT_COMMITS + 1:
             world.store.delete_key(self._part_key(*self._parts.pop(0)))
 
-    def _pack_per_rank(self):
+    def _check_wards(self, key, parts):
+        """What others have given this rank to keep is of the commit that it makes itself."""
+        for rank, part in (parts or {}).items():
+            if not part.startswith(self._mark(key)):
+                theirs = part[: part.index(b"\n")].decode()
+                raise _errors.ConfigError(
+                    f"rank {rank} makes commit {theirs} of a State while this rank makes"
+                    f' {self._commit_key(key)}: with keep_per_rank="buddy" every rank commits the'
+                    " same States at the same steps"
+                )
+
+    def _mark(self, key):
+        """What a per-rank part begins with."""
+        return f"{self._commit_key(key)}\n".encode()
+
+    def _pack_per_rank(self, key):
         parts = _snapshot.take(self._per_rank, shards=True, bound=self._bound)
-        packed = pickle.dumps((parts, _random_state()), protocol=pickle.HIGHEST_PROTOCOL)
+        buffer = io.BytesIO()
+        buffer.write(self._mark(key))
+        pickle.dump((parts, _random_state()), buffer, protocol=pickle.HIGHEST_PROTOCOL)
+        packed = buffer.getvalue()
         if self._keep_per_rank == "store" and len(packed) > PER_RANK_LIMIT_BYTES:
             raise ValueError(
                 f"the per-rank part of the state has {len(packed)} bytes when pickled; the store"
