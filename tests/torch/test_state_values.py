@@ -2,8 +2,8 @@
 
 Goal: after a loss every rank has the values of the commit, with their types, shapes and parameter
 groups, whatever the program has put in their places since or not yet; or all ranks get a
-ConfigError that names the value. What should be the same on all ranks and is not is told once. And
-nothing of it follows what the program has set for its own tensors. Method: programs that replace
+ConfigError that names the value. Replicated values that differ are reported once. No tensor of ours
+follows the defaults that the program has set for its own. Method: programs that replace
 values in training and are killed at each commit, in every mode that torch has for a program.
 """
 

@@ -93,7 +93,7 @@ def difference(places):
     return (
         f"the ranks are not at the same place of the program: {where}. Nothing was loaded. A"
         " process that replaces a lost rank begins the program from its start, and cannot be"
-        " brought past a run or a State that the others are done with. Use one State and one"
+        " brought past a run or a State that the others have finished. Use one State and one"
         " elastic run for all of it: keep the number of the fold or phase in the State, and loop"
         " over these inside the function that elastic runs"
     )

@@ -1,4 +1,4 @@
-"""Whether what a State takes to be the same on every rank is the same.
+"""Finds replicated values of a State that differ between ranks.
 
 At the second and third commit each rank leaves checksums of its replicated part in the store, and
 rank 0 compares those of a commit when it makes the next one: between two commits all ranks take
@@ -74,11 +74,11 @@ def _text(number, names, ranks):
     listed = ", ".join(names[:_NAMED_MAX]) + more
     some = ", ".join(map(str, ranks[:_NAMED_MAX])) + (", ..." if len(ranks) > _NAMED_MAX else "")
     return (
-        f"State: what it takes to be the same on every rank is not. At commit {number} rank 0 and"
+        f"State: replicated values differ between ranks. At commit {number} rank 0 and"
         f" rank {ranks[0]} have different values of {listed} (ranks that differ from rank 0:"
-        f" {some}). After a loss a rank may go on with the values of another one. Make them the"
-        " same before each commit (torch.distributed.broadcast; SyncBatchNorm for the statistics of"
-        " BatchNorm), or name what belongs to each rank in State(per_rank={...})"
+        f" {some}). After a loss a rank may continue with the values of another rank. Make them"
+        " equal before each commit (torch.distributed.broadcast; SyncBatchNorm for the statistics"
+        " of BatchNorm), or put values that belong to one rank into State(per_rank={...})"
     )
 
 
