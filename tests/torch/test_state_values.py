@@ -359,7 +359,7 @@ def without_modes(rank_server, store):
 
 
 @pytest.mark.parametrize(
-    "mode", ["device", "dtype", "inference", "no_grad", "deterministic", "threads"]
+    "mode", ["device", "dtype", "inference", "no_grad", slow("deterministic"), slow("threads")]
 )
 def test_nothing_of_ours_follows_the_programs_defaults(world, without_modes, mode):
     right = copy.deepcopy(without_modes)
