@@ -33,7 +33,9 @@ class Events final : public CommunicatorEvents {
     End(mismatch);
   }
   void OnStalled(const std::string&, std::uint64_t, const Status& why) override { End(why); }
+  void OnUnreached(const std::string&, std::uint64_t, int, const Status&) override {}
   void OnWaiting(const std::string&, std::uint64_t, std::vector<WaitingOperation>) override {}
+  void OnProgress(std::uint64_t, GroupProgress) override {}
 
  private:
   static void End(const Status& why) {

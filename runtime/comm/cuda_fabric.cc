@@ -38,6 +38,10 @@ class HostEvents final : public CommunicatorEvents {
                   const Status& why) override {
     session_.OnLinkLost(group, generation, global_rank, why);
   }
+  void OnUnreached(const std::string& group, std::uint64_t generation, int global_rank,
+                   const Status& why) override {
+    session_.OnUnreached(group, generation, global_rank, why);
+  }
   void OnMismatch(const std::string& group, std::uint64_t generation,
                   const Status& mismatch) override {
     session_.OnMismatch(group, generation, mismatch);
@@ -56,6 +60,9 @@ class HostEvents final : public CommunicatorEvents {
       if (!one.point_to_point)
         waits_->Note(group, generation, std::move(one.missing), clock_.Now());
     }
+  }
+  void OnProgress(std::uint64_t generation, GroupProgress progress) override {
+    session_.OnProgress(generation, std::move(progress));
   }
 
  private:
@@ -218,6 +225,24 @@ class CudaCommunicator final : public Communicator {
     const std::lock_guard lock(mutex_);
     return std::all_of(devices_.begin(), devices_.end(),
                        [](const auto& device) { return device.second->IsQuiet(); });
+  }
+  ProgressAnswer AskProgress(const std::string& transport) override {
+    if (transport == spec_.name) return host_->AskProgress(transport);
+    if (mark_.InChild()) return ProgressAnswer::kOver;
+    const std::lock_guard lock(mutex_);
+    for (const auto& [number, device] : devices_) {
+      const ProgressAnswer answer = device->AskProgress(transport);
+      if (answer != ProgressAnswer::kNotBegun) return answer;
+    }
+    return ProgressAnswer::kNotBegun;
+  }
+  void NoteAllEntered(const std::string& transport, bool point_to_point,
+                      std::uint64_t seq) override {
+    host_->NoteAllEntered(transport, point_to_point, seq);
+    if (mark_.InChild()) return;
+    const std::lock_guard lock(mutex_);
+    for (const auto& [number, device] : devices_)
+      device->NoteAllEntered(transport, point_to_point, seq);
   }
   void Leave() override {
     host_->Leave();

@@ -37,6 +37,13 @@ class PortCommunicator final : public Communicator {
   }
   void Abort(const Status& cause) override { port_->Abort(cause); }
   bool IsQuiet() const override { return port_->IsQuiet(); }
+  ProgressAnswer AskProgress(const std::string& transport) override {
+    return transport == port_->spec().name ? port_->AskProgress() : ProgressAnswer::kNotBegun;
+  }
+  void NoteAllEntered(const std::string& transport, bool point_to_point,
+                      std::uint64_t seq) override {
+    if (transport == port_->spec().name) port_->NoteAllEntered(point_to_point, seq);
+  }
   void Leave() override { port_->Leave(GroupLeft(port_->spec().name)); }
 
  private:

@@ -77,6 +77,8 @@ std::unique_ptr<Connector> CommGroup::MakeConnector(int peer, Lane lane, int str
 
 MessageLink* CommGroup::AddLink(int peer, Lane lane, std::unique_ptr<MessageLink>& slot,
                                 std::unique_ptr<ByteStream> stream) {
+  // What waits for its links has moved.
+  if (!pending_.empty()) pending_.front().timeouts.OnMoved(context_.now);
   slot = std::make_unique<MessageLink>(std::move(stream), static_cast<LinkListener&>(*this), peer,
                                        lane, context_.checksums);
   return slot.get();
@@ -128,7 +130,9 @@ void CommGroup::TakeMail() {
     return End(mail.aborted);
   }
   if (mail.leave && state_ == State::kLive) Leave(mail.left);
-  if (state_ != State::kLive) CompleteCollectives(end_status_);
+  if (state_ != State::kLive) return CompleteCollectives(end_status_);
+  for (const GroupPort::AllEntered& call : mail.all_entered) NoteAllEntered(call);
+  if (mail.progress_asked) TellProgress();
 }
 
 bool CommGroup::Pump() {
@@ -284,7 +288,7 @@ void CommGroup::OnAttemptFailed(Connector& connector, const Status& why) {
   if (state_ != State::kLive || context_.now < peer.next_attempt_report) return;
   peer.next_attempt_report = context_.now + kAttemptReportInterval;
   const GroupMember& member = spec_.members[static_cast<std::size_t>(connector.peer())];
-  context_.events.OnLinkLost(
+  context_.events.OnUnreached(
       spec_.name, spec_.generation, member.global_rank,
       Status(why.code(), StrCat("no link to ", NameOf(member), " yet: ", why.message())));
 }

@@ -165,6 +165,8 @@ class CommGroup final : private LinkListener,
   Instant NextTell() const;
   void TellWaiting();
   std::optional<WaitingOperation> WaitingCollective() const;
+  void TellProgress();
+  void NoteAllEntered(const GroupPort::AllEntered& call);
 
   // Shared memory: group_shm.cc.
   std::unique_ptr<ShmStreamOffer> OfferStream(int peer, Lane lane);

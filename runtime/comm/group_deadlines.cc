@@ -71,14 +71,14 @@ void CommGroup::CheckDeadlines() {
 
 Status CommGroup::LateCollective(const SubmittedOp& op, OpTimeouts::Verdict verdict) const {
   LateOp late = LateSince(op, verdict, context_.now, context_.clock);
+  // A standstill counts once all have entered it, here or by their own account.
+  const bool all_entered = verdict == OpTimeouts::Verdict::kStalled;
   for (int rank = 0; rank < port_->size(); ++rank) {
     const Peer& peer = peers_[static_cast<std::size_t>(rank)];
     if (rank == spec_.rank) continue;
-    if (current_ == nullptr) {
-      if (peer.link == nullptr) late.missing.push_back(rank);
-    } else if (current_->Needs(rank)) {
-      (peer.entered < started_ ? late.missing : late.awaited).push_back(rank);
-    }
+    const bool needed = current_ == nullptr ? peer.link == nullptr : current_->Needs(rank);
+    const bool entered = all_entered || (current_ != nullptr && peer.entered >= started_);
+    if (needed) (entered ? late.awaited : late.missing).push_back(rank);
   }
   return LateStatus(spec_, late, verdict);
 }

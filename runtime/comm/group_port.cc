@@ -97,6 +97,12 @@ Status ValidateBlock(const Operation& op) {
   return Status::Ok();
 }
 
+// No rank can end it before each has entered it, whatever the parts are.
+bool NeedsAll(OpKind kind) {
+  return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter ||
+         kind == OpKind::kAllGather || kind == OpKind::kBarrier;
+}
+
 std::size_t RanksHere(const GroupSpec& spec) {
   const std::string& host = spec.members.at(static_cast<std::size_t>(spec.rank)).host;
   return static_cast<std::size_t>(std::ranges::count(spec.members, host, &GroupMember::host));
@@ -150,7 +156,9 @@ WaitingOperation ToldOf(const SubmittedOp& op, Instant now) {
           .what = Describe(op.op),
           .call_site = op.op.call_site,
           .age = now - op.submitted,
-          .missing = {}};
+          .missing = {},
+          .sends = op.op.kind == OpKind::kSend,
+          .needs_all = NeedsAll(op.op.kind)};
 }
 
 std::vector<int> GlobalRanks(const GroupSpec& spec, const std::vector<int>& group_ranks) {
@@ -325,9 +333,35 @@ void GroupPort::Leave(const Status& after) {
   doorbell_->Ring();
 }
 
+Communicator::ProgressAnswer GroupPort::AskProgress() {
+  using Answer = Communicator::ProgressAnswer;
+  if (doorbell_->InChild()) return Answer::kOver;
+  {
+    std::lock_guard lock(mutex_);
+    if (!closed_.ok() || !aborted_.ok()) return Answer::kOver;
+    progress_asked_ = true;
+  }
+  doorbell_->Ring();
+  return Answer::kComing;
+}
+
+void GroupPort::NoteAllEntered(bool point_to_point, std::uint64_t seq) {
+  if (doorbell_->InChild()) return;
+  {
+    std::lock_guard lock(mutex_);
+    // As many as one report has; the service says it again for what is dropped here.
+    if (!closed_.ok() || all_entered_.size() >= kWaitingOperationsMax) return;
+    all_entered_.push_back({.point_to_point = point_to_point, .seq = seq});
+  }
+  doorbell_->Ring();
+}
+
 void GroupPort::Take(Mail* mail) {
   mail->ops.clear();
+  mail->all_entered.clear();
   std::lock_guard lock(mutex_);
+  mail->progress_asked = std::exchange(progress_asked_, false);
+  mail->all_entered.swap(all_entered_);
   mail->aborted = AbortCause();
   mail->leave = leave_;
   if (leave_) mail->left = closed_;

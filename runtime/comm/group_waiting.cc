@@ -61,4 +61,30 @@ std::optional<WaitingOperation> CommGroup::WaitingCollective() const {
   return told;
 }
 
+void CommGroup::TellProgress() {
+  GroupProgress progress;
+  progress.group = spec_.name;
+  progress.entered = started_;
+  if (lane_ != nullptr) {
+    progress.entered = lane_->begun();
+  } else if (current_ == nullptr && !pending_.empty()) {
+    progress.entered = pending_.front().seq;  // It lacks nothing but links.
+  }
+  for (int rank = 0; rank < port_->size(); ++rank) {
+    if (rank == spec_.rank) continue;
+    PeerProgress peer = point_to_point_.Progress(rank);
+    if (peer.sent == 0 && peer.received == 0) continue;
+    peer.rank = spec_.members[static_cast<std::size_t>(rank)].global_rank;
+    progress.peers.push_back(peer);
+  }
+  context_.events.OnProgress(spec_.generation, std::move(progress));
+}
+
+void CommGroup::NoteAllEntered(const GroupPort::AllEntered& call) {
+  if (call.point_to_point) return point_to_point_.NoteAllEntered(call.seq);
+  SubmittedOp* op = pending_.empty() ? nullptr : &pending_.front();
+  if (current_ != nullptr) op = &current_op_;
+  if (op != nullptr && op->seq == call.seq) op->timeouts.OnAllEntered(context_.now);
+}
+
 }  // namespace resilient

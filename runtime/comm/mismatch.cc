@@ -4,6 +4,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/texts.h"
+#include "runtime/comm/endpoint.h"
 #include "runtime/comm/group_port.h"
 
 namespace resilient {
@@ -74,6 +75,17 @@ Status TimedOut(const GroupSpec& spec, const LateOp& late, FailureDetail detail)
                 std::move(detail));
 }
 
+// The way between this rank and the first of those whose part is not complete.
+std::string LinkOf(const GroupSpec& spec, const LateOp& late) {
+  if (late.awaited.empty()) return {};
+  const auto end = [](const GroupMember& member) {
+    const std::string address = DecodeEndpoint(member.endpoint).address;
+    return address.empty() ? member.host : StrCat(member.host, " (", address, ")");
+  };
+  return StrCat(", host ", end(MemberOf(spec, spec.rank)), " and host ",
+                end(MemberOf(spec, late.awaited.front())));
+}
+
 Status Stalled(const GroupSpec& spec, const LateOp& late, FailureDetail detail) {
   return Status(
       StatusCode::kCommStalled,
@@ -82,8 +94,8 @@ Status Stalled(const GroupSpec& spec, const LateOp& late, FailureDetail detail) 
              AtCallSite(late.op.call_site), " but nothing has moved between them for ",
              ToSeconds(late.op.stall), " s", Where(spec, late.seq),
              "; that is the deadline of what stands still (RESILIENT_OP_DEADLINE, or the timeout= "
-             "of the group): look at the network between these hosts and at those processes, or "
-             "raise it"),
+             "of the group): look at the network between these hosts",
+             LinkOf(spec, late), ", and at those processes, or raise it"),
       std::move(detail));
 }
 

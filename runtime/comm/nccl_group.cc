@@ -165,7 +165,8 @@ void NcclGroup::TakeMail() {
     pending_.push_back(std::move(op));
   }
   if (!mail_.aborted.ok()) return Abort(mail_.aborted);
-  if (mail_.leave) Leave(mail_.left);
+  if (mail_.leave) return Leave(mail_.left);
+  if (mail_.progress_asked) TellProgress();
 }
 
 Instant NcclGroup::NextTime() const {

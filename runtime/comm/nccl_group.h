@@ -130,6 +130,7 @@ class NcclGroup final : public DeviceGroup {
   void TellPeers();
   void TellAll(bool asks);
   void TellWaiting();
+  void TellProgress();
   void CheckLeft();
   void WatchFailure();
   bool HasGoneFrom(const Launched& one, int rank) const;

@@ -165,11 +165,23 @@ void NcclGroup::TellWaiting() {
   if (const NcclCaptures::Replay* replay = captures_.replay()) {
     const std::size_t others = waiting.size();
     add(replay->op, replay->since, GlobalRanks(spec_, MissingInReplay()));
-    if (waiting.size() > others) waiting.back().what = ReplayText(replay->op.op);
+    if (waiting.size() > others) {
+      waiting.back().what = ReplayText(replay->op.op);
+      waiting.back().seq = 0;  // Captured once, replayed many times: no number says how often.
+    }
   }
   if (waiting.empty()) return;
   next_wait_told_ = context_.now + kWaitTellAfter;
   context_.events.OnWaiting(spec_.name, spec_.generation, std::move(waiting));
+}
+
+void NcclGroup::TellProgress() {
+  if (state_ > State::kReady) return;  // The fence or the end is on its way.
+  std::vector<const Operation*> waiting;
+  for (std::size_t i = 0; i < launched_.size(); ++i) {
+    if (launched_[i].entered) waiting.push_back(&launched_[i].op.op);
+  }
+  context_.events.OnProgress(spec_.generation, watch_.Progress(waiting));
 }
 
 // NCCL knows no goodbye: who waits for a rank that has said one would wait for ever.

@@ -228,4 +228,23 @@ bool NcclWatch::GoneBefore(int peer, const Operation& op, std::uint64_t number) 
   return heard == heard_.end() || heard->second.ended < number;
 }
 
+GroupProgress NcclWatch::Progress(const std::vector<const Operation*>& waiting) const {
+  GroupProgress progress;
+  progress.group = spec_.name;
+  progress.entered = submitted_;
+  for (const auto& [peer, messages] : messages_) {
+    const auto open = std::count_if(waiting.begin(), waiting.end(), [peer = peer](const auto* op) {
+      return op->kind == OpKind::kRecv && op->peer == peer;
+    });
+    const auto heard = heard_.find(peer);
+    const std::uint64_t begun_there = heard == heard_.end() ? 0 : heard->second.sends_given;
+    progress.peers.push_back(
+        {.rank = spec_.members[static_cast<std::size_t>(peer)].global_rank,
+         .sent = messages.sends_given,
+         .received = messages.recvs - std::min<std::uint64_t>(messages.recvs, open),
+         .unclaimed = begun_there > messages.recvs_given});
+  }
+  return progress;
+}
+
 }  // namespace resilient

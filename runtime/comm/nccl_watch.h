@@ -113,6 +113,9 @@ class NcclWatch {
   std::vector<int> NotInReplay(const ReplayPlace& place) const;
   // Whether `peer`, which tells nothing any more, has gone without its part in it.
   bool GoneBefore(int peer, const Operation& op, std::uint64_t number) const;
+  // What the program has submitted, of which `waiting` has been begun and is not over. NCCL knows
+  // no tags: a message is for the next recv.
+  GroupProgress Progress(const std::vector<const Operation*>& waiting) const;
   // Whether there is something that the next rank has not been told.
   bool HasNews() const { return ended_ > told_; }
   void NoteTold() { told_ = ended_; }

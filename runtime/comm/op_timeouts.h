@@ -20,6 +20,8 @@ class OpTimeouts {
 
   // All ranks that it needs are known to have entered it. Only the first call counts.
   void OnAllEntered(Instant now);
+  // That was a guess, and was wrong.
+  void WithdrawAllEntered() { still_since_ = kNever; }
   // Some of its data has moved.
   void OnMoved(Instant now);
 

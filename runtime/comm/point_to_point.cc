@@ -254,7 +254,14 @@ SubmittedOp* PointToPoint::Receiver(Peer& peer) {
 }
 
 void PointToPoint::OnMoved(int peer) {
-  if (SubmittedOp* recv = Receiver(PeerAt(peer))) recv->timeouts.OnMoved(host_.Now());
+  Peer& state = PeerAt(peer);
+  SubmittedOp* const receiver = Receiver(state);
+  if (receiver != nullptr) receiver->timeouts.OnMoved(host_.Now());
+  if (!std::exchange(state.in_doubt, false)) return;
+  // What was on its way is here, and these still wait: it was for another recv.
+  for (SubmittedOp& recv : state.recvs) {
+    if (&recv != receiver) recv.timeouts.WithdrawAllEntered();
+  }
 }
 
 // A standstill is judged by who receives. A send cannot tell it from a rank that is late with its
@@ -314,6 +321,30 @@ std::vector<int> PointToPoint::MissingFrom(const SubmittedOp& op, int peer) {
     if (!IsDrained(peers_[rank])) missing.push_back(sender);
   }
   return missing;
+}
+
+PeerProgress PointToPoint::Progress(int peer) const {
+  const Peer& state = PeerAt(peer);
+  PeerProgress progress;
+  progress.sent = state.sent + state.unsent.size();
+  progress.received = state.received;
+  const bool arriving = !state.unexpected.empty() && !state.unexpected.back().complete;
+  if (state.receiving || arriving) ++progress.received;
+  if (state.held) ++progress.received;
+  progress.unclaimed = state.held.has_value();
+  return progress;
+}
+
+void PointToPoint::NoteAllEntered(std::uint64_t seq) {
+  // The receiver judges a standstill.
+  for (Peer& peer : peers_) {
+    for (SubmittedOp& recv : peer.recvs) {
+      if (recv.seq != seq) continue;
+      recv.timeouts.OnAllEntered(host_.Now());
+      peer.in_doubt = true;
+      next_check_ = host_.Now();
+    }
+  }
 }
 
 void PointToPoint::FailAll(const Status& status) {

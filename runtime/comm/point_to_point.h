@@ -69,6 +69,14 @@ class PointToPoint {
   // The oldest `most` operations that have.
   void AddWaiting(std::vector<WaitingOperation>& waiting, std::size_t most);
 
+  // What this rank and `peer`, a rank of the group, have sent each other; `rank` is left open.
+  PeerProgress Progress(int peer) const;
+
+  // A message for the recv `seq` is on its way, by its sender's account, or one with another tag: a
+  // standstill counts until something comes from there. Unknown numbers are of recvs that have
+  // ended.
+  void NoteAllEntered(std::uint64_t seq);
+
   // Completes everything with `status` and forgets all user memory. Only at the end of the group.
   void FailAll(const Status& status);
   // What our goodbye announces. REQUIRES: after FailAll.
@@ -102,6 +110,7 @@ class PointToPoint {
     std::uint64_t received = 0;
     FlatSink sink;
     Instant send_moved = Instant::min();  // When bytes went there last.
+    bool in_doubt = false;  // A recv waits for a message that is said to be on its way.
     bool left = false;
     bool inbound_ended = false;
     std::optional<std::uint64_t> announced;

@@ -105,6 +105,7 @@ std::optional<Status> ShmLane::Drive(Running& running,
   if (Stopping()) return Cause();
   if (running.collective == nullptr) {
     running.collective = MakeShmCollective(running.op.op, running.op.seq, port_.spec(), board_);
+    begun_.store(running.op.seq, std::memory_order_relaxed);
   }
   // A rank that is never waited for must look up from its work as well.
   constexpr unsigned kMovesBetweenLooks = 8;

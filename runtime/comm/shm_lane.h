@@ -56,6 +56,8 @@ class ShmLane {
   // What runs has waited for kWaitTellAfter, and for whom it waits at present; the doorbell rings
   // when it comes to that.
   std::optional<WaitingOperation> Waiting(Instant now) const;
+  // The latest collective that has begun here; 0: none.
+  std::uint64_t begun() const { return begun_.load(std::memory_order_relaxed); }
   // Since when there is one to tell; kNever: none.
   Instant waiting_since() const { return waiting_since_.load(std::memory_order_relaxed); }
   // An operation has failed for a reason that the peers must hear. Once.
@@ -103,6 +105,7 @@ class ShmLane {
   std::atomic<bool> stopped_{false};
   std::atomic<unsigned> ended_{0};  // How many of ends_ are set.
   std::atomic<Instant> waiting_since_{kNever};
+  std::atomic<std::uint64_t> begun_{0};
   // Guarded by mutex_.
   mutable std::mutex mutex_;
   std::condition_variable changed_;

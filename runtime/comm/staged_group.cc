@@ -102,9 +102,14 @@ void StagedGroup::Step() {
 
 void StagedGroup::TakeMail() {
   port_->Take(&mail_);
-  for (SubmittedOp& op : mail_.ops) pending_.push_back(std::move(op));
+  for (SubmittedOp& op : mail_.ops) {
+    if (op.op.kind == OpKind::kSend) ++exchanged_[op.op.peer].sent;
+    pending_.push_back(std::move(op));
+  }
   if (!mail_.aborted.ok()) return Abort(mail_.aborted);
-  if (mail_.leave) Leave(mail_.left);
+  if (mail_.leave) return Leave(mail_.left);
+  for (const GroupPort::AllEntered& call : mail_.all_entered) NoteAllEntered(call);
+  if (mail_.progress_asked) TellProgress();
 }
 
 void StagedGroup::Advance() {
@@ -149,6 +154,7 @@ bool StagedGroup::StartNext() {
     auto transfer = std::make_unique<Transfer>();
     transfer->op = pending_.pop_front();
     const Operation& op = transfer->op.op;
+    if (!IsPointToPoint(op.kind)) begun_ = transfer->op.seq;
     transfer->plan = StagedPlan(op, spec_.rank, port_->size(), context_.options.piece_bytes);
     transfer->call = std::make_shared<const StagedCalls::Call>(StagedCalls::Call{
         .seq = transfer->op.seq, .what = Describe(op), .call_site = op.call_site});
@@ -172,6 +178,7 @@ bool StagedGroup::CompleteLaunched() {
       if (piece.buffer != nullptr) memory_->Give(piece.buffer);
     }
     if (first.op.op.sender != nullptr) *first.op.op.sender = first.op.op.peer;
+    if (first.op.op.kind == OpKind::kRecv) ++exchanged_[first.op.op.peer].received;
     finished_.Add(std::move(first.op), Status::Ok());  // Before its event is used again.
     launched_.erase(launched_.begin());
   }
@@ -323,6 +330,31 @@ void StagedGroup::TellWaiting() {
   told.missing = context_.waits->Missing(ControlName(), spec_.generation, context_.now);
   next_wait_told_ = context_.now + kWaitTellAfter;
   context_.events.OnWaiting(spec_.name, spec_.generation, {std::move(told)});
+}
+
+void StagedGroup::TellProgress() {
+  if (state_ > State::kReady) return;  // The fence or the end is on its way.
+  GroupProgress progress;
+  progress.group = spec_.name;
+  progress.entered = begun_;
+  const bool next = head_.empty() && !pending_.empty();  // It lacks nothing but the meeting.
+  if (next && !IsPointToPoint(pending_.front().op.kind)) progress.entered = pending_.front().seq;
+  for (auto [peer, exchanged] : exchanged_) {
+    exchanged.rank = spec_.members[static_cast<std::size_t>(peer)].global_rank;
+    progress.peers.push_back(exchanged);
+  }
+  context_.events.OnProgress(spec_.generation, std::move(progress));
+}
+
+// The CPU transport counts the standstill of each piece.
+void StagedGroup::NoteAllEntered(const GroupPort::AllEntered& call) {
+  for (const auto& transfer : head_) {
+    const bool meant =
+        IsPointToPoint(transfer->op.op.kind) == call.point_to_point && transfer->op.seq == call.seq;
+    if (!meant || host_ == nullptr) continue;
+    for (const Piece& piece : transfer->pieces)
+      host_->NoteAllEntered(spec_.name, call.point_to_point, piece.number);
+  }
 }
 
 // Of what the CPU transport has, it judges itself.

@@ -149,6 +149,8 @@ class StagedGroup final : public DeviceGroup {
   void Release();
   void TellOf(Transfers& transfers);
   void TellWaiting();
+  void TellProgress();
+  void NoteAllEntered(const GroupPort::AllEntered& call);
   void CheckDeadline();
   bool IsLate(SubmittedOp& op);
   bool AwaitsDevice() const;
@@ -181,8 +183,10 @@ class StagedGroup final : public DeviceGroup {
   Status leave_status_;                  // Of kDraining: what the rest completes with.
   GroupPort::Mail mail_;                 // Of a turn; kept for its memory.
   Ring<SubmittedOp> pending_;
-  Transfers head_;      // Under way: one operation, or what is left of a batch.
-  Transfers launched_;  // In the order of their ends.
+  std::uint64_t begun_ = 0;                // The latest collective.
+  std::map<int, PeerProgress> exchanged_;  // Messages, by group rank.
+  Transfers head_;                         // Under way: one operation, or what is left of a batch.
+  Transfers launched_;                     // In the order of their ends.
   FinishedOps finished_;
   Status end_status_;  // Not OK: everything completes with it.
   std::optional<NcclRelease::Work> to_release_;

@@ -325,7 +325,23 @@ void SessionImpl::OnLinkLost(const std::string& group, std::uint64_t generation,
   (void)rendezvous_->Post([this, group, generation, global_rank, why] {
     RESILIENT_LOG(kInfo, "the link to rank ", global_rank, " of group '", group, "', generation ",
                   generation, ", is lost: ", why.ToString());
-    ReportLinkLost(generation, global_rank, why);
+    ReportLink(ReportKind::kLinkLost, generation, global_rank, why);
+  });
+}
+
+void SessionImpl::OnUnreached(const std::string& group, std::uint64_t generation, int global_rank,
+                              const Status& why) {
+  (void)rendezvous_->Post([this, group, generation, global_rank, why] {
+    RESILIENT_LOG(kInfo, "group '", group, "', generation ", generation, ": ", why.ToString());
+    ReportLink(ReportKind::kUnreached, generation, global_rank, why);
+    if (!IsPresent(generation)) return;
+    const Instant now = clock_.Now();
+    Instant& since = unreached_since_.try_emplace(global_rank, now).first->second;
+    if (now - since < kUnreachedTold) return;
+    since = now;
+    RESILIENT_LOG(kWarn, "group '", group, "' of rank ", rank_.load(),
+                  " waits for a link: ", why.message(),
+                  "; it is tried again as long as that rank lives");
   });
 }
 
@@ -349,17 +365,19 @@ void SessionImpl::OnStalled(const std::string&, std::uint64_t generation, const 
 
 // Each group has a link to the rank and each may report it again; the service needs to hear it
 // once, and again when its first ping was answered and the link still is down.
-void SessionImpl::ReportLinkLost(std::uint64_t generation, int rank, const Status& why) {
+void SessionImpl::ReportLink(ReportKind kind, std::uint64_t generation, int rank,
+                             const Status& why) {
   if (!IsPresent(generation)) return;
   if (link_reports_generation_ != generation) {
     link_reports_.clear();
+    unreached_since_.clear();
     link_reports_generation_ = generation;
   }
   const Instant now = clock_.Now();
-  const auto last = link_reports_.find(rank);
+  const auto last = link_reports_.find({kind, rank});
   if (last != link_reports_.end() && now - last->second < kLinkReportInterval) return;
-  link_reports_[rank] = now;
-  rendezvous_->Send({ReportKind::kLinkLost, generation, rank, why});
+  link_reports_[{kind, rank}] = now;
+  rendezvous_->Send({kind, generation, rank, why});
 }
 
 // Also while no generation runs: the seat of a dead process is to be filled, whatever it was in.

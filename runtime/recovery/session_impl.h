@@ -36,6 +36,8 @@ inline constexpr std::size_t kGroupNamesPerGenerationMax = 65536;
 // Communicators of closed groups that are kept so that their last bytes can still leave.
 inline constexpr std::size_t kLeftCommunicatorsMax = 16;
 inline constexpr Duration kLinkReportInterval = std::chrono::seconds(1);
+// A link that cannot be made for so long has a line in the log, and one again each time.
+inline constexpr Duration kUnreachedTold = std::chrono::seconds(10);
 inline constexpr Duration kCloseBound = std::chrono::seconds(1);
 
 // The session's side of one Group. Owner: GroupImpl. Thread: the name is immutable, the rest is
@@ -103,6 +105,8 @@ class SessionImpl final : public Session,
 
   void OnWhere(std::uint64_t ask) override;
   void OnLate(const LateNotice& notice) override;
+  void OnAskProgress(std::uint64_t generation, const std::vector<std::string>& groups) override;
+  void OnAllEntered(std::uint64_t generation, const std::vector<EnteredCall>& calls) override;
   void OnBeat(Instant now, Instant contact, Duration lease) override;
   void OnAway() override { pause_watch_.OnAway(); }
   void OnPaused() override { pause_watch_.OnPaused(); }
@@ -112,11 +116,14 @@ class SessionImpl final : public Session,
   void OnConnected(const std::string& group, std::uint64_t generation) override;
   void OnLinkLost(const std::string& group, std::uint64_t generation, int global_rank,
                   const Status& why) override;
+  void OnUnreached(const std::string& group, std::uint64_t generation, int global_rank,
+                   const Status& why) override;
   void OnMismatch(const std::string& group, std::uint64_t generation,
                   const Status& mismatch) override;
   void OnStalled(const std::string& group, std::uint64_t generation, const Status& why) override;
   void OnWaiting(const std::string& group, std::uint64_t generation,
                  std::vector<WaitingOperation> waiting) override;
+  void OnProgress(std::uint64_t generation, GroupProgress progress) override;
 
   // For GroupImpl.
   Result<std::uint64_t> Submit(GroupSlot& slot, Operation operation, Completion done);
@@ -183,12 +190,17 @@ class SessionImpl final : public Session,
   void AbortCommunicators(const Action& action);
   void PostQuietCheck();
   void CheckQuiet();
-  void ReportLinkLost(std::uint64_t generation, int rank, const Status& why);
+  void ReportLink(ReportKind kind, std::uint64_t generation, int rank, const Status& why);
   void ReportDeath(const Neighbour& neighbour, const ProcessEnd& end);
   bool IsPresent(std::uint64_t generation) const;
 
   // In session_waits.cc, on the control thread: what this rank waits for.
+  void PostTellWaiting();
   void TellWaiting(Instant now);
+  // Null: the generation is another one, or no operation was submitted there.
+  std::shared_ptr<Communicator> CommunicatorOf(std::uint64_t generation,
+                                               const std::string& transport, bool* left);
+  std::string LinkText(int rank) const;
   void TellJoining(bool first, Instant now);
 
   // In session_groups.cc: groups and operations. Locked = REQUIRES mutex_.
@@ -252,7 +264,9 @@ class SessionImpl final : public Session,
   std::atomic<bool> opened_before_{false};  // The gate to operations.
 
   // Confined to the control thread.
-  std::map<int, Instant> link_reports_;  // By rank: the last one of this generation.
+  // By kind and rank: the last one of this generation.
+  std::map<std::pair<ReportKind, int>, Instant> link_reports_;
+  std::map<int, Instant> unreached_since_;  // By rank, of this generation; moved on when told.
   std::uint64_t link_reports_generation_ = 0;
   std::optional<Instant> joining_since_;
   std::vector<std::shared_ptr<Communicator>> aborting_;  // Until they are quiet.

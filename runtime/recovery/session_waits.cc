@@ -1,8 +1,10 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/comm/endpoint.h"
 #include "runtime/net/presence.h"
 #include "runtime/recovery/session_impl.h"
+#include "runtime/recovery/watch_list.h"
 
 // What this rank waits for, and where it is while others wait for it.
 namespace resilient::recovery {
@@ -10,6 +12,15 @@ namespace resilient::recovery {
 void SessionImpl::OnWaiting(const std::string& group, std::uint64_t generation,
                             std::vector<WaitingOperation> waiting) {
   waits_.Note(group, generation, std::move(waiting), clock_.Now());
+  PostTellWaiting();
+}
+
+void SessionImpl::OnProgress(std::uint64_t generation, GroupProgress progress) {
+  waits_.NoteProgress(generation, std::move(progress));
+  PostTellWaiting();
+}
+
+void SessionImpl::PostTellWaiting() {
   if (waiting_posted_.exchange(true)) return;  // What is told next has it all.
   (void)rendezvous_->Post([this] {
     waiting_posted_ = false;
@@ -66,7 +77,73 @@ void SessionImpl::TellJoining(bool first, Instant now) {
   if (report.tell || !report.present.empty()) rendezvous_->Tell(report);
 }
 
-void SessionImpl::OnLate(const LateNotice& notice) {
+// What serves the devices of a group is called as the group, with a suffix.
+std::shared_ptr<Communicator> SessionImpl::CommunicatorOf(std::uint64_t generation,
+                                                          const std::string& transport,
+                                                          bool* left) {
+  Lock lock(mutex_);
+  *left = true;
+  if (machine_.state() != SessionState::kRunning || flight_ == nullptr || flight_->Ended() ||
+      flight_->generation() != generation) {
+    return nullptr;
+  }
+  auto slot = groups_.find(transport);
+  if (slot == groups_.end()) slot = groups_.find(transport.substr(0, transport.rfind("/cuda")));
+  if (slot == groups_.end()) {
+    *left = used_names_.count(transport) != 0;
+    return nullptr;
+  }
+  *left = false;
+  return CommunicatorLocked(*slot->second);
+}
+
+void SessionImpl::OnAskProgress(std::uint64_t generation, const std::vector<std::string>& groups) {
+  using Answer = Communicator::ProgressAnswer;
+  bool known = false;
+  for (const std::string& group : groups) {
+    bool left = false;
+    const auto communicator = CommunicatorOf(generation, group, &left);
+    const Answer answer = communicator != nullptr ? communicator->AskProgress(group)
+                                                  : (left ? Answer::kOver : Answer::kNotBegun);
+    if (answer != Answer::kNotBegun) continue;
+    GroupProgress none;
+    none.group = group;
+    none.exists = false;
+    waits_.NoteProgress(generation, std::move(none));
+    known = true;
+  }
+  if (known) TellWaiting(clock_.Now());
+}
+
+void SessionImpl::OnAllEntered(std::uint64_t generation, const std::vector<EnteredCall>& calls) {
+  for (const EnteredCall& call : calls) {
+    bool left = false;
+    if (const auto communicator = CommunicatorOf(generation, call.group, &left))
+      communicator->NoteAllEntered(call.group, call.point_to_point, call.seq);
+  }
+}
+
+// Between this host and that of `rank`, with the addresses that the links use.
+std::string SessionImpl::LinkText(int rank) const {
+  Lock lock(mutex_);
+  const auto address = [](const Member& member) {
+    return DecodeEndpoint(DecodeSessionEndpoint(member.endpoint).communicator).address;
+  };
+  std::string here, there;
+  for (const Member& member : machine_.view().members) {
+    if (member.rank == rank_) here = StrCat(member.host, " (", address(member), ")");
+    if (member.rank == rank) there = StrCat(member.host, " (", address(member), ")");
+  }
+  return StrCat("the link between host ", here, " and host ", there);
+}
+
+void SessionImpl::OnLate(const LateNotice& heard) {
+  LateNotice notice = heard;
+  for (LateRank& late : notice.ranks) {
+    if (!late.entered) continue;
+    late.text += StrCat(", has entered it; nothing comes from it over ", LinkText(late.rank),
+                        ": look at the network between them");
+  }
   if (const std::string line = waits_.Line(notice, clock_.Now()); !line.empty()) {
     RESILIENT_LOG(kWarn, line);
   }

@@ -52,6 +52,14 @@ void WaitDesk::NoteEnd(const std::string& group, bool point_to_point) {
   });
 }
 
+void WaitDesk::NoteProgress(std::uint64_t generation, GroupProgress progress) {
+  const std::lock_guard lock(mutex_);
+  if (generation < progress_generation_) return;
+  if (generation > progress_generation_) progress_.clear();
+  progress_generation_ = generation;
+  progress_.insert_or_assign(progress.group, std::move(progress));
+}
+
 std::vector<WaitingCall> WaitDesk::Calls(std::uint64_t generation, Instant now) const {
   std::vector<WaitingCall> calls;
   for (const auto& [group, told] : told_) {
@@ -78,9 +86,13 @@ std::optional<WaitingReport> WaitDesk::Report(std::uint64_t generation,
     });
     any_ = !told_.empty();
     report.calls = Calls(generation, now);
+    auto progress = std::exchange(progress_, {});
+    if (progress_generation_ != generation) progress.clear();
+    for (auto& [group, one] : progress) report.progress.push_back(std::move(one));
   }
-  if (report.calls.empty()) return std::nullopt;
+  if (report.calls.empty() && report.progress.empty()) return std::nullopt;
   report.generation = generation;
+  if (report.calls.empty()) return report;
   report.stall = options_.stall;
   std::size_t matched = 0;
   for (WaitingCall& call : report.calls) {

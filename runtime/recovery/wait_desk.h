@@ -36,9 +36,13 @@ class WaitDesk {
   // where nothing waits.
   void NoteEnd(const std::string& group, bool point_to_point);
 
+  // How far this rank has come in one group: an answer that the service waits for.
+  void NoteProgress(std::uint64_t generation, GroupProgress progress);
+
   // For the lines from now on.
   void set_rank(int rank) { options_.rank = rank; }
-  // nullopt: nothing has been told of `generation` lately.
+  // With what NoteProgress was given since the last one. nullopt: there is none, and nothing has
+  // been told of `generation` lately.
   std::optional<WaitingReport> Report(std::uint64_t generation, const Callers::Snapshot& callers,
                                       Instant now);
   // The session has been joining since `since`. nullopt: nothing is to be asked now.
@@ -60,8 +64,10 @@ class WaitDesk {
 
   Options options_;  // But for the rank constant.
   mutable std::mutex mutex_;
-  std::map<std::string, Told> told_;  // By group. Guarded by mutex_.
-  std::atomic<bool> any_{false};      // Something may be in told_.
+  std::map<std::string, Told> told_;               // By group. Guarded by mutex_.
+  std::atomic<bool> any_{false};                   // Something may be in told_.
+  std::map<std::string, GroupProgress> progress_;  // By group, of one generation. Guarded.
+  std::uint64_t progress_generation_ = 0;          // Guarded by mutex_.
   // Confined to the control thread.
   Instant last_line_ = Instant::min();
   std::optional<Instant> asked_;

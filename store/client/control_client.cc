@@ -239,6 +239,12 @@ void ControlClient::Handle(Event& event) {
                  },
                  [this](const WhereEvent& event) { events_->OnWhere(event.ask); },
                  [this](const LateEvent& event) { events_->OnLate(event.notice); },
+                 [this](const AskProgressEvent& event) {
+                   events_->OnAskProgress(event.generation, event.groups);
+                 },
+                 [this](const AllEnteredEvent& event) {
+                   events_->OnAllEntered(event.generation, event.calls);
+                 },
                  [this](const DrainingEvent& event) {
                    RESILIENT_LOG(kWarn, "the store of job ", job_, " ends: ", event.reason,
                                  "; this process goes on when it is back");

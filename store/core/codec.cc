@@ -160,6 +160,8 @@ struct EventWriter {
   void operator()(const DrainingEvent& event) const { PutEvent(event, out); }
   void operator()(const WhereEvent& event) const { PutEvent(event, out); }
   void operator()(const LateEvent& event) const { PutEvent(event, out); }
+  void operator()(const AskProgressEvent& event) const { PutEvent(event, out); }
+  void operator()(const AllEnteredEvent& event) const { PutEvent(event, out); }
 };
 
 void AppendReply(const Reply& reply, std::string* body) {
@@ -304,6 +306,9 @@ Result<Op> ToReport(const pb::ReportRequest& message) {
   switch (message.kind()) {
     case static_cast<std::uint32_t>(ReportKind::kLinkLost):
       op.report.kind = ReportKind::kLinkLost;
+      break;
+    case static_cast<std::uint32_t>(ReportKind::kUnreached):
+      op.report.kind = ReportKind::kUnreached;
       break;
     case static_cast<std::uint32_t>(ReportKind::kMismatch):
       op.report.kind = ReportKind::kMismatch;
@@ -466,6 +471,8 @@ Result<ServerMessage> ToEvent(const pb::Event& message) {
       return ServerMessage(ToNotice(message));
     case pb::Event::kWhere:
     case pb::Event::kLate:
+    case pb::Event::kAskProgress:
+    case pb::Event::kAllEntered:
       return ServerMessage(ToWaitingEvent(message));
     case pb::Event::EVENT_NOT_SET:
       break;

@@ -44,7 +44,9 @@ void PutOp(const WhereaboutsOp& op, v1::Request* out);
 std::optional<Op> ToWaitingOp(const v1::Request& message);
 void PutEvent(const WhereEvent& event, v1::Event* out);
 void PutEvent(const LateEvent& event, v1::Event* out);
-// REQUIRES: it is one of the two.
+void PutEvent(const AskProgressEvent& event, v1::Event* out);
+void PutEvent(const AllEnteredEvent& event, v1::Event* out);
+// REQUIRES: it is one of these.
 Event ToWaitingEvent(const v1::Event& message);
 
 // The revision and the events of a reply.

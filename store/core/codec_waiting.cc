@@ -33,6 +33,36 @@ void Put(const WaitingCall& call, pb::WaitingCall* out) {
   for (const int rank : operation.missing) out->add_missing(rank);
   out->set_any(operation.any);
   out->set_blocked(call.blocked);
+  out->set_sends(operation.sends);
+  out->set_needs_all(operation.needs_all);
+}
+
+void Put(const GroupProgress& progress, pb::GroupProgress* out) {
+  out->set_group(Utf8(progress.group));
+  out->set_absent(!progress.exists);
+  out->set_entered(progress.entered);
+  for (const PeerProgress& peer : progress.peers) {
+    pb::PeerProgress* entry = out->add_peers();
+    entry->set_rank(peer.rank);
+    entry->set_sent(peer.sent);
+    entry->set_received(peer.received);
+    entry->set_unclaimed(peer.unclaimed);
+  }
+}
+
+GroupProgress ToProgress(const pb::GroupProgress& message) {
+  GroupProgress progress;
+  progress.group = message.group();
+  progress.exists = !message.absent();
+  progress.entered = message.entered();
+  progress.peers.reserve(static_cast<std::size_t>(message.peers_size()));
+  for (const pb::PeerProgress& peer : message.peers()) {
+    progress.peers.push_back({.rank = peer.rank(),
+                              .sent = peer.sent(),
+                              .received = peer.received(),
+                              .unclaimed = peer.unclaimed()});
+  }
+  return progress;
 }
 
 WaitingCall ToCall(const pb::WaitingCall& message) {
@@ -45,6 +75,8 @@ WaitingCall ToCall(const pb::WaitingCall& message) {
   call.operation.age = FromMillis(message.age_ms());
   call.operation.missing.assign(message.missing().begin(), message.missing().end());
   call.operation.any = message.any();
+  call.operation.sends = message.sends();
+  call.operation.needs_all = message.needs_all();
   call.blocked = message.blocked();
   return call;
 }
@@ -59,6 +91,7 @@ void PutOp(const WaitingOp& op, pb::Request* out) {
   message->set_tell(op.report.tell);
   message->set_stall_ms(ToMillis(op.report.stall));
   for (const int rank : op.report.present) message->add_present(rank);
+  for (const GroupProgress& progress : op.report.progress) Put(progress, message->add_progress());
 }
 
 void PutOp(const WhereaboutsOp& op, pb::Request* out) {
@@ -82,6 +115,9 @@ std::optional<Op> ToWaitingOp(const pb::Request& message) {
     report.tell = waiting.tell();
     report.stall = FromMillis(waiting.stall_ms());
     report.present.assign(waiting.present().begin(), waiting.present().end());
+    report.progress.reserve(static_cast<std::size_t>(waiting.progress_size()));
+    for (const pb::GroupProgress& one : waiting.progress())
+      report.progress.push_back(ToProgress(one));
     return WaitingOp{std::move(report)};
   }
   if (message.has_whereabouts()) {
@@ -105,12 +141,40 @@ void PutEvent(const LateEvent& event, pb::Event* out) {
     pb::LateRank* entry = message->add_ranks();
     entry->set_rank(late.rank);
     entry->set_text(Utf8(late.text));
+    entry->set_entered(late.entered);
   }
   message->set_more(static_cast<std::uint32_t>(std::max(notice.more, 0)));
 }
 
+void PutEvent(const AskProgressEvent& event, pb::Event* out) {
+  pb::AskProgressEvent* message = out->mutable_ask_progress();
+  message->set_generation(event.generation);
+  for (const std::string& group : event.groups) message->add_groups(Utf8(group));
+}
+
+void PutEvent(const AllEnteredEvent& event, pb::Event* out) {
+  pb::AllEnteredEvent* message = out->mutable_all_entered();
+  message->set_generation(event.generation);
+  for (const EnteredCall& call : event.calls) {
+    pb::EnteredCall* entry = message->add_calls();
+    entry->set_group(Utf8(call.group));
+    entry->set_point_to_point(call.point_to_point);
+    entry->set_seq(call.seq);
+  }
+}
+
 Event ToWaitingEvent(const pb::Event& message) {
   if (message.has_where()) return WhereEvent{message.where().ask()};
+  if (message.has_ask_progress()) {
+    const pb::AskProgressEvent& ask = message.ask_progress();
+    return AskProgressEvent{ask.generation(), {ask.groups().begin(), ask.groups().end()}};
+  }
+  if (message.has_all_entered()) {
+    AllEnteredEvent entered{message.all_entered().generation(), {}};
+    for (const pb::EnteredCall& call : message.all_entered().calls())
+      entered.calls.push_back({call.group(), call.point_to_point(), call.seq()});
+    return entered;
+  }
   const pb::LateEvent& late = message.late();
   LateNotice notice;
   notice.generation = late.generation();
@@ -120,7 +184,7 @@ Event ToWaitingEvent(const pb::Event& message) {
       static_cast<int>(std::min(late.world_size(), static_cast<std::uint32_t>(kWorldSizeMax)));
   notice.ranks.reserve(static_cast<std::size_t>(late.ranks_size()));
   for (const pb::LateRank& entry : late.ranks())
-    notice.ranks.push_back({entry.rank(), entry.text()});
+    notice.ranks.push_back({entry.rank(), entry.text(), entry.entered()});
   notice.more = static_cast<int>(std::min(late.more(), static_cast<std::uint32_t>(kWorldSizeMax)));
   return LateEvent{std::move(notice)};
 }

@@ -15,6 +15,10 @@ constexpr Duration kLookInterval = Millis(250);
 constexpr Duration kAskAfter = std::chrono::seconds(2);
 constexpr Duration kAskAgainAtMost = std::chrono::seconds(10);
 constexpr Duration kAskAgainAtLeast = std::chrono::seconds(1);
+// Between two questions for the proof of one circle: not more often than a circle is confirmed.
+constexpr Duration kAskForProof = kCircleConfirmed;
+// What has come meanwhile may have been another message than the awaited one.
+constexpr Duration kSayEnteredAgain = std::chrono::seconds(5);
 // An answer this old still says where a rank is.
 constexpr Duration kAnswerLife = std::chrono::seconds(15);
 
@@ -35,8 +39,15 @@ const WaitingCall* Oldest(const WaitingReport& report) {
 
 }  // namespace
 
+Diagnosis::CallKey Diagnosis::KeyOf(const WaitingCall& call) {
+  return {call.group, call.operation.point_to_point, call.operation.seq};
+}
+
 void Diagnosis::OnWaiting(int rank, WaitingReport report, Instant now) {
   if (report.tell) listeners_.try_emplace(rank, now);
+  progress_.Note(rank, report.progress, now);
+  progress_.NoteCalls(rank, report.calls);
+  report.progress.clear();
   if (report.calls.empty()) {
     told_.erase(rank);
   } else {
@@ -57,7 +68,8 @@ Diagnosis::Steps Diagnosis::Advance(Instant now, const Excused& excused) {
   if (looked_ != Instant::min() && now - looked_ < kLookInterval) return steps;
   looked_ = now;
   Forget(now);
-  steps.verdict = FindDeadlock();
+  steps.verdict = FindDeadlock(now, &steps);
+  FindEntered(now, &steps);
   AskForStalls(now, &steps);
   if (!steps.verdict) steps.verdict = FindStall(now, excused);
   AskForListeners(now, &steps);
@@ -75,9 +87,28 @@ void Diagnosis::Forget(Instant now) {
   }
   std::erase_if(awaited_, [&wanted](const auto& one) { return !wanted.contains(one.first); });
   for (const int rank : wanted) awaited_.try_emplace(rank);
+  std::erase_if(entered_told_, [this](const auto& one) { return !told_.contains(one.first); });
+  for (const auto& [rank, told] : told_) wanted.insert(rank);
+  progress_.Forget(wanted);
+  std::erase_if(asked_progress_,
+                [&wanted](const auto& one) { return !wanted.contains(one.first); });
 }
 
-std::optional<Diagnosis::Verdict> Diagnosis::FindDeadlock() {
+// Of each collective that nobody can end alone: the ranks that some rank in it has not heard from.
+std::map<Diagnosis::CallKey, std::set<int>> Diagnosis::MissingByCall() const {
+  std::map<CallKey, std::set<int>> missing;
+  for (const auto& [rank, told] : told_) {
+    for (const WaitingCall& call : told.report.calls) {
+      if (!call.operation.needs_all) continue;
+      missing[KeyOf(call)].insert(call.operation.missing.begin(), call.operation.missing.end());
+    }
+  }
+  return missing;
+}
+
+std::vector<BlockedRank> Diagnosis::Blocked(std::optional<Instant> since) const {
+  std::map<CallKey, std::set<int>> by_call;
+  if (since) by_call = MissingByCall();
   std::vector<BlockedRank> blocked;
   for (const auto& [rank, told] : told_) {
     if (!told.report.blocked) continue;
@@ -85,19 +116,42 @@ std::optional<Diagnosis::Verdict> Diagnosis::FindDeadlock() {
     for (const WaitingCall& call : told.report.calls) {
       if (!call.blocked) continue;
       const WaitingOperation& operation = call.operation;
+      std::vector<int> missing = operation.missing;
+      if (since && operation.needs_all) {
+        const std::set<int>& of_all = by_call.at(KeyOf(call));
+        missing.assign(of_all.begin(), of_all.end());
+      }
+      if (since) {
+        std::erase_if(missing, [&, waiter = rank, &told = told](int peer) {
+          return progress_.Of(told.WaitIn(waiter, call), peer, *since) !=
+                 ProgressBook::Standing::kNotEntered;
+        });
+      }
+      // One that has not been proved to stay away may come, and is enough.
+      if (operation.any && missing.size() < operation.missing.size()) missing.clear();
       one.calls.push_back({call.group, operation.seq,
-                           operation.what + AtCallSite(operation.call_site), operation.missing,
+                           operation.what + AtCallSite(operation.call_site), std::move(missing),
                            operation.any});
     }
     if (!one.calls.empty()) blocked.push_back(std::move(one));
   }
-  std::vector<WaitEdge> circle = FindCircle(blocked);
+  return blocked;
+}
+
+std::optional<Diagnosis::Verdict> Diagnosis::FindDeadlock(Instant now, Steps* steps) {
+  const std::vector<BlockedRank> believed = Blocked(std::nullopt);
+  if (FindCircle(believed).empty()) {
+    candidate_.reset();
+    return std::nullopt;
+  }
+  AskForProof(believed, now, steps);
+  std::vector<WaitEdge> circle = FindCircle(Blocked(Instant::min()));
   if (circle.empty()) {
     candidate_.reset();
     return std::nullopt;
   }
   if (!candidate_ || !SameCircle(candidate_->circle, circle)) {
-    candidate_ = Candidate{std::move(circle), {}};
+    candidate_ = Candidate{std::move(circle), {}, now};
     for (const WaitEdge& edge : candidate_->circle) {
       candidate_->told[edge.from] = told_.at(edge.from).when;
     }
@@ -107,9 +161,63 @@ std::optional<Diagnosis::Verdict> Diagnosis::FindDeadlock() {
     return told_.at(edge.from).when >= candidate_->told.at(edge.from) + kCircleConfirmed;
   });
   if (!confirmed) return std::nullopt;
+  // By accounts given since all of them were in these calls for the first time.
+  if (!SameCircle(circle, FindCircle(Blocked(candidate_->formed)))) return std::nullopt;
   Verdict verdict;
   verdict.circle = std::move(circle);
   return verdict;
+}
+
+void Diagnosis::AskForProof(const std::vector<BlockedRank>& blocked, Instant now, Steps* steps) {
+  for (const BlockedRank& one : blocked) AskProgress(one.rank, now, kAskForProof, steps);
+}
+
+// What it is awaited in, and what it waits in for messages: there both ends count them.
+std::vector<std::string> Diagnosis::GroupsAskedOf(int rank) const {
+  std::set<std::string> groups;
+  for (const auto& [waiter, told] : told_) {
+    for (const WaitingCall& call : told.report.calls) {
+      const std::vector<int>& missing = call.operation.missing;
+      const bool own = waiter == rank && call.operation.point_to_point;
+      if (own || std::binary_search(missing.begin(), missing.end(), rank))
+        groups.insert(call.group);
+    }
+  }
+  std::vector<std::string> asked(groups.begin(), groups.end());
+  if (asked.size() > kProgressGroupsMax) asked.resize(kProgressGroupsMax);
+  return asked;
+}
+
+void Diagnosis::AskProgress(int rank, Instant now, Duration interval, Steps* steps) {
+  const auto [asked, first] = asked_progress_.try_emplace(rank, now);
+  if (!first && now - asked->second < interval) return;
+  asked->second = now;
+  if (std::vector<std::string> groups = GroupsAskedOf(rank); !groups.empty())
+    steps->ask_progress[rank] = std::move(groups);
+}
+
+void Diagnosis::FindEntered(Instant now, Steps* steps) {
+  using Standing = ProgressBook::Standing;
+  for (const auto& [rank, told] : told_) {
+    std::map<CallKey, Instant>& named = entered_told_[rank];
+    std::map<CallKey, Instant> present;
+    for (const WaitingCall& call : told.report.calls) {
+      const WaitingOperation& operation = call.operation;
+      if (operation.missing.empty() || operation.any || operation.sends || call.more) continue;
+      const ProgressBook::Wait wait = told.WaitIn(rank, call);
+      const bool all = std::ranges::all_of(operation.missing, [&](int peer) {
+        return progress_.Of(wait, peer, Instant::min()) == Standing::kEntered;
+      });
+      if (!all) continue;
+      const CallKey key = KeyOf(call);
+      const auto before = named.find(key);
+      const bool due = before == named.end() || now - before->second >= kSayEnteredAgain;
+      present[key] = due ? now : before->second;
+      if (due)
+        steps->entered[rank].push_back({call.group, operation.point_to_point, operation.seq});
+    }
+    named = std::move(present);
+  }
 }
 
 void Diagnosis::AskForStalls(Instant now, Steps* steps) {
@@ -119,7 +227,9 @@ void Diagnosis::AskForStalls(Instant now, Steps* steps) {
     const Duration interval = std::clamp(stall / 4, kAskAgainAtLeast, kAskAgainAtMost);
     for (const WaitingCall& call : told.report.calls) {
       if (call.operation.age < kAskAfter) continue;
+      if (call.operation.point_to_point) AskProgress(waiter, now, interval, steps);
       for (const int rank : call.operation.missing) {
+        AskProgress(rank, now, interval, steps);
         if (WaitsItself(rank)) continue;
         const Awaited& awaited = awaited_.at(rank);
         const bool due = awaited.answered &&
@@ -141,6 +251,9 @@ std::optional<Diagnosis::Verdict> Diagnosis::FindStall(Instant now, const Excuse
       for (const WaitingCall& call : told.report.calls) {
         const std::vector<int>& missing = call.operation.missing;
         if (!std::binary_search(missing.begin(), missing.end(), rank)) continue;
+        const auto standing = progress_.Of(told.WaitIn(waiter, call), rank, now - kAnswerLife);
+        const bool numbered = call.operation.seq != 0;
+        if (numbered && standing != ProgressBook::Standing::kNotEntered) continue;
         if (verdict.waiters.empty()) verdict.call = call;
         verdict.waiters.push_back(waiter);
         break;
@@ -162,7 +275,7 @@ void Diagnosis::AskForListeners(Instant now, Steps* steps) {
     std::size_t named = 0;
     for (const int late : AwaitedBy(rank)) {
       if (++named > kLateRanksMax) break;
-      if (WaitsItself(late)) continue;
+      if (WaitsItself(late) || HasEntered(rank, late)) continue;
       const Awaited& awaited = awaited_.at(late);
       if (awaited.answered && *awaited.answered >= since) continue;
       if (awaited.asked < since) AskOnce(late, now, kAskAgainAtLeast, steps);
@@ -182,6 +295,13 @@ void Diagnosis::AskOnce(int rank, Instant now, Duration interval, Steps* steps) 
   if (awaited.asked != Instant::min() && now - awaited.asked < interval) return;
   awaited.asked = now;
   steps->ask.push_back(rank);
+}
+
+bool Diagnosis::HasEntered(int waiter, int rank) const {
+  const WaitingCall* call = OldestCallOf(waiter);
+  if (call == nullptr) return false;
+  const ProgressBook::Wait wait = told_.at(waiter).WaitIn(waiter, *call);
+  return progress_.Of(wait, rank, Instant::min()) == ProgressBook::Standing::kEntered;
 }
 
 bool Diagnosis::WaitsItself(int rank) const {

@@ -4,12 +4,15 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <resilient/clock.h>
 #include <resilient/rendezvous.h>
 
+#include "store/core/progress_book.h"
 #include "store/core/wait_graph.h"
 
 namespace resilient::store {
@@ -22,8 +25,17 @@ inline constexpr Duration kWhereaboutsPatience = Millis(3500);
 
 // What the members of one world at one generation wait for, and what follows: who is late and where
 // it is, who waits in a circle, who makes no progress while others wait for it. Nothing of it is
-// kept: it is told again to a server that starts. Owner: its World. Thread: caller-synchronised.
-// Pure.
+// kept: it is told again to a server that starts.
+//
+// How it works: a report names the ranks that its sender has not heard from. Before such a belief
+// counts in a verdict, the named rank is asked how far it has come (ProgressBook). A circle is a
+// DEADLOCK when it consists of proved edges in two reports of each of its ranks, kCircleConfirmed
+// apart, and the accounts that prove it were given after the first of these: no rank of it can have
+// acted in between, as all its threads were in the same calls both times. Where all awaited ranks
+// have entered the operation by their own account, what is missing is the network's: the waiter
+// hears that, and Operation::stall counts from then. docs/verdicts.md has the argument.
+//
+// Owner: its World. Thread: caller-synchronised. Pure.
 class Diagnosis {
  public:
   // True for a rank whose silence is announced: it is held.
@@ -39,7 +51,11 @@ class Diagnosis {
   };
   // What the caller has to do.
   struct Steps {
-    std::vector<int> ask;   // Ranks to be asked where they are.
+    std::vector<int> ask;  // Ranks to be asked where they are.
+    // Ranks to be asked how far they have come, and in which groups.
+    std::map<int, std::vector<std::string>> ask_progress;
+    // Operations of these ranks that all others have entered; named again as long as they wait.
+    std::map<int, std::vector<EnteredCall>> entered;
     std::vector<int> tell;  // Ranks that wanted to be told who is late.
     std::optional<Verdict> verdict;
   };
@@ -52,6 +68,8 @@ class Diagnosis {
   // Ranks that the calls of `rank` wait for, ascending; those that keep it waiting longest first
   // counted: only of its oldest call.
   std::vector<int> AwaitedBy(int rank) const;
+  // Of AwaitedBy(waiter): `rank` says itself that it is in that call.
+  bool HasEntered(int waiter, int rank) const;
   // What `rank` waits for itself; null: nothing that it has told of.
   const WaitingCall* OldestCallOf(int rank) const;
   // Null: it has not answered lately.
@@ -61,6 +79,10 @@ class Diagnosis {
   struct Told {
     WaitingReport report;
     Instant when{};
+
+    ProgressBook::Wait WaitIn(int rank, const WaitingCall& call) const {
+      return {rank, call, when - call.operation.age};
+    }
   };
   // A rank that somebody waits for.
   struct Awaited {
@@ -71,10 +93,22 @@ class Diagnosis {
   struct Candidate {
     std::vector<WaitEdge> circle;
     std::map<int, Instant> told;  // When each of its ranks had told it.
+    Instant formed{};
   };
+  using CallKey = std::tuple<std::string, bool, std::uint64_t>;
 
   void Forget(Instant now);
-  std::optional<Verdict> FindDeadlock();
+  std::optional<Verdict> FindDeadlock(Instant now, Steps* steps);
+  // The ranks whose threads are all blocked, with what they believe; with `since` with what of it
+  // is proved by accounts that are not older. A collective that no rank can end alone is missed
+  // by each rank that some rank in it misses.
+  std::vector<BlockedRank> Blocked(std::optional<Instant> since) const;
+  std::map<CallKey, std::set<int>> MissingByCall() const;
+  static CallKey KeyOf(const WaitingCall& call);
+  void AskForProof(const std::vector<BlockedRank>& blocked, Instant now, Steps* steps);
+  void AskProgress(int rank, Instant now, Duration interval, Steps* steps);
+  std::vector<std::string> GroupsAskedOf(int rank) const;
+  void FindEntered(Instant now, Steps* steps);
   void AskForStalls(Instant now, Steps* steps);
   std::optional<Verdict> FindStall(Instant now, const Excused& excused) const;
   void AskForListeners(Instant now, Steps* steps);
@@ -82,6 +116,9 @@ class Diagnosis {
   bool WaitsItself(int rank) const;
 
   std::map<int, Told> told_;
+  ProgressBook progress_;
+  std::map<int, Instant> asked_progress_;                   // When, by rank.
+  std::map<int, std::map<CallKey, Instant>> entered_told_;  // What Steps::entered named, and when.
   std::map<int, Awaited> awaited_;
   std::map<int, Instant> listeners_;  // Since when.
   std::optional<Candidate> candidate_;

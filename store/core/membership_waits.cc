@@ -31,8 +31,15 @@ WaitingReport Checked(const WaitingReport& told, int world_size) {
     missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
     if (missing.size() <= kMissingRanksMax) continue;
     missing.resize(kMissingRanksMax);
+    kept.more = true;
     // One of those that are left out may be enough.
     kept.blocked = kept.blocked && !kept.operation.any;
+  }
+  for (const GroupProgress& told_progress : told.progress) {
+    if (report.progress.size() >= kProgressGroupsMax) break;
+    // A list that was cut short would say that nothing was sent.
+    if (told_progress.peers.size() < static_cast<std::size_t>(world_size))
+      report.progress.push_back(told_progress);
   }
   return report;
 }
@@ -94,6 +101,14 @@ void Membership::Diagnose(World& world, Moment moment, MembershipEffects& effect
     const Seat& seat = world.seats[static_cast<std::size_t>(rank)];
     if (seat.Live()) effects.Tell(seat.session, WhereEvent{world.generation});
   }
+  for (const auto& [rank, groups] : steps.ask_progress) {
+    const Seat& seat = world.seats[static_cast<std::size_t>(rank)];
+    if (seat.Live()) effects.Tell(seat.session, AskProgressEvent{world.generation, groups});
+  }
+  for (const auto& [rank, calls] : steps.entered) {
+    const Seat& seat = world.seats[static_cast<std::size_t>(rank)];
+    if (seat.Live()) effects.Tell(seat.session, AllEnteredEvent{world.generation, calls});
+  }
   for (const int rank : steps.tell) TellLate(world, rank, moment, effects);
   if (!steps.verdict) return;
   const Status cause = steps.verdict->circle.empty()
@@ -111,7 +126,8 @@ void Membership::TellLate(World& world, int listener, Moment moment, MembershipE
   const std::vector<int> late = world.diagnosis.AwaitedBy(listener);
   for (const int rank : late) {
     if (notice.ranks.size() >= kLateRanksMax) break;
-    notice.ranks.push_back({rank, LateText(world, rank, moment)});
+    const bool entered = world.diagnosis.HasEntered(listener, rank);
+    notice.ranks.push_back({rank, LateText(world, rank, entered, moment), entered});
   }
   notice.more = static_cast<int>(late.size() - notice.ranks.size());
   effects.Tell(seat.session, LateEvent{std::move(notice)});
@@ -154,12 +170,13 @@ std::string Membership::AliveText(const Participant& who, Moment moment) const {
   return text + ": alive, last beat " + Seconds(moment.now - who.last_seen) + " s ago";
 }
 
-std::string Membership::LateText(const World& world, int rank, Moment moment) const {
+std::string Membership::LateText(const World& world, int rank, bool entered, Moment moment) const {
   const Seat& seat = world.seats[static_cast<std::size_t>(rank)];
   const Participant* who = Find(seat.session);
   if (!who) return "rank " + std::to_string(rank);
   if (!seat.Live()) return Name(ClaimantOf(*who)) + ": has left";
   std::string text = AliveText(*who, moment);
+  if (entered) return text;  // Where its main thread is keeps nobody waiting.
   const Diagnosis& diagnosis = world.diagnosis;
   if (const WaitingCall* own = diagnosis.OldestCallOf(rank); own && own->blocked) {
     return text + ", waits itself in " + CallText(*own) +

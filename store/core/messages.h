@@ -253,6 +253,16 @@ struct WhereEvent {
 struct LateEvent {
   LateNotice notice;
 };
+// A verdict about those who wait for the receiver hangs on how far it has come in these groups.
+struct AskProgressEvent {
+  std::uint64_t generation = 0;
+  std::vector<std::string> groups;
+};
+// Every rank has entered these operations of the receiver, each by its own account.
+struct AllEnteredEvent {
+  std::uint64_t generation = 0;
+  std::vector<EnteredCall> calls;
+};
 // A view for all its members: kept once and encoded once, as there are as many receivers as it has
 // members. Made by Share() of codec.h. Thread: immutable.
 struct SharedView {
@@ -261,9 +271,9 @@ struct SharedView {
 };
 // Of a server, instead of View; an event that was decoded has a View.
 using SharedViewEvent = std::shared_ptr<const SharedView>;
-using Event =
-    std::variant<View, RunningEvent, Fence, JoinRefusedEvent, SessionLostEvent, HeartbeatAckEvent,
-                 PingEvent, HeldEvent, DrainingEvent, WhereEvent, LateEvent, SharedViewEvent>;
+using Event = std::variant<View, RunningEvent, Fence, JoinRefusedEvent, SessionLostEvent,
+                           HeartbeatAckEvent, PingEvent, HeldEvent, DrainingEvent, WhereEvent,
+                           LateEvent, AskProgressEvent, AllEnteredEvent, SharedViewEvent>;
 // The view that an event tells of, of a server's or a decoded one; null: it tells of none.
 inline const View* ViewOf(const Event& event) {
   if (const auto* shared = std::get_if<SharedViewEvent>(&event)) return &(*shared)->view;
@@ -305,8 +315,10 @@ inline constexpr std::size_t kDeviceTextBytesMax = 256;  // Of each text of a De
 inline constexpr std::size_t kViewBytesMax = 15u << 20;
 // Of one report of what a member waits for.
 inline constexpr std::size_t kWaitingCallsMax = 64;
-inline constexpr std::size_t kMissingRanksMax = 64;     // Of one call; the lowest ones.
-inline constexpr std::size_t kLateRanksMax = 8;         // That a notice names.
+inline constexpr std::size_t kMissingRanksMax = 64;  // Of one call; the lowest ones.
+inline constexpr std::size_t kLateRanksMax = 8;      // That a notice names.
+// Of one question about progress, and of one report that answers.
+inline constexpr std::size_t kProgressGroupsMax = 64;
 inline constexpr std::size_t kTextBytesMax = 4u << 10;  // Of reports; longer texts are cut.
 
 }  // namespace resilient::store

@@ -67,6 +67,7 @@ struct Participant {
   std::string ended;                 // How, as far as is known before the report.
   std::vector<SessionId> claimants;  // Wait for this one's seat.
   int answers_due = 0;               // Frames until it counts as alive.
+  std::optional<int> unreached_by;   // The ping asks for a rank that cannot make a link to it.
   Instant held_until{};              // Of a hold; its limit anew when a server starts.
   // Of a spare while the job has no world: when it is sent away, and whether as one that nobody
   // needs any more.

@@ -540,7 +540,7 @@ void Sim::PlanFaults() {
 
 void Sim::Fault() {
   Process* victim = PickVictim();
-  const std::uint64_t kind = random_.Below(130);
+  const std::uint64_t kind = random_.Below(140);
   if (!victim || !victim->alive) return;
   if (kind < 42) {
     Line& line = Chance(40) ? *victim->control : *victim->request;
@@ -566,6 +566,8 @@ void Sim::Fault() {
     AbortGroup(*victim);
   } else if (kind < 111) {
     Destroy(*victim);
+  } else if (kind >= 130) {
+    SilenceLink();
   } else if (replays_ && Chance(50)) {
     Accuse(*victim);
   } else {

@@ -140,6 +140,8 @@ class Sim {
     int deaths_seen = 0;  // By neighbours, and reported.
     int waits_told = 0;
     int late_told = 0;
+    int silences = 0;  // Of links between ranks.
+    int progress_asked = 0;
     int deadlocks = 0;
     int stalls = 0;
     int openings = 0;  // Of gates.
@@ -311,7 +313,10 @@ class Sim {
   void MissLeavers(Process& process, std::uint64_t generation);
   void TellWaiting(Process& process, std::uint64_t generation, int number);
   void SendWaiting(Process& process, WaitingReport report);
+  WaitingReport WaitsOf(Process& process, std::uint64_t generation, bool over);
   void OnWhere(Process& process, std::uint64_t generation);
+  void OnAskProgress(Process& process, const AskProgressEvent& ask);
+  void SilenceLink();
   void OnLate(Process& process, const LateNotice& notice);
   static bool InGeneration(const Process& process, std::uint64_t generation);
   bool StandsInTheWay(const Process& process) const;
@@ -422,6 +427,7 @@ class Sim {
   bool replays_ = false;
   Instant now_{std::chrono::hours(1)};
   std::multimap<Instant, std::function<void()>> queue_;
+  std::map<std::pair<std::int64_t, std::int64_t>, Instant> silent_;  // By pids, from and to.
   std::string violation_;
   Count count_;
   int ranks_ = 0;

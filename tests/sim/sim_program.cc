@@ -109,6 +109,8 @@ void Sim::OnEvent(Process& process, const Event& event) {
     process.session->OnJoinRefused(refused->join, refused->why);
   } else if (const auto* where = std::get_if<WhereEvent>(&event)) {
     OnWhere(process, where->ask);
+  } else if (const auto* ask = std::get_if<AskProgressEvent>(&event)) {
+    OnAskProgress(process, *ask);
   } else if (const auto* late = std::get_if<LateEvent>(&event)) {
     OnLate(process, late->notice);
   }

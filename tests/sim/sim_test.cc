@@ -20,20 +20,16 @@
 #include <resilient/settings.h>
 
 #include "tests/sim/sim.h"
+#include "tests/sim/sim_seeds.h"
 
 namespace resilient::store::sim {
-namespace {
-
-struct Seeds {
-  std::uint64_t first = 1;
-  std::uint64_t count = 2000;
-  bool trace = false;
-};
 
 Seeds& TheSeeds() {
   static Seeds seeds;
   return seeds;
 }
+
+namespace {
 
 // What many runs were made of, and the first that broke a rule. Thread: one to a thread, then
 // joined.
@@ -59,6 +55,8 @@ struct Sum {
     count.deaths_seen += more.deaths_seen;
     count.waits_told += more.waits_told;
     count.late_told += more.late_told;
+    count.silences += more.silences;
+    count.progress_asked += more.progress_asked;
     count.deadlocks += more.deadlocks;
     count.stalls += more.stalls;
     count.openings += more.openings;

@@ -76,7 +76,8 @@ void Sim::Announce(Process& process, std::uint64_t generation) {
   const Contribution put_in{generation, process.calls[generation].entered};
   for (Process* member : views_[generation]) {
     if (member == &process) continue;
-    DoAfter(*member, Between(0, kind_ ? 5 : 50),
+    const Duration silent = std::max(silent_[{process.pid, member->pid}] - now_, Duration::zero());
+    DoAfter(*member, silent + Between(0, kind_ ? 5 : 50),
             [this, member, generation, rank = process.rank, put_in] {
               Hear(*member, generation, rank, put_in);
             });
@@ -208,25 +209,65 @@ void Sim::TellWaiting(Process& process, std::uint64_t generation, int number) {
   Process::Calls& calls = process.calls[generation];
   const bool over = !calls.waiting || calls.number != number;
   if (over && options_.planted != Planted::kWaitsOutliveTheirCalls) return;
+  WaitingReport report = WaitsOf(process, generation, over);
+  report.tell = Chance(30);
+  SendWaiting(process, std::move(report));
+  DoAfter(process, kWaitTellAfter,
+          [this, &process, generation, number] { TellWaiting(process, generation, number); });
+}
+
+// What the only thread of this rank is blocked in.
+WaitingReport Sim::WaitsOf(Process& process, std::uint64_t generation, bool over) {
+  Process::Calls& calls = process.calls[generation];
   WaitingReport report;
   report.generation = generation;
   report.blocked = true;
-  report.tell = Chance(30);
   report.stall = kStall;
+  const bool receives = calls.receives_from >= 0;
   WaitingCall call;
   call.group = "world";
-  call.operation.seq = static_cast<std::uint64_t>(number);
-  call.operation.what = calls.receives_from >= 0 ? "recv()" : "barrier()";
-  call.operation.point_to_point = calls.receives_from >= 0;
+  call.operation.seq = static_cast<std::uint64_t>(receives ? calls.number : calls.entered);
+  call.operation.what = receives ? "recv()" : "barrier()";
+  call.operation.point_to_point = receives;
+  call.operation.needs_all = !receives && calls.synchronises;
   call.operation.age = now_ - calls.since;
   call.operation.missing =
       over ? std::vector<int>{(process.rank + 1) % process.size} : Missing(process, generation);
   call.blocked = true;
   calls.told.insert(call.operation.missing.begin(), call.operation.missing.end());
   report.calls.push_back(std::move(call));
+  return report;
+}
+
+// No rank ever sends a message.
+void Sim::OnAskProgress(Process& process, const AskProgressEvent& ask) {
+  if (!InGeneration(process, ask.generation) || !process.control->welcomed) return;
+  ++count_.progress_asked;
+  Process::Calls& calls = process.calls[ask.generation];
+  const bool told = calls.waiting && now_ - calls.since >= kWaitTellAfter;
+  const bool over = options_.planted == Planted::kWaitsOutliveTheirCalls && !calls.waiting;
+  WaitingReport report{.generation = ask.generation};
+  if (told || over) report = WaitsOf(process, ask.generation, over);
+  for (const std::string& group : ask.groups) {
+    GroupProgress progress;
+    progress.group = group;
+    progress.entered = static_cast<std::uint64_t>(calls.entered);
+    if (over) progress.entered = 0;
+    report.progress.push_back(std::move(progress));
+  }
   SendWaiting(process, std::move(report));
-  DoAfter(process, kWaitTellAfter,
-          [this, &process, generation, number] { TellWaiting(process, generation, number); });
+}
+
+// What one rank sends another one is on its way for so long; often in both directions. The lines to
+// the store are as they were.
+void Sim::SilenceLink() {
+  const std::size_t from = random_.Below(at_.size());
+  const std::size_t to = random_.Below(at_.size());
+  if (from == to || !at_[from] || !at_[to]) return;
+  ++count_.silences;
+  const Instant until = now_ + Between(500, 9000);
+  silent_[{at_[from]->pid, at_[to]->pid}] = until;
+  if (Chance(70)) silent_[{at_[to]->pid, at_[from]->pid}] = until;
 }
 
 // As a client does: what cannot be sent at once is told anew later.

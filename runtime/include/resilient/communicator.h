@@ -77,6 +77,22 @@ class Communicator {
   // True once nothing of this communicator touches user memory any more: no completion is left.
   virtual bool IsQuiet() const = 0;
 
+  // Asks how far this rank has come. kComing: CommunicatorEvents::OnProgress follows. `transport`:
+  // the name by which these events know this communicator, or one of those that it is made of.
+  // Returns at once.
+  enum class ProgressAnswer : std::uint8_t {
+    kComing,
+    kNotBegun,  // No operation has been submitted there.
+    kOver       // It has been left, or has failed.
+  };
+  virtual ProgressAnswer AskProgress(const std::string& transport) = 0;
+
+  // Every rank has entered that operation of `transport`, by its own account: from now on a
+  // standstill counts against Operation::stall, whether or not this rank has heard from all of
+  // them. Idempotent; without effect once the operation has ended.
+  virtual void NoteAllEntered(const std::string& transport, bool point_to_point,
+                              std::uint64_t seq) = 0;
+
   // Says goodbye: peers that still need this rank fail with kLeft instead of waiting for a verdict.
   // Operations of this rank still in flight complete with kCancelled. Returns at once; bytes
   // already written still reach the peers.
@@ -94,6 +110,11 @@ class CommunicatorEvents {
   // service decides whether that rank is lost, and its fence ends them.
   virtual void OnLinkLost(const std::string& group, std::uint64_t generation, int global_rank,
                           const Status& why) = 0;
+  // A link to `global_rank` cannot be made yet: nobody answers there, or nobody listens. It is
+  // tried again for as long as the communicator lives, and this is called again, about each second.
+  // Only whether that process lives is in doubt.
+  virtual void OnUnreached(const std::string& group, std::uint64_t generation, int global_rank,
+                           const Status& why) = 0;
   // Two ranks are in different operations at one sequence number, and the local operation has
   // failed with `mismatch`; or they run with different settings, and the group fails as it is made.
   virtual void OnMismatch(const std::string& group, std::uint64_t generation,
@@ -108,6 +129,8 @@ class CommunicatorEvents {
   // over, and no call says so. A process that was stopped reads what has come before it tells.
   virtual void OnWaiting(const std::string& group, std::uint64_t generation,
                          std::vector<WaitingOperation> waiting) = 0;
+  // The answer to Communicator::AskProgress: a snapshot that is not older than the question.
+  virtual void OnProgress(std::uint64_t generation, GroupProgress progress) = 0;
 };
 
 // One member of a group as a communicator must know it. Thread: value type.

@@ -74,6 +74,7 @@ enum class ReportKind : std::uint8_t {
   kProcessDied = 4,  // The process of `accused_rank` has come to its end: seen on its own host.
   kRoom =
       5,  // This member has made commit `commit`, and would go on from it with `max_world` ranks.
+  kUnreached = 6,  // No link to `accused_rank` can be made yet: whether that process lives.
 };
 
 // What a member says, most of it an accusation. The server judges; a report of a past generation is
@@ -98,6 +99,7 @@ struct WaitingCall {
   std::string group;
   WaitingOperation operation;
   bool blocked = false;  // A thread of the program is blocked until it ends.
+  bool more = false;     // Of the service: further ranks are missing than are kept here.
 };
 
 // What a member waits for: told each second while there is anything, and void when it is not told
@@ -110,12 +112,16 @@ struct WaitingReport {
   Duration stall{};      // How long who is waited for may make no progress.
   // Of a join: ranks whose processes live on this host and have not come to their init.
   std::vector<int> present;
+  // Of the groups that OnAskProgress has named. A group that does not exist here has entered
+  // nothing; one that this rank has closed is left out.
+  std::vector<GroupProgress> progress;
 };
 
 // A rank that others wait for, and what is known of it. Thread: value type.
 struct LateRank {
   int rank = -1;
-  std::string text;  // "rank 0 (host a, pid 7): alive, last beat 0.4 s ago, main thread in ..."
+  std::string text;      // "rank 0 (host a, pid 7): alive, last beat 0.4 s ago, main thread in ..."
+  bool entered = false;  // It says itself that it is in the operation: the network is silent.
 };
 
 // The answer to WaitingReport::tell. Thread: value type.
@@ -125,6 +131,13 @@ struct LateNotice {
   int world_size = 0;            // of so many. 0: this one waits as a spare, for nobody.
   std::vector<LateRank> ranks;   // The lowest ones.
   int more = 0;                  // So many beyond them.
+};
+
+// An operation that every rank has entered, each by its own account. Thread: value type.
+struct EnteredCall {
+  std::string group;
+  bool point_to_point = false;
+  std::uint64_t seq = 0;
 };
 
 // What the membership service tells a session. All calls come on the control thread, in order, and
@@ -145,6 +158,15 @@ class RendezvousEvents {
   // Somebody waits for this rank: answered with Rendezvous::Tell(ask, ...) when it is known.
   virtual void OnWhere(std::uint64_t ask) { static_cast<void>(ask); }
   virtual void OnLate(const LateNotice& notice) { static_cast<void>(notice); }
+  // A verdict about those who wait for this rank hangs on how far it has come in `groups`: answered
+  // with a WaitingReport that has their progress, also where this rank waits for nothing.
+  virtual void OnAskProgress(std::uint64_t generation, const std::vector<std::string>& groups) {
+    static_cast<void>(generation + groups.size());
+  }
+  // What keeps these operations of this rank waiting is the network, or a device.
+  virtual void OnAllEntered(std::uint64_t generation, const std::vector<EnteredCall>& calls) {
+    static_cast<void>(generation + calls.size());
+  }
   // About once a heartbeat, also while the store is out of reach; it was last heard at `contact`.
   // When this stays out for half of `lease` the process was not run for so long, unless OnAway has
   // said that the control thread waits for something else.

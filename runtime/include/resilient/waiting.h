@@ -31,6 +31,31 @@ struct WaitingOperation {
   // none to yet. Empty: all have entered, data moves or should.
   std::vector<int> missing;
   bool any = false;  // One of `missing` is enough: a recv from any rank.
+  // A send, which waits for its receiver.
+  bool sends = false;
+  // A collective that no rank can end before every rank has entered it.
+  bool needs_all = false;
+};
+
+// What one rank of a group and this rank have sent each other, by this rank's own count. Thread:
+// value type.
+struct PeerProgress {
+  int rank = -1;               // Of the world.
+  std::uint64_t sent = 0;      // Messages to it that the program has begun, ever.
+  std::uint64_t received = 0;  // Messages from it that this rank has seen begin, ever.
+  // One of these waits in the process of its sender until the program begins a recv for it.
+  bool unclaimed = false;
+};
+
+// How far this rank has come in one group, by its own account: the proof, or the disproof, of what
+// a peer believes of it. Thread: value type.
+struct GroupProgress {
+  std::string group;
+  bool exists = true;  // False: the program has begun nothing in a group of that name.
+  // The latest collective that it has entered: the one that runs, or the next one if that lacks
+  // nothing but links. 0: none.
+  std::uint64_t entered = 0;
+  std::vector<PeerProgress> peers;  // By rank. A peer without messages is left out.
 };
 
 }  // namespace resilient

@@ -48,6 +48,12 @@ class EventLog final : public CommunicatorEvents {
       last_lost = why;
     });
   }
+  void OnUnreached(const std::string&, std::uint64_t, int global_rank, const Status& why) override {
+    Add([&] {
+      unreached[global_rank]++;
+      last_unreached = why;
+    });
+  }
   void OnMismatch(const std::string&, std::uint64_t, const Status& mismatch) override {
     Add([&] { mismatches.push_back(mismatch); });
   }
@@ -57,6 +63,9 @@ class EventLog final : public CommunicatorEvents {
   void OnWaiting(const std::string& group, std::uint64_t,
                  std::vector<WaitingOperation> told) override {
     Add([&] { waiting[group].push_back(std::move(told)); });
+  }
+  void OnProgress(std::uint64_t, GroupProgress told) override {
+    Add([&] { progress[told.group].push_back(told); });
   }
 
   bool WaitFor(const std::function<bool(EventLog&)>& condition) {
@@ -80,9 +89,12 @@ class EventLog final : public CommunicatorEvents {
   std::map<std::pair<std::string, std::uint64_t>, int> connected;
   std::map<int, int> lost;
   Status last_lost;
+  std::map<int, int> unreached;
+  Status last_unreached;
   std::vector<Status> mismatches;
   std::vector<Status> stalls;
   std::map<std::string, std::vector<std::vector<WaitingOperation>>> waiting;  // By group.
+  std::map<std::string, std::vector<GroupProgress>> progress;                 // By group.
 
  private:
   template <typename Change>

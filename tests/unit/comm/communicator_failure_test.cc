@@ -271,7 +271,8 @@ TEST_P(Failure, PeerThatCannotBeReached_IsReportedAndTheOperationWaits) {
   GroupSpec spec = world->Spec("later", 1);
   const auto alone = world->Create(1, spec);
   const Pending pending = Pending::Of(*alone, BarrierOp());
-  EXPECT_TRUE(world->log(1).WaitFor([](EventLog& log) { return log.lost[0] >= 1; }));
+  EXPECT_TRUE(world->log(1).WaitFor([](EventLog& log) { return log.unreached[0] >= 1; }));
+  EXPECT_EQ(world->log(1).LostCount(0), 0);
   EXPECT_FALSE(pending.IsDone());
   alone->Abort(kLost);
   EXPECT_EQ(pending.Wait().code(), StatusCode::kRankLost);
@@ -459,7 +460,8 @@ TEST_P(Failure, Abort_BeforeThePeerMadeTheGroup_IsNoGoodbye) {
     const Pending recv = Pending::Of(*late, RecvOp(data, aborted, 0));
     const Pending barrier = Pending::Of(*late, BarrierOp());
     // That it cannot be reached is told, and decided elsewhere.
-    EXPECT_TRUE(world->log(other).WaitFor([&](EventLog& log) { return log.lost[aborted] > 0; }));
+    EXPECT_TRUE(world->log(other).WaitFor(
+        [&](EventLog& log) { return log.lost[aborted] + log.unreached[aborted] > 0; }));
     late->Abort(kLost);
     EXPECT_EQ(recv.Wait().code(), StatusCode::kRankLost);
     EXPECT_EQ(barrier.Wait().code(), StatusCode::kRankLost);
@@ -541,7 +543,7 @@ TEST_P(Failure, WrongSecretOfAPeer_NeverConnects) {
   spec.secret = "guess";
   const auto wrong = world->Create(1, spec);
   const Pending pending = Pending::Of(*right, BarrierOp());
-  EXPECT_TRUE(world->log(1).WaitFor([](EventLog& log) { return log.lost[0] >= 1; }));
+  EXPECT_TRUE(world->log(1).WaitFor([](EventLog& log) { return log.unreached[0] >= 1; }));
   EXPECT_FALSE(pending.IsDone());
   wrong->Abort(kLost);
   right->Abort(kLost);

@@ -143,6 +143,13 @@ class DeviceCommunicator final : public Communicator {
   void Abort(const Status& cause) override { inner_->Abort(cause); }
   bool IsQuiet() const override { return inner_->IsQuiet(); }
   void Leave() override { inner_->Leave(); }
+  ProgressAnswer AskProgress(const std::string& transport) override {
+    return inner_->AskProgress(transport);
+  }
+  void NoteAllEntered(const std::string& transport, bool point_to_point,
+                      std::uint64_t seq) override {
+    inner_->NoteAllEntered(transport, point_to_point, seq);
+  }
 
  private:
   Submission OnDevice(Submission one) const {

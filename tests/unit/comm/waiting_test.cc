@@ -302,6 +302,94 @@ TEST_P(Waiting, LinksThatAreBeingMade_AreToldOnlyWhereAnOperationWaits) {
   for (const int rank : {0, 1}) EXPECT_EQ(world->log(rank).WaitingCount("idle"), 0u);
 }
 
+// The account of `rank` once `enough` says so of it; asked again until then.
+GroupProgress ProgressOf(World& world, Communicator& communicator, int rank,
+                         const std::string& group,
+                         const std::function<bool(const GroupProgress&)>& enough) {
+  GroupProgress last;
+  const bool came = Eventually([&] {
+    std::size_t before = 0;
+    world.log(rank).WaitFor([&](EventLog& log) {
+      before = log.progress[group].size();
+      return true;
+    });
+    EXPECT_EQ(communicator.AskProgress(group), Communicator::ProgressAnswer::kComing);
+    world.log(rank).WaitFor([&](EventLog& log) {
+      if (log.progress[group].size() <= before) return false;
+      last = log.progress[group].back();
+      return true;
+    });
+    return enough(last);
+  });
+  EXPECT_TRUE(came) << "rank " << rank << ", group " << group << ", entered " << last.entered;
+  return last;
+}
+
+TEST_P(Waiting, HowFarARankHasCome_IsSaidWhenItIsAsked) {
+  using Answer = Communicator::ProgressAnswer;
+  const auto world = MakeWorld(2);  // One barrier.
+  Data sum(4), sent(4), got(4);
+  const Pending reduce = Pending::Of(world->at(0), AllReduceOp(sum));
+  const auto entered = [](std::uint64_t seq) {
+    return [seq](const GroupProgress& progress) { return progress.entered == seq; };
+  };
+  ProgressOf(*world, world->at(0), 0, "world", entered(2));
+  EXPECT_TRUE(ProgressOf(*world, world->at(1), 1, "world", entered(1)).peers.empty());
+  // Before the links are there it is in the operation that waits for them.
+  const auto early = world->Create(0, world->Spec("early", 0));
+  const Pending barrier = Pending::Of(*early, BarrierOp());
+  ProgressOf(*world, *early, 0, "early", entered(1));
+  EXPECT_EQ(early->AskProgress("other"), Answer::kNotBegun);
+  // Messages count from their beginning on both sides, whether a recv is there or not.
+  for (int i = 0; i < 3; ++i)
+    EXPECT_TRUE(Pending::Of(world->at(0), SendOp(sent, 1, 5)).Wait().ok());
+  EXPECT_TRUE(Pending::Of(world->at(1), RecvOp(got, 0, 5)).Wait().ok());
+  const auto at_0 = ProgressOf(*world, world->at(0), 0, "world", entered(2)).peers;
+  ASSERT_EQ(at_0.size(), 1u);
+  EXPECT_EQ(at_0[0].rank, 1);
+  EXPECT_EQ(at_0[0].sent, 3u);
+  EXPECT_EQ(at_0[0].received, 0u);
+  ProgressOf(*world, world->at(1), 1, "world", [](const GroupProgress& progress) {
+    return progress.peers.size() == 1 && progress.peers[0].received == 3;
+  });
+  EXPECT_TRUE(Pending::Of(world->at(1), AllReduceOp(sent)).Wait().ok());
+  EXPECT_TRUE(reduce.Wait().ok());
+  early->Leave();
+  EXPECT_EQ(early->AskProgress("early"), Answer::kOver);
+  EXPECT_EQ(barrier.Wait().code(), StatusCode::kCancelled);
+}
+
+TEST_P(Waiting, AllHaveEnteredByTheirOwnAccount_AStandstillCounts) {
+  const auto world = MakeWorld(2);
+  const auto early = world->Create(0, world->Spec("early", 0));
+  Operation op = BarrierOp();
+  op.stall = Millis(200);
+  const Pending barrier = Pending::Of(*early, op);
+  early->NoteAllEntered("early", false, 7);  // Another one.
+  early->NoteAllEntered("early", false, 1);
+  const Status status = barrier.Wait();
+  EXPECT_EQ(status.code(), StatusCode::kCommStalled) << status.ToString();
+  EXPECT_THAT(status.message(), ::testing::AllOf(::testing::HasSubstr("rank 1 (node1, pid 1001)"),
+                                                 ::testing::HasSubstr("host node0 (127.0.0.1:"),
+                                                 ::testing::HasSubstr("host node1 (127.0.0.1:")));
+}
+
+// What was on its way was a message for another recv: its sender may be late with this one.
+TEST_P(Waiting, AMessageWithAnotherTag_EndsWhatWasSaidOfARecv) {
+  const auto world = MakeWorld(2);
+  Data got(4), sent(4);
+  Operation op = RecvOp(got, 1, 7);
+  op.stall = Millis(700);
+  const Pending recv = Pending::Of(world->at(0), op);
+  const std::uint64_t seq = 1;
+  world->at(0).NoteAllEntered("world", true, seq);
+  EXPECT_TRUE(Pending::Of(world->at(1), SendOp(sent, 0, 8)).Wait().ok());
+  Elapse(*world, Millis(1500));
+  EXPECT_FALSE(recv.IsDone());
+  world->at(0).NoteAllEntered("world", true, seq);
+  EXPECT_EQ(recv.Wait().code(), StatusCode::kCommStalled);
+}
+
 TEST_P(Waiting, MoreThanAreTold_TheOldestAre) {
   constexpr std::size_t kMost = kWaitingOperationsMax;
   Data got(1);

@@ -250,6 +250,12 @@ class FakeRendezvous final : public Rendezvous {
   void SayRefused(std::uint64_t join, Status why) {
     control_.Post([this, join, why] { events_->OnJoinRefused(join, why); });
   }
+  void SayAskProgress(std::uint64_t generation, std::vector<std::string> groups) {
+    control_.Post([this, generation, groups] { events_->OnAskProgress(generation, groups); });
+  }
+  void SayAllEntered(std::uint64_t generation, std::vector<EnteredCall> calls) {
+    control_.Post([this, generation, calls] { events_->OnAllEntered(generation, calls); });
+  }
   void SayHeld(Instant until) {
     control_.Post([this, until] { events_->OnHeld(until); });
   }
@@ -334,6 +340,18 @@ class FakeCommunicator final : public Communicator,
     left_ = true;
     Finish(Cancelled(), true);
   }
+  // As the test says with `set_progress`; else nothing has begun.
+  ProgressAnswer AskProgress(const std::string& transport) override {
+    std::lock_guard lock(mutex_);
+    if (!progress_ || transport != spec_.name) return ProgressAnswer::kNotBegun;
+    comm_.Post([tell = *progress_] { tell(); });
+    return ProgressAnswer::kComing;
+  }
+  void NoteAllEntered(const std::string& transport, bool point_to_point,
+                      std::uint64_t seq) override {
+    std::lock_guard lock(mutex_);
+    all_entered_.push_back({transport, point_to_point, seq});
+  }
 
   // The oldest operation ends with `status`.
   void CompleteNext(const Status& status) {
@@ -344,6 +362,15 @@ class FakeCommunicator final : public Communicator,
     std::lock_guard lock(mutex_);
     run_outcome_ = std::move(outcome);
     run_inline_ = true;
+  }
+  // What AskProgress has the comm thread do.
+  void set_progress(std::function<void()> tell) {
+    std::lock_guard lock(mutex_);
+    progress_ = std::move(tell);
+  }
+  std::vector<EnteredCall> all_entered() const {
+    std::lock_guard lock(mutex_);
+    return all_entered_;
   }
   // Abort no longer completes what is in flight, as if a driver still used the memory.
   void set_linger(bool on) { linger_ = on; }
@@ -377,6 +404,8 @@ class FakeCommunicator final : public Communicator,
   std::deque<Completion> pending_;
   std::uint64_t collective_seq_ = 0;
   std::uint64_t point_to_point_seq_ = 0;
+  std::optional<std::function<void()>> progress_;
+  std::vector<EnteredCall> all_entered_;
 };
 
 // Thread: thread-safe.
@@ -453,6 +482,9 @@ class FakeFactory final : public CommunicatorFactory {
   void SayWaiting(const std::string& group, std::uint64_t generation, WaitingOperation waiting) {
     comm_.Post(
         [this, group, generation, waiting] { events_.OnWaiting(group, generation, {waiting}); });
+  }
+  void SayProgress(std::uint64_t generation, GroupProgress progress) {
+    comm_.Post([this, generation, progress] { events_.OnProgress(generation, progress); });
   }
   void set_script(Script script) {
     std::lock_guard lock(mutex_);

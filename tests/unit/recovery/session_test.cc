@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <future>
+#include <map>
 #include <memory>
 #include <semaphore>
 #include <string>
@@ -486,6 +487,45 @@ TEST_F(SessionTest, ForkedChild_EveryCallSaysForked) {
   ASSERT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
   EXPECT_TRUE(Run(*world_).ok()) << "the parent goes on";
+}
+
+TEST_F(SessionTest, AskedHowFarItHasCome_SaysSoOfEachGroup_ThoughItWaitsForNothing) {
+  Boot();
+  const auto group = CreateGroup("pair", {0, 1});
+  const auto gone = CreateGroup("gone", {0, 1});
+  for (const auto& one : {group, gone}) ASSERT_TRUE(Run(*one).ok());
+  gone->Close();
+  factory_->Latest("pair")->set_progress(
+      [this] { factory_->SayProgress(1, {.group = "pair", .entered = 1, .peers = {}}); });
+  rendezvous_->SayAskProgress(1, {"pair", "gone", "never", "pair/cuda"});
+  rendezvous_->Settle();
+  std::map<std::string, GroupProgress> said;
+  ASSERT_TRUE(record_->Await([&](const Record& record) {
+    for (const WaitingReport& report : record.waiting) {
+      EXPECT_EQ(report.generation, 1u);
+      EXPECT_TRUE(report.calls.empty());
+      for (const GroupProgress& one : report.progress) said[one.group] = one;
+    }
+    return said.size() == 3;
+  }));
+  EXPECT_TRUE(said.at("pair").exists);
+  EXPECT_EQ(said.at("pair").entered, 1u);
+  EXPECT_FALSE(said.at("never").exists);
+  EXPECT_FALSE(said.at("pair/cuda").exists);
+  EXPECT_FALSE(said.contains("gone"));  // It has left it, and says so there.
+}
+
+TEST_F(SessionTest, ThatAllHaveEntered_IsPassedOnToTheCommunicator) {
+  Boot();
+  const auto group = CreateGroup("pair", {0, 1});
+  ASSERT_TRUE(Run(*group).ok());
+  rendezvous_->SayAllEntered(7, {{"pair", false, 1}});  // Of another generation.
+  rendezvous_->SayAllEntered(1, {{"pair", false, 1}, {"never", true, 2}});
+  rendezvous_->Settle();
+  const std::vector<EnteredCall> passed = factory_->Latest("pair")->all_entered();
+  ASSERT_EQ(passed.size(), 1u);
+  EXPECT_EQ(passed[0].group, "pair");
+  EXPECT_EQ(passed[0].seq, 1u);
 }
 
 }  // namespace

@@ -105,14 +105,24 @@ std::vector<Op> AllOps() {
           HoldOp{-1, "h", 1500, "why"},
           ReleaseOp{3, ""},
           DrainOp{true},
-          WaitingOp{{3,
-                     {{"world",
-                       {7, true, "recv(float32[4])", "train.py:7 step", Millis(1500), {0, 2}, true},
-                       true}},
-                     true,
-                     true,
-                     Millis(60000),
-                     {4, 5}}},
+          WaitingOp{
+              {3,
+               {{"world",
+                 {7,
+                  true,
+                  "recv(float32[4])",
+                  "train.py:7 step",
+                  Millis(1500),
+                  {0, 2},
+                  true,
+                  true,
+                  true},
+                 true}},
+               true,
+               true,
+               Millis(60000),
+               {4, 5},
+               {{"world", true, 6, {{2, 7, 8, true}, {3, 0, 1, false}}}, {"pair", false, 0, {}}}}},
           WhereaboutsOp{3, {"main", "stack", Millis(5), "checkpoint", Millis(9)}}};
 }
 
@@ -382,7 +392,9 @@ std::vector<ServerMessage> AllServerMessages() {
           Event(HeldEvent{2, "h", 7, true, 1500, "why", 2000}),
           Event(DrainingEvent{"why"}),
           Event(WhereEvent{7}),
-          Event(LateEvent{{3, 1, 4, {{2, "late"}, {3, "later"}}, 5}})};
+          Event(LateEvent{{3, 1, 4, {{2, "late", true}, {3, "later"}}, 5}}),
+          Event(AskProgressEvent{3, {"world", "pair"}}),
+          Event(AllEnteredEvent{3, {{"world", false, 7}, {"pair", true, 2}}})};
 }
 
 TEST(Codec, EveryServerMessage_SurvivesTheWay) {

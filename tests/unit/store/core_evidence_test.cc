@@ -384,6 +384,38 @@ TEST_F(CoreEvidence, AccusedThatAnswers_FencesWithTheSameMembers) {
   EXPECT_EQ(BecomeReady(control), 2u);
 }
 
+// A link that was never up may come up: the network between two that live decides nothing.
+TEST_F(CoreEvidence, UnreachedThatAnswers_FencesNobody) {
+  const std::vector<ConnectionId> control = Run(2);
+  Report unreached = Broken(1);
+  unreached.kind = ReportKind::kUnreached;
+  for (int second = 0; second < 60; ++second) {
+    EXPECT_TRUE(Ask(control[0], ReportOp{unreached}).status.ok());
+    while (Take<PingEvent>(control[1])) Send(control[1], HeartbeatOp{1}, 0);
+    Advance(std::chrono::seconds(1), {control[0], control[1]});
+  }
+  EXPECT_EQ(CauseAt(control[0]), "no fence");
+  // A broken one is looked at all the same.
+  EXPECT_TRUE(Ask(control[0], ReportOp{Broken(1)}).status.ok());
+  while (Take<PingEvent>(control[1])) Send(control[1], HeartbeatOp{1}, 0);
+  EXPECT_THAT(CauseAt(control[0]), HasSubstr("connection reset"));
+}
+
+TEST_F(CoreEvidence, UnreachedWithoutConnection_IsLostAfterThePing) {
+  CoreOptions options = Options();
+  options.lone_close_grace = std::chrono::seconds(3);
+  Restart(options);
+  const std::vector<ConnectionId> control = Run(2, kWait);
+  Close(control[1]);
+  Report unreached = Broken(1);
+  unreached.kind = ReportKind::kUnreached;
+  Send(control[0], ReportOp{unreached});
+  Advance(Millis(450), {control[0]});
+  EXPECT_EQ(CauseAt(control[0]), "no fence");
+  Advance(Millis(100), {control[0]});
+  EXPECT_THAT(CauseAt(control[0]), HasSubstr("lost its links (reported by rank 0)"));
+}
+
 TEST_F(CoreEvidence, AccusedWithoutConnection_IsLostAfterThePing) {
   CoreOptions options = Options();
   options.lone_close_grace = std::chrono::seconds(3);

@@ -1,7 +1,11 @@
 // Goal: of ranks that wait, the late one is named with where it is, a circle ends in DEADLOCK on
-// all, a rank that stands still in STALLED; and nothing of it happens to ranks that go on.
-// Method: CoreFixture; members tell what they wait for once a second of virtual time.
+// all, a rank that stands still in STALLED; and nothing of it happens to ranks that go on, or whose
+// network is silent.
+// Method: CoreFixture; members tell what they wait for once a second of virtual time, and answer
+// how far they have come: to what they wait in, and in other groups to what the test has noted.
 #include <gmock/gmock.h>
+
+#include <set>
 
 #include "tests/unit/store/core_fixture.h"
 
@@ -54,10 +58,54 @@ class Waits : public CoreFixture {
         Send(control[At(rank)], WaitingOp{report}, 0);
         for (WaitingCall& call : report.calls) call.operation.age += seconds(1);
       }
+      const Instant next = now_ + std::min<Duration>(seconds(1), end - now_);
+      while (now_ < next) {
+        Answer(control);
+        AnswerProgress(control, told);
+        Advance(std::min<Duration>(Millis(100), next - now_), control);
+      }
       Answer(control);
-      Advance(std::min<Duration>(seconds(1), end - now_), control);
-      Answer(control);
+      AnswerProgress(control, told);
     }
+  }
+  // A rank that is asked how far it has come says so, beside what it waits for at present.
+  void AnswerProgress(const std::vector<ConnectionId>& control,
+                      const std::map<int, WaitingReport>& told) {
+    for (std::size_t i = 0; i < control.size(); ++i) {
+      const int rank = static_cast<int>(i);
+      while (const auto ask = Take<AskProgressEvent>(control[i])) {
+        ++asked_progress_[rank];
+        if (silent_.contains(rank)) continue;
+        WaitingReport answer;
+        if (const auto own = told.find(rank); own != told.end()) answer = own->second;
+        answer.generation = ask->generation;
+        answer.tell = false;
+        for (const std::string& group : ask->groups)
+          answer.progress.push_back(ProgressOf(rank, group, answer));
+        Send(control[i], WaitingOp{answer}, 0);
+      }
+    }
+  }
+  GroupProgress ProgressOf(int rank, const std::string& group, const WaitingReport& own) const {
+    if (const auto noted = progress_.find({rank, group}); noted != progress_.end())
+      return noted->second;
+    GroupProgress progress;
+    progress.group = group;
+    for (const WaitingCall& call : own.calls) {
+      if (call.group == group && !call.operation.point_to_point)
+        progress.entered = std::max(progress.entered, call.operation.seq);
+    }
+    return progress;
+  }
+  void NoteProgress(int rank, GroupProgress progress) {
+    progress_[{rank, progress.group}] = std::move(progress);
+  }
+  static WaitingCall Message(std::string group, std::uint64_t seq, int peer, bool sends) {
+    WaitingCall call = In(std::move(group), seq, {peer});
+    call.operation.what = sends ? "send(float32[4])" : "recv(float32[4])";
+    call.operation.point_to_point = true;
+    call.operation.sends = sends;
+    return call;
   }
   // Whoever is asked where it is says so.
   void Answer(const std::vector<ConnectionId>& control) {
@@ -79,11 +127,14 @@ class Waits : public CoreFixture {
   bool mute_ = false;
   const Instant begun_ = now_;
   std::map<int, int> asked_;
+  std::map<int, int> asked_progress_;
+  std::set<int> silent_;  // Ranks that do not say how far they have come.
+  std::map<std::pair<int, std::string>, GroupProgress> progress_;
 };
 
 TEST_F(Waits, TwoGroupsInOppositeOrder_EndInDeadlockOnAll) {
   const auto control = RunWorld(3);
-  Wait(Millis(1500), control, {{0, Blocked(In("a", 3, {1}))}, {1, Blocked(In("b", 5, {0}))}});
+  Wait(Millis(2000), control, {{0, Blocked(In("a", 3, {1}))}, {1, Blocked(In("b", 5, {0}))}});
   for (const ConnectionId connection : control) {
     const auto fence = Take<Fence>(connection);
     ASSERT_TRUE(fence);
@@ -93,6 +144,125 @@ TEST_F(Waits, TwoGroupsInOppositeOrder_EndInDeadlockOnAll) {
                                 "train.py:7 step (#3 of group 'a') waits for rank 1"),
                       HasSubstr("(#5 of group 'b') waits for rank 0"), HasSubstr("same order")));
   }
+}
+
+// Each believes that the other one is late, and both are in the same operation: the link between
+// them is silent.
+TEST_F(Waits, RanksInOneOperation_AreInNoCircle_AndHearThatAllHaveEntered) {
+  const auto control = RunWorld(3);
+  std::map<int, WaitingReport> told{{0, Blocked(In("world", 7, {1}))},
+                                    {1, Blocked(In("world", 7, {0, 2}))},
+                                    {2, Blocked(In("world", 7, {1}))}};
+  for (auto& [rank, report] : told) report.calls[0].operation.needs_all = true;
+  Wait(seconds(60), control, told);
+  for (std::size_t i = 0; i < control.size(); ++i) {
+    EXPECT_FALSE(Take<Fence>(control[i]));
+    const auto entered = Take<AllEnteredEvent>(control[i]);
+    ASSERT_TRUE(entered) << i;
+    EXPECT_EQ(entered->generation, generation_);
+    ASSERT_THAT(entered->calls, SizeIs(1));
+    EXPECT_EQ(entered->calls[0].group, "world");
+    EXPECT_EQ(entered->calls[0].seq, 7u);
+    int again = 0;
+    while (Take<AllEnteredEvent>(control[i])) ++again;
+    EXPECT_LE(again, 60 / 5);
+  }
+}
+
+// Rank 0 has ended the broadcast that rank 1 has heard nothing of yet.
+TEST_F(Waits, ARankThatHasEndedTheOperation_IsInNoCircle) {
+  const auto control = RunWorld(2);
+  NoteProgress(0, {.group = "a", .entered = 3, .peers = {}});
+  Wait(seconds(30), control, {{0, Blocked(In("b", 1, {1}))}, {1, Blocked(In("a", 3, {0}))}});
+  EXPECT_FALSE(Take<Fence>(control[0]));
+  EXPECT_TRUE(Take<AllEnteredEvent>(control[1]));
+}
+
+TEST_F(Waits, ARankThatDoesNotSayHowFarItIs_IsInNoCircle) {
+  const auto control = RunWorld(2);
+  silent_ = {1};
+  const std::map<int, WaitingReport> told{{0, Blocked(In("a", 3, {1}))},
+                                          {1, Blocked(In("b", 5, {0}))}};
+  Wait(seconds(30), control, told);
+  EXPECT_FALSE(Take<Fence>(control[0]));
+  EXPECT_GT(asked_progress_[1], 10);
+  silent_.clear();
+  Wait(seconds(3), control, told);
+  EXPECT_TRUE(Take<Fence>(control[0]));
+}
+
+// The account that was given first is out of date when the circle is to be confirmed.
+TEST_F(Waits, AnAccountFromBeforeTheCircle_ProvesNothing) {
+  const auto control = RunWorld(2);
+  const std::map<int, WaitingReport> told{{0, Blocked(In("a", 3, {1}))},
+                                          {1, Blocked(In("b", 5, {0}))}};
+  Wait(Millis(500), control, told);  // Both have given one.
+  ASSERT_EQ(asked_progress_[1], 1);
+  silent_ = {0, 1};
+  Wait(seconds(20), control, told);
+  EXPECT_FALSE(Take<Fence>(control[0]));
+}
+
+// Rank 2 is what both others wait for, rank 0 by way of rank 1, with which it is in one operation.
+TEST_F(Waits, ACircleByWayOfARankInTheSameOperation_IsFound) {
+  const auto control = RunWorld(3);
+  WaitingCall first = In("world", 7, {1});
+  first.operation.needs_all = true;
+  WaitingCall second = In("world", 7, {2});
+  second.operation.needs_all = true;
+  Wait(seconds(3), control,
+       {{0, Blocked(first)}, {1, Blocked(second)}, {2, Blocked(In("pair", 1, {0}))}});
+  const auto fence = Take<Fence>(control[0]);
+  ASSERT_TRUE(fence);
+  EXPECT_EQ(fence->cause.code(), StatusCode::kDeadlock);
+}
+
+// A broadcast ends on a rank that has heard of its root, whoever else is late.
+TEST_F(Waits, NoCircleGoesByWayOfAnOperationThatCanEndAlone) {
+  const auto control = RunWorld(3);
+  Wait(seconds(20), control,
+       {{0, Blocked(In("world", 7, {1}))},
+        {1, Blocked(In("world", 7, {2}))},
+        {2, Blocked(In("pair", 1, {0}))}});
+  EXPECT_FALSE(Take<Fence>(control[0]));
+}
+
+TEST_F(Waits, TwoThatReceiveFromEachOther_AreACircle_UnlessAMessageIsOnItsWay) {
+  const auto control = RunWorld(2);
+  const std::map<int, WaitingReport> told{{0, Blocked(Message("world", 4, 1, false))},
+                                          {1, Blocked(Message("world", 9, 0, false))}};
+  // Of five messages that rank 1 has sent, rank 0 has seen four.
+  NoteProgress(0, {.group = "world", .entered = 0, .peers = {{1, 2, 4, false}}});
+  NoteProgress(1, {.group = "world", .entered = 0, .peers = {{0, 5, 2, false}}});
+  Wait(seconds(20), control, told);
+  EXPECT_FALSE(Take<Fence>(control[0]));
+  const auto entered = Take<AllEnteredEvent>(control[0]);
+  ASSERT_TRUE(entered);
+  EXPECT_TRUE(entered->calls[0].point_to_point);
+  NoteProgress(0, {.group = "world", .entered = 0, .peers = {{1, 2, 5, false}}});
+  Wait(seconds(3), control, told);
+  EXPECT_TRUE(Take<Fence>(control[0]));
+}
+
+TEST_F(Waits, TwoThatSendToEachOther_AreACircle_WhereBothHoldTheMessageBack) {
+  const auto control = RunWorld(2);
+  const std::map<int, WaitingReport> told{{0, Blocked(Message("world", 4, 1, true))},
+                                          {1, Blocked(Message("world", 9, 0, true))}};
+  NoteProgress(0, {.group = "world", .entered = 0, .peers = {{1, 1, 0, false}}});
+  NoteProgress(1, {.group = "world", .entered = 0, .peers = {{0, 1, 1, true}}});
+  Wait(seconds(20), control, told);
+  EXPECT_FALSE(Take<Fence>(control[0]));
+  NoteProgress(0, {.group = "world", .entered = 0, .peers = {{1, 1, 1, true}}});
+  Wait(seconds(3), control, told);
+  EXPECT_TRUE(Take<Fence>(control[0]));
+}
+
+TEST_F(Waits, AGroupThatAPeerHasNotMade_IsAwaited) {
+  const auto control = RunWorld(2);
+  NoteProgress(1, {.group = "a", .exists = false, .entered = 0, .peers = {}});
+  Wait(seconds(3), control,
+       {{0, Blocked(Message("a", 1, 1, true))}, {1, Blocked(In("b", 5, {0}))}});
+  EXPECT_TRUE(Take<Fence>(control[0]));
 }
 
 TEST_F(Waits, ACircleThatIsToldOnce_IsNone) {
@@ -214,6 +384,25 @@ TEST_F(Waits, NoProgressWhileOthersWait_EndsInStalled) {
                       HasSubstr("rank 1 waited for it in all_reduce"),
                       HasSubstr("prep.py:12 cache"), HasSubstr("expect_slow")));
   }
+}
+
+// It sits in a later operation, or computes; what it has sent did not arrive.
+TEST_F(Waits, NobodyIsStalled_WhoHasEnteredTheOperation) {
+  const auto control = RunWorld(2);
+  stall_ = seconds(5);
+  stands_still_ = true;
+  NoteProgress(0, {.group = "world", .entered = 7, .peers = {}});
+  WaitingReport report = Blocked(In("world", 7, {0}));
+  Wait(seconds(30), control, {{1, report}});
+  EXPECT_FALSE(Take<Fence>(control[1]));
+  EXPECT_TRUE(Take<AllEnteredEvent>(control[1]));
+  report.tell = true;
+  Send(control[1], WaitingOp{report}, 0);
+  Wait(seconds(1), control, {{1, Blocked(In("world", 7, {0}))}});
+  const auto late = Take<LateEvent>(control[1]);
+  ASSERT_TRUE(late);
+  ASSERT_THAT(late->notice.ranks, SizeIs(1));
+  EXPECT_TRUE(late->notice.ranks[0].entered);
 }
 
 TEST_F(Waits, NobodyIsStalled_WhoMakesProgressOrSaidSoOrIsHeldOrWaits) {
