@@ -322,6 +322,12 @@ Result<Op> ToReport(const pb::ReportRequest& message) {
     case static_cast<std::uint32_t>(ReportKind::kRoom):
       op.report.kind = ReportKind::kRoom;
       break;
+    case static_cast<std::uint32_t>(ReportKind::kNeedsLeaver):
+      op.report.kind = ReportKind::kNeedsLeaver;
+      break;
+    case static_cast<std::uint32_t>(ReportKind::kEnding):
+      op.report.kind = ReportKind::kEnding;
+      break;
     default:
       return Status(StatusCode::kUnimplemented,
                     "this store does not know reports of kind " + std::to_string(message.kind()));

@@ -91,34 +91,6 @@ Status Membership::Leave(SessionId session, Moment moment, MembershipEffects& ef
   return {};
 }
 
-void Membership::LeaveSeat(World& world, Participant& who, Moment moment,
-                           MembershipEffects& effects) {
-  Seat& seat = SeatOf(world, who);
-  const bool joined = seat.state == SeatState::kJoined;
-  const Status cause = Left(ClaimantOf(who), world.generation, moment.wall_s);
-  world.joined -= joined ? 1 : 0;
-  --world.live;
-  seat.state = world.viewed ? SeatState::kLeft : SeatState::kEmpty;
-  seat.note = world.viewed ? "" : Name(ClaimantOf(who)) + " joined and left again";
-  seat.vacant_since = moment.now;
-  seat.gone_for_good = !who.hello.supervised;
-  Changed(world, seat);
-  NoteFailure(world, cause);
-  const std::uint64_t round = world.round;
-  // Before all are ready nobody has got beyond building links to the leaver: that cannot end well.
-  const bool building = world.phase == Phase::kBuilding;
-  // Whoever has lost its links has told so once, and waits for what comes of it.
-  const bool accused = world.phase == Phase::kRunning && who.accusation &&
-                       who.accusation->generation == world.generation;
-  who.accusation.reset();
-  world.diagnosis.OnWaiting(who.request.rank, {}, moment.now);  // It waits no more.
-  if (world.live > 0 && (building || accused)) FenceWorld(world, cause, moment, effects);
-  EndIfDeserted(round, cause, moment, effects);
-  if (const auto found = worlds_.find(round); found != worlds_.end()) {
-    RefuseIfDue(found->second, moment, effects);
-  }
-}
-
 Status Membership::Report(SessionId session, const resilient::Report& report, Moment moment,
                           MembershipEffects& effects) {
   RESILIENT_RETURN_IF_ERROR(Standing(session));
@@ -128,6 +100,11 @@ Status Membership::Report(SessionId session, const resilient::Report& report, Mo
     Status taken = ReportDeath(*world, *who, report, moment, effects);
     Settle(moment, effects);
     return taken;
+  }
+  if (report.kind == ReportKind::kEnding) {
+    if (who) EndBy(*who, report, moment, effects);
+    Settle(moment, effects);
+    return {};
   }
   const bool current = world && who->state == State::kSeated &&
                        world->generation == report.generation &&
@@ -149,7 +126,12 @@ Status Membership::Report(SessionId session, const resilient::Report& report, Mo
       Accuse(*world, *who, report, moment, effects);
       break;
     case ReportKind::kMismatch:
+      // Where a member has left, the others may be anywhere: that comes first.
+      if (FenceForLeaver(*world, text, moment, effects)) break;
       FenceWorld(*world, Status(StatusCode::kMismatch, text, detail), moment, effects);
+      break;
+    case ReportKind::kNeedsLeaver:
+      NeedLeaver(*world, report.accused_rank, moment, effects);
       break;
     case ReportKind::kCommFailed: {
       const StatusCode code = report.status.code();
@@ -162,6 +144,7 @@ Status Membership::Report(SessionId session, const resilient::Report& report, Mo
       OfferRoom(*world, *who, report, moment, effects);
       break;
     case ReportKind::kProcessDied:
+    case ReportKind::kEnding:
       break;  // Above.
   }
   Settle(moment, effects);
@@ -205,8 +188,8 @@ void Membership::Accuse(World& world, const Participant& reporter, const resilie
   Participant* accused = Find(seat.session);
   RESILIENT_CHECK(accused != nullptr);  // In BUILDING and RUNNING every seat had a holder.
   if (seat.state == SeatState::kLeft) {
-    return FenceWorld(world, Left(ClaimantOf(*accused), world.generation, moment.wall_s), moment,
-                      effects);
+    (void)FenceForLeaver(world, "", moment, effects);
+    return;
   }
   if (accused->accusation && accused->accusation->generation == world.generation) return;
   if (report.kind == ReportKind::kUnreached) {
@@ -225,21 +208,6 @@ std::uint64_t Membership::RoundOf(SessionId session) const {
   const Participant* who = Find(session);
   const World* world = who && who->state == State::kSeated ? WorldOf(*who) : nullptr;
   return world ? world->round : 0;
-}
-
-void Membership::NeedAll(std::uint64_t round, Moment moment, MembershipEffects& effects) {
-  const auto found = worlds_.find(round);
-  if (found == worlds_.end()) return;
-  World& world = found->second;
-  if (world.phase != Phase::kRunning || world.live == world.seats.size()) return;
-  for (const Seat& seat : world.seats) {
-    if (seat.state != SeatState::kLeft) continue;
-    const Participant* leaver = Find(seat.session);
-    RESILIENT_CHECK(leaver != nullptr);  // A seat that was left keeps its session known.
-    FenceWorld(world, Left(ClaimantOf(*leaver), world.generation, moment.wall_s), moment, effects);
-    break;
-  }
-  Settle(moment, effects);
 }
 
 void Membership::Ping(Participant& who, Moment moment, MembershipEffects& effects) {
@@ -360,31 +328,6 @@ void Membership::OnExitReport(const ExitReportOp& report, Moment moment,
     }
   }
   Settle(moment, effects);
-}
-
-// A process that said goodbye and then ended badly: its launcher will replace it.
-void Membership::LoseLeaver(Participant& who, const ExitReportOp& report, Moment moment,
-                            MembershipEffects& effects) {
-  World* world = WorldOf(who);
-  if (!world) return;
-  Seat& seat = SeatOf(*world, who);
-  if (seat.session != who.session || seat.state != SeatState::kLeft) return;
-  if (report.signal == 0 && report.exit_code == 0) {
-    seat.gone_for_good = true;
-    Changed(*world, seat);
-    return RefuseIfDue(*world, moment, effects);
-  }
-  seat.state = SeatState::kLost;
-  seat.gone_for_good = false;
-  seat.vacant_since = moment.now;
-  Changed(*world, seat);
-  const Status cause = LossOf(who, HowItEnded(report), moment);
-  effects.log.push_back(Record("lost", who, cause.message()));
-  if (world->phase == Phase::kBuilding || world->phase == Phase::kRunning) {
-    FenceWorld(*world, cause, moment, effects);
-  } else {
-    RefuseIfDue(*world, moment, effects);
-  }
 }
 
 void Membership::Lose(Participant& who, const Status& cause, Moment moment,

@@ -266,9 +266,6 @@ class Membership {
   // `event`: its name in the log.
   void Lose(Participant& who, const Status& cause, Moment moment, MembershipEffects& effects,
             std::string_view event = "lost");
-  void LoseLeaver(Participant& who, const ExitReportOp& report, Moment moment,
-                  MembershipEffects& effects);
-  void LeaveSeat(World& world, Participant& who, Moment moment, MembershipEffects& effects);
   void Accuse(World& world, const Participant& reporter, const resilient::Report& report,
               Moment moment, MembershipEffects& effects);
   Status ReportDeath(World& world, const Participant& reporter, const resilient::Report& report,
@@ -279,6 +276,17 @@ class Membership {
   void OnAnswers(Participant& who, Moment moment, MembershipEffects& effects);
   void OnTimer(Timer timer, Moment moment, MembershipEffects& effects);
   bool MassClose(Instant now) const;
+
+  // Leaving, and the end in a member's own words: membership_leaving.cc.
+  void LeaveSeat(World& world, Participant& who, Moment moment, MembershipEffects& effects);
+  // `seen`: as what the member that needs the leaver met it, if there is more to say.
+  bool FenceForLeaver(World& world, const std::string& seen, Moment moment,
+                      MembershipEffects& effects);
+  void NeedLeaver(World& world, int rank, Moment moment, MembershipEffects& effects);
+  void LoseLeaver(Participant& who, const ExitReportOp& report, Moment moment,
+                  MembershipEffects& effects);
+  void EndBy(Participant& who, const resilient::Report& report, Moment moment,
+             MembershipEffects& effects);
 
   // Holds: membership_holds.cc.
   std::vector<Participant*> Matching(int rank, const std::string& host);

@@ -198,6 +198,11 @@ bool Membership::PlaceIn(World& world, Participant& who, Moment moment,
     return true;
   }
   const Seat& seat = world.seats[rank];
+  const Participant* last = Find(seat.session);
+  // Who left its seat begins something new, whatever has become of the seat.
+  if (last && last->state == State::kLeft && last->hello.incarnation == who.hello.incarnation) {
+    return false;
+  }
   if (seat.Open() && world.phase == Phase::kForming) {
     if (world.viewed) {
       // The others have worked together already: only the newcomer is wrong here.

@@ -68,7 +68,10 @@ struct Participant {
   std::vector<SessionId> claimants;  // Wait for this one's seat.
   int answers_due = 0;               // Frames until it counts as alive.
   std::optional<int> unreached_by;   // The ping asks for a rank that cannot make a link to it.
-  Instant held_until{};              // Of a hold; its limit anew when a server starts.
+  // A peer needs it in that generation and has its goodbye: when it leaves, that fences. Told again
+  // by a rebuild.
+  std::uint64_t needed_in = 0;
+  Instant held_until{};  // Of a hold; its limit anew when a server starts.
   // Of a spare while the job has no world: when it is sent away, and whether as one that nobody
   // needs any more.
   Instant bereft_until = kNever;

@@ -151,6 +151,21 @@ TEST(Codec, ReportOfADeath_EndsInNoWayThatThereIsNot) {
   EXPECT_EQ(std::get<ReportOp>(decoded->op).report.wait_status, 0xffff);
 }
 
+TEST(Codec, ReportOfALeaverOrOfAnEnd_SurvivesTheWay) {
+  for (const ReportKind kind : {ReportKind::kNeedsLeaver, ReportKind::kEnding}) {
+    Report told;
+    told.kind = kind;
+    told.accused_rank = -1;
+    if (kind == ReportKind::kEnding) told.status = Status(StatusCode::kRankLost, "sys.exit(3)");
+    const Result<Request> decoded = DecodeRequest(EncodeRequest(RequestOf(ReportOp{told})));
+    ASSERT_TRUE(decoded.ok()) << decoded.status().ToString();
+    const Report& read = std::get<ReportOp>(decoded->op).report;
+    EXPECT_EQ(read.kind, kind);
+    EXPECT_EQ(read.accused_rank, -1);
+    EXPECT_EQ(read.status.ToString(), told.status.ToString());
+  }
+}
+
 TEST(Codec, ReportOfRoom_SurvivesTheWay) {
   Report room;
   room.kind = ReportKind::kRoom;

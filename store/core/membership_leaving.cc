@@ -1,0 +1,120 @@
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/check.h"
+#include "store/core/membership.h"
+
+// The end of a member in its own words: that it leaves, and what of it others need; that it comes
+// to its end, and by what.
+namespace resilient::store {
+
+void Membership::LeaveSeat(World& world, Participant& who, Moment moment,
+                           MembershipEffects& effects) {
+  Seat& seat = SeatOf(world, who);
+  const bool joined = seat.state == SeatState::kJoined;
+  const Status cause = Left(ClaimantOf(who), world.generation, moment.wall_s);
+  world.joined -= joined ? 1 : 0;
+  --world.live;
+  seat.state = world.viewed ? SeatState::kLeft : SeatState::kEmpty;
+  seat.note = world.viewed ? "" : Name(ClaimantOf(who)) + " joined and left again";
+  seat.vacant_since = moment.now;
+  seat.gone_for_good = !who.hello.supervised;
+  Changed(world, seat);
+  NoteFailure(world, cause);
+  const std::uint64_t round = world.round;
+  // Before all are ready nobody has got beyond building links to the leaver: that cannot end well.
+  const bool building = world.phase == Phase::kBuilding;
+  // Whoever has lost its links has told so once, and waits for what comes of it.
+  const bool accused = world.phase == Phase::kRunning && who.accusation &&
+                       who.accusation->generation == world.generation;
+  const bool needed = world.phase == Phase::kRunning && who.needed_in == world.generation;
+  who.accusation.reset();
+  world.diagnosis.OnWaiting(who.request.rank, {}, moment.now);  // It waits no more.
+  if (world.live > 0 && (building || accused || needed)) {
+    (void)FenceForLeaver(world, "", moment, effects);
+  }
+  EndIfDeserted(round, cause, moment, effects);
+  if (const auto found = worlds_.find(round); found != worlds_.end()) {
+    RefuseIfDue(found->second, moment, effects);
+  }
+}
+
+// An operation, a rebuild or an exchange needs who has left. All seats whose holders have left
+// count as lost from here on: each view is one of all seats. False: nobody has left.
+bool Membership::FenceForLeaver(World& world, const std::string& seen, Moment moment,
+                                MembershipEffects& effects) {
+  const Participant* first = nullptr;
+  for (Seat& seat : world.seats) {
+    if (seat.state != SeatState::kLeft) continue;
+    const Participant* leaver = Find(seat.session);
+    RESILIENT_CHECK(leaver != nullptr);  // A seat that was left keeps its session known.
+    if (first == nullptr) first = leaver;
+    seat.state = SeatState::kLost;
+    // Nobody supervises it, so nobody has said either that it ended well.
+    if (!leaver->hello.supervised) seat.gone_for_good = false;
+    Changed(world, seat);
+  }
+  if (first == nullptr) return false;
+  Status cause = Left(ClaimantOf(*first), world.generation, moment.wall_s);
+  if (!seen.empty()) {
+    cause = Status(cause.code(), Cut(cause.message() + "; seen as: " + seen), cause.detail());
+  }
+  FenceWorld(world, cause, moment, effects);
+  return true;
+}
+
+// `rank` has said goodbye to a peer, which needs it. It may have left one group alone, and then
+// that is between these two; what it says to the store may be on its way, too. -1: all others.
+void Membership::NeedLeaver(World& world, int rank, Moment moment, MembershipEffects& effects) {
+  if (world.phase != Phase::kRunning || FenceForLeaver(world, "", moment, effects)) return;
+  for (std::size_t seat = 0; seat < world.seats.size(); ++seat) {
+    if (rank >= 0 && static_cast<std::size_t>(rank) != seat) continue;
+    if (Participant* who = Find(world.seats[seat].session)) who->needed_in = world.generation;
+  }
+}
+
+void Membership::NeedAll(std::uint64_t round, Moment moment, MembershipEffects& effects) {
+  const auto found = worlds_.find(round);
+  if (found == worlds_.end()) return;
+  World& world = found->second;
+  if (world.phase != Phase::kRunning || world.live == world.seats.size()) return;
+  (void)FenceForLeaver(world, "", moment, effects);
+  Settle(moment, effects);
+}
+
+// A process that said goodbye and then ended badly: its launcher will replace it.
+void Membership::LoseLeaver(Participant& who, const ExitReportOp& report, Moment moment,
+                            MembershipEffects& effects) {
+  World* world = WorldOf(who);
+  if (!world) return;
+  Seat& seat = SeatOf(*world, who);
+  if (seat.session != who.session || seat.Live()) return;
+  if (report.signal == 0 && report.exit_code == 0) {
+    seat.gone_for_good = true;
+    Changed(*world, seat);
+    return RefuseIfDue(*world, moment, effects);
+  }
+  if (seat.state == SeatState::kLost) return;  // It was needed: that is known.
+  seat.state = SeatState::kLost;
+  seat.gone_for_good = false;
+  seat.vacant_since = moment.now;
+  Changed(*world, seat);
+  const Status cause = LossOf(who, HowItEnded(report), moment);
+  effects.log.push_back(Record("lost", who, cause.message()));
+  if (world->phase == Phase::kBuilding || world->phase == Phase::kRunning) {
+    FenceWorld(*world, cause, moment, effects);
+  } else {
+    RefuseIfDue(*world, moment, effects);
+  }
+}
+
+// By its own word, which comes before its end is seen: only the process knows by what it ends.
+void Membership::EndBy(Participant& who, const resilient::Report& report, Moment moment,
+                       MembershipEffects& effects) {
+  if (!who.Active()) return;
+  const std::string what = Cut(report.status.message());
+  Lose(who, LossOf(who, what.empty() ? "has said that it ends" : "ended by " + what, moment),
+       moment, effects, "ending");
+}
+
+}  // namespace resilient::store
