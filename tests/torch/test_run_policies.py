@@ -99,6 +99,35 @@ while :; do sleep 0.1; done
     assert time.monotonic() - started < 6  # Three seconds, and a busy machine.
 
 
+def test_no_rank_with_a_commit_is_left(tmp_path):
+    """Workers say that they have one by a file beside the one of their seat."""
+    text = f"""
+if [ -e {tmp_path}/ran.$RANK ]; then exec sleep 60; fi
+echo 2 > $RESILIENT_SEATED; touch $RESILIENT_SEATED.committed {tmp_path}/ran.$RANK
+until [ -e {tmp_path}/ran.0 ] && [ -e {tmp_path}/ran.1 ]; do sleep 0.01; done
+exit $((8 + RANK))
+"""
+    code, _, stderr = run("--nproc", 2, *shell(tmp_path, text))
+    assert code in (8, 9), stderr
+    assert (
+        "no rank is left that has a commit, and the job never begins again at its first" in stderr
+    )
+    assert "(1 of 3 restarts)" in stderr and "2 of 3" not in stderr
+
+
+def test_one_exception_at_one_commit_is_not_tried_a_third_time(tmp_path):
+    text = """
+echo 2 > $RESILIENT_SEATED; touch $RESILIENT_SEATED.committed
+[ "$RANK" = 0 ] && exec sleep 60
+printf '{"cause": "ValueError: x (train.py:3)", "commit": 4}' > $RESILIENT_SEATED.ended
+exit 5
+"""
+    code, _, stderr = run("--nproc", 2, *shell(tmp_path, text))
+    assert code == 5, stderr
+    assert "ValueError: x (train.py:3) has ended a rank twice at commit 4" in stderr
+    assert "(1 of 3 restarts)" in stderr and "2 of 3" not in stderr
+
+
 CONFIG = """
 import atexit, os, torch, torch.distributed as dist
 atexit.register(print, "its end runs")

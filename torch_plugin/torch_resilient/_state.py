@@ -12,7 +12,16 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from torch_resilient import _api, _buddies, _errors, _places, _replicas, _restore, _snapshot
+from torch_resilient import (
+    _api,
+    _buddies,
+    _errors,
+    _places,
+    _replicas,
+    _restore,
+    _snapshot,
+    _worlds,
+)
 
 # A per-rank part is one value of the store; its limit for values is 8 MiB with key and framing.
 PER_RANK_LIMIT_BYTES = 8 * 1024 * 1024 - 4096
@@ -143,6 +152,7 @@ class State:
         self.__dict__["_number"] = number
         self._drop_old_parts(world)
         self._check_replicas(world, snapshot)
+        _worlds.note_commit(number)
         if self._observer is not None:
             self._observer()
 
@@ -191,6 +201,8 @@ class State:
         own = self.__dict__
         own["_commits"] = {} if chosen is None else {chosen: self._commits[chosen]}
         own["_number"] = 0 if chosen is None else chosen[1]
+        if chosen is not None:
+            _worlds.note_commit(chosen[1])  # From here on this rank alone could hand it on.
         own["_generation"] = generation
         # What a failure made worthless goes first when parts are dropped.
         kept = (chosen, world.rank)

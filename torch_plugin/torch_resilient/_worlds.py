@@ -15,6 +15,8 @@ OWNER_VARIABLE = "RESILIENT_OWNER"
 # Python has no public way to come first; concurrent.futures goes this one too.
 _before_exit_handlers = getattr(threading, "_register_atexit", atexit.register)
 _seat_file = ""  # RESILIENT_SEATED, which is for this process and none that it starts.
+COMMITTED = ".committed"  # What follows its name where this process has made a commit.
+_commit = 0  # The newest one of this process.
 
 
 @dataclass
@@ -146,6 +148,16 @@ def tell_of_seat(world_size):
     if _seat_file:
         with contextlib.suppress(OSError), open(_seat_file, "w") as file:  # Else: it has ended.
             file.write(str(world_size))
+
+
+def note_commit(number):
+    """For the launcher: what the job has to lose, and whether it comes any further."""
+    global _commit
+    first = _commit == 0
+    _commit = number
+    if first and _seat_file:
+        with contextlib.suppress(OSError), open(_seat_file + COMMITTED, "w"):
+            pass
 
 
 def start_time(pid):

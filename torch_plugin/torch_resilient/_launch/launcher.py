@@ -14,6 +14,7 @@ from torch_resilient._launch import status
 from torch_resilient._launch.backoff import Backoff
 from torch_resilient._launch.family import MARK, Family
 from torch_resilient._launch.guard import Guard
+from torch_resilient._launch.losses import Losses
 from torch_resilient._launch.nodes import MEET_SECONDS, Nodes, free_port
 from torch_resilient._launch.options import seat_wait, worker_command
 from torch_resilient._launch.output import Console, Events, Outputs, finish
@@ -23,7 +24,6 @@ from torch_resilient._launch.worker import SEATED, Worker, how
 _END_SECONDS = 3.0  # From the first signal to the last process.
 _WAIT_TOLD_SECONDS = 5.0  # Of all nodes, before it is told who is missing.
 _AT_ONCE = 2  # Starts of a rank in a row; an ordinary kill or two costs nothing.
-_DO_NOT_RESTART = os.EX_CONFIG  # 78: what a worker says by this would be the same once more.
 
 
 class _Start(NamedTuple):
@@ -45,6 +45,7 @@ class Launcher:
         self._spares = options.spares  # and spares of all nodes.
         self._workers = {}  # RANK -> Worker; a spare's RANK is beyond those of the world.
         self._delayed = []  # _Start of each that is held back.
+        self._losses = Losses(options.restart_policy == "replace" and options.nnodes == 1)
         self._backoff = Backoff(_AT_ONCE, options.steady_after)
         self._restarts = 0
         self._has_met = False  # And knows its numbers.
@@ -263,8 +264,8 @@ class Launcher:
         finished = self._nodes.roster.finished() if self._nodes else len(self._finished)
         if self._spares:
             return finished >= self._ranks
-        enough = self._options.min_world and finished >= self._options.min_world
-        return bool(enough) and all(worker.replaces for worker in self._workers.values())
+        enough = bool(self._options.min_world) and finished >= self._options.min_world
+        return enough and all(worker.replaces for worker in self._workers.values())
 
     def _has_spare(self, dead):
         """Whether there is a process for each seat of the world, which may have grown, without that
@@ -291,12 +292,11 @@ class Launcher:
 
     def _after(self, worker, exit_code, text):
         """A rank has died: starts it again, or all, goes on without it, or ends the job."""
-        if exit_code == _DO_NOT_RESTART:
-            self._give_up(exit_code, f"{text}, by which it says that a restart is of no use")
-            return
+        if why := self._losses.why_in_vain(worker, exit_code, self._workers.values()):
+            return self._give_up(exit_code, f"{text}{why}")
         why_not = self._why_not_again()
-        is_idle = self._options.restart_policy == "all" and not worker.has_seat()
-        is_idle = is_idle and worker.rank >= self._ranks
+        is_spare = worker.rank >= self._ranks and not worker.has_seat()
+        is_idle = self._options.restart_policy == "all" and is_spare
         if why_not is None and not is_idle:
             self._start_again(worker, exit_code, text)
         else:

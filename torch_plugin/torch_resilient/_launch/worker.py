@@ -1,6 +1,7 @@
 """The process of a rank."""
 
 import ctypes
+import json
 import os
 import selectors
 import signal
@@ -10,6 +11,9 @@ import time
 from torch_resilient._launch.output import Output
 
 SEATED = "RESILIENT_SEATED"
+# Beside that file: see _worlds.note_commit and _ending. Importing these would import torch.
+COMMITTED = ".committed"
+ENDED = ".ended"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -52,6 +56,19 @@ class Worker:
                 return int(file.read() or 0)
         except FileNotFoundError:
             return 0
+
+    def has_committed(self):
+        """Whether it has, or had, a commit of the job's."""
+        return os.path.exists(self._seated + COMMITTED)
+
+    def end(self):
+        """What has ended it, by its own word, and at which commit; (None, 0): it said nothing."""
+        try:
+            with open(self._seated + ENDED) as file:
+                told = json.load(file)
+            return str(told["cause"]), int(told["commit"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None, 0
 
     def watch(self, on_exit):
         self._selector.register(self.pidfd, selectors.EVENT_READ, (on_exit, self))
