@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -45,6 +46,15 @@ class Flight {
   void NoteBroken() { broken_.store(true); }
   bool IsBroken() const { return broken_.load(); }
 
+  // An operation needs global rank `rank` (-1: any other), which has said goodbye. True: that is
+  // not what was noted last, and the service is to be told.
+  bool NoteLeaver(int rank) { return needed_leaver_.exchange(rank) != rank; }
+  // Who has left, as far as operations have met it; nullopt: nobody that they needed.
+  std::optional<int> needed_leaver() const {
+    const int rank = needed_leaver_.load();
+    return rank == kNobody ? std::nullopt : std::optional(rank);
+  }
+
   // Nothing of this generation is in flight and nothing will be.
   bool IsQuiet() const { return Ended() && in_flight_.load() == 0; }
 
@@ -56,6 +66,8 @@ class Flight {
   std::atomic<std::int64_t> in_flight_{0};
   std::atomic<bool> ended_{false};
   std::atomic<bool> broken_{false};
+  static constexpr int kNobody = -2;
+  std::atomic<int> needed_leaver_{kNobody};
   Status cause_;  // Written once, before ended_.
 };
 

@@ -71,6 +71,9 @@ class ReplaySession final : public Session, public std::enable_shared_from_this<
   Status OfferRoom(int max_world, std::uint64_t commit) override {
     return inner_->OfferRoom(max_world, commit);
   }
+  void AnnounceEnd(const std::string& why, Deadline deadline) override {
+    inner_->AnnounceEnd(why, deadline);
+  }
   const InterruptCheck& interrupt() const override { return inner_->interrupt(); }
   void BeginBlocked(const std::string& group, bool point_to_point, std::uint64_t seq) override;
   void EndBlocked() override { inner_->EndBlocked(); }

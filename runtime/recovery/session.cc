@@ -19,6 +19,10 @@ namespace {
 // The session in whose callback this thread is; null on the user's threads.
 thread_local const SessionImpl* inside_session = nullptr;
 
+// How much later than its goodbye in a group a leaver's word to the service may come, with what the
+// service makes of it. By then it has left that group alone.
+constexpr Duration kLeaveGrace = std::chrono::seconds(1);
+
 Status SessionClosed() {
   return Status(StatusCode::kFailedPrecondition,
                 "the session is closed on this rank; open a new one to go on");
@@ -142,6 +146,7 @@ Status SessionImpl::Rebuild(const RebuildOptions& options) {
                   StrCat("a world of at least ", options.min_world, " ranks cannot be"));
   }
   RESILIENT_RETURN_IF_ERROR(AwaitFenceOfBroken(options.deadline));
+  RESILIENT_RETURN_IF_ERROR(AwaitFenceOfLeaver(options.deadline));
   std::uint64_t openings_before = 0;
   {
     Lock lock(mutex_);
@@ -198,6 +203,36 @@ Status SessionImpl::AwaitFenceOfBroken(Deadline deadline) const {
       if (deadline.ExpiredAt(clock_.Now())) return OverdueLocked();
       changed_.wait_for(
           lock, std::min<Duration>(Millis(kInterruptPollMs), deadline.LeftAt(clock_.Now())));
+    }
+    if (options_.interrupt) RESILIENT_RETURN_IF_ERROR(options_.interrupt());
+  }
+}
+
+// A membership that is given to the program must not hold the member that an operation has missed.
+// OK also when no fence comes: it has left a group, not the world.
+Status SessionImpl::AwaitFenceOfLeaver(Deadline deadline) {
+  const Deadline grace =
+      Deadline::At(std::min(deadline.when(), Deadline::After(clock_.Now(), kLeaveGrace).when()));
+  bool told = false;
+  for (;;) {
+    std::optional<int> leaver;
+    std::uint64_t generation = 0;
+    {
+      Lock lock(mutex_);
+      if (machine_.state() != SessionState::kRunning || flight_ == nullptr || flight_->Ended()) {
+        return Status::Ok();
+      }
+      leaver = flight_->needed_leaver();
+      if (!leaver || grace.ExpiredAt(clock_.Now())) return Status::Ok();
+      generation = flight_->generation();
+      if (told) {
+        changed_.wait_for(lock,
+                          std::min<Duration>(Millis(kInterruptPollMs), grace.LeftAt(clock_.Now())));
+      }
+    }
+    // Again: a service that was restarted has forgotten it.
+    if (!std::exchange(told, true)) {
+      (void)rendezvous_->Post([this, generation, rank = *leaver] { ReportNeed(generation, rank); });
     }
     if (options_.interrupt) RESILIENT_RETURN_IF_ERROR(options_.interrupt());
   }
@@ -337,6 +372,32 @@ Result<SessionEvent> SessionImpl::AwaitEvent(std::uint64_t after, Deadline deadl
     if (deadline.ExpiredAt(now)) return Status(StatusCode::kTimeout, "no event came in time");
     changed_.wait_for(lock, std::min<Duration>(Millis(kInterruptPollMs), deadline.LeftAt(now)));
   }
+}
+
+void SessionImpl::AnnounceEnd(const std::string& why, Deadline deadline) {
+  if (mark_.InChild()) return;
+  Report report{.kind = ReportKind::kEnding, .status = Status(StatusCode::kRankLost, why)};
+  Lock lock(mutex_);
+  const auto ended = [this] {
+    return machine_.state() == SessionState::kFailed || machine_.state() == SessionState::kClosed;
+  };
+  if (ended() || std::exchange(end_announced_, true)) return;
+  report.generation = machine_.view().generation;
+  lock.unlock();
+  rendezvous_->Send(report);
+  lock.lock();
+  // The service answers that this process is out.
+  while (!ended() && !deadline.ExpiredAt(clock_.Now())) {
+    changed_.wait_for(lock,
+                      std::min<Duration>(Millis(kInterruptPollMs), deadline.LeftAt(clock_.Now())));
+  }
+  if (ended()) return;
+  StepFromCaller({EventKind::kSessionLost,
+                  0,
+                  Status(StatusCode::kStaleGeneration,
+                         "this process ends, and the store has not answered: " + why),
+                  {}},
+                 &lock);
 }
 
 void SessionImpl::Close() {

@@ -174,6 +174,7 @@ void SessionImpl::Perform(const Action& action) {
       if (opened_before_.exchange(true)) rendezvous_->Acknowledge(action.generation);
       return;
     case ActionKind::kFail:
+      if (EndIsAnnounced()) return;  // It is this process that ends; it has said why.
       RESILIENT_LOG(kError, "recovery gave up after generation ", action.generation, " of rank ",
                     rank_.load(), ": ", action.cause.ToString());
       return;
@@ -380,6 +381,20 @@ void SessionImpl::ReportLink(ReportKind kind, std::uint64_t generation, int rank
   rendezvous_->Send({kind, generation, rank, why});
 }
 
+void SessionImpl::NoteNeed(Flight& flight, const Status& status) {
+  if (status.code() != StatusCode::kLeft || flight.Ended()) return;
+  const int rank = status.detail().rank;
+  if (!flight.NoteLeaver(rank)) return;
+  (void)rendezvous_->Post(
+      [this, generation = flight.generation(), rank] { ReportNeed(generation, rank); });
+}
+
+// A goodbye in a group reaches its peers before the leave reaches the service, if it is one.
+void SessionImpl::ReportNeed(std::uint64_t generation, int rank) {
+  if (!IsPresent(generation)) return;
+  rendezvous_->Send({ReportKind::kNeedsLeaver, generation, rank, Status::Ok()});
+}
+
 // Also while no generation runs: the seat of a dead process is to be filled, whatever it was in.
 void SessionImpl::ReportDeath(const Neighbour& neighbour, const ProcessEnd& end) {
   FailureDetail detail;
@@ -403,6 +418,11 @@ void SessionImpl::ReportDeath(const Neighbour& neighbour, const ProcessEnd& end)
                          std::move(detail));
   RESILIENT_LOG(kInfo, report.status.message());
   rendezvous_->Send(report);
+}
+
+bool SessionImpl::EndIsAnnounced() const {
+  Lock lock(mutex_);
+  return end_announced_;
 }
 
 bool SessionImpl::IsPresent(std::uint64_t generation) const {

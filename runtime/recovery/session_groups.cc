@@ -165,6 +165,7 @@ Result<Communicator::Ran> SessionImpl::Run(GroupSlot& slot, Operation operation,
   if (!ran.ok()) return Refused(*record, slot.name, ran.status());
   if (ran->outcome) {
     waits_.NoteEnd(record->communicator(), record->point_to_point());
+    NoteNeed(record->flight(), *ran->outcome);
     ran->outcome = record->Outcome(*ran->outcome);
   }
   return ran;
@@ -177,6 +178,8 @@ Status SessionImpl::Refused(const OperationRecord& record, const std::string& gr
     why = NotStarted(flight.cause(), group, record.Name());
   } else if (IsOfCommunicator(why.code())) {
     flight.NoteBroken();
+  } else {
+    NoteNeed(flight, why);
   }
   return why;
 }
@@ -303,6 +306,7 @@ Completion SessionImpl::Wrap(std::shared_ptr<OperationRecord> record, Completion
   return [this, record = std::move(record), done = std::move(done)](const Status& status) {
     OwnThreadScope scope(this);
     waits_.NoteEnd(record->communicator(), record->point_to_point());
+    NoteNeed(record->flight(), status);
     if (done) done(record->Outcome(status));
   };
 }

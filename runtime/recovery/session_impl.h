@@ -92,6 +92,7 @@ class SessionImpl final : public Session,
     callers_.Block({group, point_to_point, seq});
   }
   void EndBlocked() override { callers_.Unblock(); }
+  void AnnounceEnd(const std::string& why, Deadline deadline) override;
   void Close() override;
   bool InForkedChild() const override { return mark_.InChild(); }
 
@@ -162,6 +163,7 @@ class SessionImpl final : public Session,
   Status CheckAndTellDeadlines() const;
   Status InitConnected(Deadline deadline);
   Status AwaitFenceOfBroken(Deadline deadline) const;
+  Status AwaitFenceOfLeaver(Deadline deadline);
   Status WaitForOpening(Deadline deadline, std::uint64_t openings_before);
   std::optional<Status> WaitVerdictLocked(Deadline deadline, std::uint64_t openings_before) const;
   bool MayWaitLongerLocked(Instant now) const;
@@ -191,8 +193,12 @@ class SessionImpl final : public Session,
   void PostQuietCheck();
   void CheckQuiet();
   void ReportLink(ReportKind kind, std::uint64_t generation, int rank, const Status& why);
+  // Any thread: an operation of `flight` has ended with `status`, perhaps for want of a leaver.
+  void NoteNeed(Flight& flight, const Status& status);
+  void ReportNeed(std::uint64_t generation, int rank);
   void ReportDeath(const Neighbour& neighbour, const ProcessEnd& end);
   bool IsPresent(std::uint64_t generation) const;
+  bool EndIsAnnounced() const;
 
   // In session_waits.cc, on the control thread: what this rank waits for.
   void PostTellWaiting();
@@ -246,6 +252,7 @@ class SessionImpl final : public Session,
   Wish wish_;
   Membership acknowledged_;           // Of the generation that ran here last.
   Instant contact_ = Instant::min();  // The service was heard last.
+  bool end_announced_ = false;
   bool close_started_ = false;
   bool closed_ = false;
   std::shared_ptr<Flight> flight_;  // Of the latest view; null before the first.

@@ -226,9 +226,9 @@ class Session {
   // that have lasted for some time already, as it takes a lock.
   virtual void BeginBlocked(const std::string& group, bool point_to_point, std::uint64_t seq) = 0;
   virtual void EndBlocked() = 0;
-
-  // Local, at most ~1 s: cancels what is in flight or being built, says goodbye, joins the threads.
-  // Idempotent.
+  // The process ends, by `why`: a loss to the others, now. kFailed by `deadline`, no goodbye.
+  virtual void AnnounceEnd(const std::string& why, Deadline deadline) = 0;
+  // Local, ~1 s: cancels what is in flight or being built, says goodbye, joins threads. Idempotent.
   virtual void Close() = 0;
 
   // True in a child forked from the process that opened the session.

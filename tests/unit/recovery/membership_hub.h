@@ -132,6 +132,7 @@ class MembershipHub {
   void OnReport(const Report& report) {
     std::lock_guard lock(mutex_);
     if (report.generation != generation_) return;
+    if (report.kind == ReportKind::kNeedsLeaver) return;  // It has left a group; seats stay.
     if (report.kind != ReportKind::kLinkLost) return Fence(report.status);
     // It is alive, or the report would be of the past: the link alone is broken.
     Fence(Status(StatusCode::kCommFailed, report.status.message()));

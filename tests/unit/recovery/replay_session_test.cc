@@ -381,6 +381,9 @@ class Interposed final : public Session {
   Status OfferRoom(int size, std::uint64_t commit) override {
     return inner_->OfferRoom(size, commit);
   }
+  void AnnounceEnd(const std::string& why, Deadline deadline) override {
+    inner_->AnnounceEnd(why, deadline);
+  }
   const InterruptCheck& interrupt() const override { return inner_->interrupt(); }
   void BeginBlocked(const std::string& group, bool point_to_point, std::uint64_t seq) override {
     inner_->BeginBlocked(group, point_to_point, seq);

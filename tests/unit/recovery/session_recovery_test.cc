@@ -355,6 +355,74 @@ TEST_F(SessionTest, LinkLost_IsReportedOnceASecond) {
   EXPECT_EQ(session_->membership().state, SessionState::kRunning) << "the service decides";
 }
 
+// What an operation is told of a peer that has said goodbye.
+Status Gone(int rank) {
+  FailureDetail detail;
+  detail.rank = rank;
+  return Status(StatusCode::kLeft, "rank 3 has left the group", detail);
+}
+
+// Of a world of which rank 3 has said goodbye.
+class SessionLeaverTest : public SessionTest {
+ protected:
+  void BootAndMiss(int times) {
+    factory_script_.hold = true;
+    Boot();
+    for (int i = 0; i < times; ++i) {
+      Outcome outcome;
+      ASSERT_TRUE(world_->Submit({}, outcome.Callback()).ok());
+      factory_->Latest(kWorldGroup)->CompleteNext(Gone(3));
+      EXPECT_EQ(outcome.Await().code(), StatusCode::kLeft);
+    }
+    ASSERT_TRUE(AwaitCount(&Record::reports, 1));
+  }
+};
+
+TEST_F(SessionLeaverTest, OperationNeedsIt_IsReportedOnceAndARebuildAwaitsTheFence) {
+  BootAndMiss(2);
+  EXPECT_EQ(Reports()[0].kind, ReportKind::kNeedsLeaver);
+  EXPECT_EQ(Reports()[0].accused_rank, 3);
+  std::future<Status> rebuild = StartRebuild();
+  ASSERT_TRUE(AwaitCount(&Record::reports, 2)) << "a service that was restarted has forgotten it";
+  EXPECT_NE(rebuild.wait_for(Millis(0)), std::future_status::ready);
+  rendezvous_->SayFence(1, Gone(3));
+  EXPECT_TRUE(rebuild.get().ok());
+  EXPECT_EQ(session_->membership().generation, 2u);
+}
+
+TEST_F(SessionLeaverTest, ItHasLeftAGroupAlone_ARebuildGoesOnAfterAMoment) {
+  BootAndMiss(1);
+  std::future<Status> rebuild = StartRebuild();
+  ASSERT_TRUE(AwaitCount(&Record::reports, 2));
+  clock_.Advance(std::chrono::seconds(2));
+  EXPECT_TRUE(rebuild.get().ok());
+  EXPECT_EQ(session_->membership().generation, 1u);
+}
+
+TEST_F(SessionTest, AnnouncedEnd_IsToldAndLeavesNoGoodbye) {
+  Boot();
+  std::future<void> told = std::async(std::launch::async, [this] {
+    session_->AnnounceEnd("ValueError: x (train.py:7)",
+                          Deadline::After(clock_.Now(), std::chrono::seconds(1)));
+  });
+  ASSERT_TRUE(AwaitCount(&Record::reports, 1));
+  EXPECT_EQ(Reports()[0].kind, ReportKind::kEnding);
+  EXPECT_EQ(Reports()[0].status.message(), "ValueError: x (train.py:7)");
+  rendezvous_->SayLost(Status(StatusCode::kStaleGeneration, "it has ended"));
+  told.get();
+  EXPECT_EQ(session_->membership().state, SessionState::kFailed);
+  session_->AnnounceEnd("again", Deadline::After(clock_.Now(), std::chrono::seconds(1)));
+  session_->Close();
+  EXPECT_EQ(Reports().size(), 1u);
+}
+
+TEST_F(SessionTest, AnnouncedEndWithoutAnAnswer_EndsTheSessionAllTheSame) {
+  Boot();
+  session_->AnnounceEnd("x", Deadline::At(clock_.Now()));
+  EXPECT_EQ(session_->membership().state, SessionState::kFailed);
+  EXPECT_FALSE(Run(*world_).ok());
+}
+
 TEST_F(SessionTest, Mismatch_IsReported) {
   Boot();
   FailureDetail detail;
