@@ -78,9 +78,10 @@ def _install():
 
     _frameworks.install()
     if "RANK" in os.environ:
-        from torch_resilient import _presence
+        from torch_resilient import _ending, _presence
 
         _presence.at_import()
+        _ending.install_hooks()  # `sys.exit(main())` looks sys.exit up before main() begins.
 
 
 def _wrap_init(original):

@@ -11,11 +11,12 @@ import traceback
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torch_resilient import _agree, _api, _errors, _native
+from torch_resilient import _agree, _api, _ending, _errors, _native
 
 # An exception such as "connection reset" may reach the program before the fence that explains it.
 _FENCE_GRACE_SECONDS = 1.0
 _MAX_RESTARTS = 100  # Without a commit in between.
+_SAME_ENDS_MAX = 2  # By one exception, at one commit.
 _OVER_STATES = ("FENCED", "FAILED", "CLOSED")
 
 
@@ -81,6 +82,8 @@ class _Run:
         self._number = 0  # Of this run in the world.
         self._commits_seen = 0
         self._restarts = 0
+        self._ends = None  # By what exception a rank ended last, and at which commit;
+        self._same_ends = 0  # so often in a row.
         self._incident = None
 
     def run(self, fn, args, kwargs):
@@ -104,6 +107,7 @@ class _Run:
                         raise  # A rank that ends by it is no loss to go on after.
                     cause = self._session_failure()
                     if cause is None:
+                        _ending.ending.note(error)
                         raise
                     _drop_frames(error)
                 # Outside of the except clause: the exception, and what it held, is gone by now.
@@ -161,11 +165,30 @@ class _Run:
 
     def _count_restart(self, cause):
         commits = self._state.commits
+        self._count_ends(cause, commits)
         if commits > self._commits_seen:
             self._restarts = 0
         self._commits_seen = commits
         self._restarts += 1
         if self._restarts > self._max_restarts:
+            raise cause
+
+    def _count_ends(self, cause, commits):
+        """The same exception at the same commit twice is a bug, and would come a third time."""
+        exception = _exception_in(cause)
+        if exception is None:
+            return
+        ends = exception, commits
+        self._same_ends = self._same_ends + 1 if ends == self._ends else 1
+        self._ends = ends
+        # A launcher of ours hears it from that rank itself, and ends the job with its exit code.
+        if self._same_ends >= _SAME_ENDS_MAX and not self._world.settings["supervised"]:
+            print(
+                f"[resilient] {exception} has ended a rank {self._same_ends} times at commit"
+                f" {commits}: it would do so again, and is not tried again",
+                file=sys.stderr,
+                flush=True,
+            )
             raise cause
 
     def _note(self, what):
@@ -186,6 +209,14 @@ class _Run:
 
 def _retried(error):
     return _native.load().retried_by_elastic(error.code)
+
+
+def _exception_in(cause):
+    """By what a rank ended, where it has said so itself; None: it was killed, or has left."""
+    if cause.code != "RANK_LOST":
+        return None
+    _, found, rest = str(cause).partition(" ended by ")
+    return rest.rpartition(", last seen ")[0] if found else None
 
 
 class _GroupsAtEntry:

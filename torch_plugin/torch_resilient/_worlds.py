@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_resilient import _native, _places
+from torch_resilient import _ending, _native, _places
 
 OWNER_VARIABLE = "RESILIENT_OWNER"
 # The program's exit handlers run before ours, and one may be what a call into a driver holds up.
@@ -46,6 +46,12 @@ class World:
         """The session that the world's operations run on."""
         return self.session if self.reconfigurable is None else self.reconfigurable.session
 
+    def announce_end(self, cause, seconds):
+        """To the other ranks: this process comes to its end, and by what."""
+        for session in (self.session, self.member_session()):
+            if session is not None:  # Of a session that has ended already nothing happens.
+                session.announce_end(cause, seconds)
+
     def close(self):
         # A child forked from this process must send no goodbye in its parent's name.
         if self.pid == os.getpid():
@@ -54,10 +60,16 @@ class World:
             self.session.close()
 
 
-def _main_thread_ends():
+def is_last_thread():
     """Python goes on as long as another thread that is no daemon does."""
     main = threading.main_thread()
-    if all(thread is main or thread.daemon for thread in threading.enumerate()):
+    return all(thread is main or thread.daemon for thread in threading.enumerate())
+
+
+def _main_thread_ends():
+    _ending.ending.decide()
+    if is_last_thread():
+        registry.tell_end()
         _native.load().exit_begins()
 
 
@@ -73,6 +85,7 @@ class Registry:
 
     def add(self, world):
         self._worlds.append(world)
+        _ending.ending.watch()
         if not self._began:
             self._began = True
             _before_exit_handlers(_main_thread_ends)
@@ -117,9 +130,16 @@ class Registry:
         if not self._worlds and owner_text() == os.environ.get(OWNER_VARIABLE):
             del os.environ[OWNER_VARIABLE]
 
+    def tell_end(self):
+        """What ends this process, if that is known, and no other thread keeps it going."""
+        if is_last_thread():
+            _ending.ending.tell(self.worlds(), _seat_file, _commit)
+
     def close_all(self):
         """At the end of the process."""
         if self._began:
+            _ending.ending.decide()
+            self.tell_end()
             _native.load().exit_begins()
         for world in list(self._worlds):
             self.remove(world)

@@ -201,6 +201,12 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::arg("nccl") = py::none());
 }
 
+void AnnounceEnd(SessionContext& self, const std::string& why, double timeout) {
+  const auto patience =
+      std::chrono::duration_cast<Duration>(std::chrono::duration<double>(timeout));
+  self.session().AnnounceEnd(why, Deadline::After(self.clock().Now(), patience));
+}
+
 template <auto kGet>
 py::dict MembershipObject(SessionContext& context) {
   Membership membership;
@@ -276,6 +282,8 @@ void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
             Check(*host, self.session().OfferRoom(max_world, commit));
           },
           py::arg("max_world"), py::arg("commit"))
+      .def("announce_end", &AnnounceEnd, py::arg("why"), py::arg("timeout"),
+           py::call_guard<py::gil_scoped_release>())
       .def("close", &SessionContext::Close, py::call_guard<py::gil_scoped_release>())
       .def("in_forked_child", [](SessionContext& self) { return self.session().InForkedChild(); });
 }

@@ -40,6 +40,7 @@ PYBIND11_MODULE(_C, m) {
   RegisterSettings(m, host);
   RegisterOptions(m, host);
   RegisterSession(m, host);
+  RegisterEnding(m);
   RegisterLocate(m, host);
   RegisterStore(m, host);
   RegisterPresence(m, host);

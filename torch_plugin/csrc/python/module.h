@@ -15,6 +15,7 @@ void RegisterSession(pybind11::module_& m, const std::shared_ptr<PythonHost>& ho
 void RegisterLocate(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterStore(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterPresence(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
+void RegisterEnding(pybind11::module_& m);
 void RegisterOptions(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterBackend(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterWhereabouts(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
