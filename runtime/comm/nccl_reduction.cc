@@ -181,7 +181,12 @@ std::array<std::byte, 8> PremulScalar(const Operation& op) {
   if (IsInteger(op.dtype)) return BytesOf(static_cast<std::int64_t>(op.factor));
   const NcclDataType type = NumberTypeOf(op);
   if (type == NcclDataType::kFloat64) return BytesOf(op.factor);
-  const auto factor = static_cast<float>(op.factor);
+  // As the kernels convert it, so that the calling thread's rounding mode plays no part.
+  const float one = 1.0f;
+  float factor = 0.0f;
+  const auto* unit = reinterpret_cast<const std::byte*>(&one);
+  ReduceInRankOrder(DataType::kFloat32, ReduceOp::kPremulSum, op.factor, {&unit, 1}, 1,
+                    reinterpret_cast<std::byte*>(&factor));
   if (type == NcclDataType::kFloat32) return BytesOf(factor);
   // A sum of one: what a small float is computed in is float32, and it is rounded once.
   std::array<std::byte, 8> rounded{};

@@ -7,6 +7,8 @@
 #include <cpuid.h>
 #endif
 
+#include <resilient/float_environment.h>
+
 #include "runtime/base/check.h"
 #include "runtime/comm/reduce_kernels.h"
 
@@ -94,7 +96,9 @@ void ReduceInRankOrder(VectorLevel level, DataType type, ReduceOp op, double fac
                        std::span<const std::byte* const> inputs, std::size_t count,
                        std::byte* out) {
   RESILIENT_CHECK(!inputs.empty());
-  KernelsOf(level).Of(type, op)({.inputs = inputs.data(),
+  const FloatEnvironment environment;
+  KernelsOf(level).Of(type, op)({.environment = environment,
+                                 .inputs = inputs.data(),
                                  .input_count = inputs.size(),
                                  .end = count,
                                  .divisor = inputs.size(),
@@ -118,11 +122,17 @@ void ReduceToPartial(DataType type, ReduceOp op, double factor, Inputs inputs, s
   const ReduceKernel widen = kernels.find_conversion(type).widen;
   const ReduceKernel multiply = op == ReduceOp::kPremulSum ? kernels.Of(wide, op) : nullptr;
   const ReduceKernel combine = kernels.Of(wide, multiply != nullptr ? ReduceOp::kSum : undivided);
+  const FloatEnvironment environment;
   const auto take = [&](const std::byte* in, std::size_t some, std::byte* to) {
-    widen({.inputs = &in, .input_count = 1, .end = some, .out = to});
+    widen({.environment = environment, .inputs = &in, .input_count = 1, .end = some, .out = to});
     if (multiply == nullptr) return;
     const std::byte* const taken = to;
-    multiply({.inputs = &taken, .input_count = 1, .end = some, .factor = factor, .out = to});
+    multiply({.environment = environment,
+              .inputs = &taken,
+              .input_count = 1,
+              .end = some,
+              .factor = factor,
+              .out = to});
   };
   alignas(64) std::byte next[kBlockBytes];
   const std::size_t block = kBlockBytes / SizeOf(wide);
@@ -134,7 +144,8 @@ void ReduceToPartial(DataType type, ReduceOp op, double factor, Inputs inputs, s
     for (std::size_t rank = 1; rank < inputs.size(); ++rank) {
       take(inputs[rank] + at, some, next);
       const std::byte* const two[] = {sum, next};
-      combine({.inputs = two, .input_count = 2, .end = some, .out = sum});
+      combine(
+          {.environment = environment, .inputs = two, .input_count = 2, .end = some, .out = sum});
     }
   }
 }
@@ -144,7 +155,9 @@ void ReducePartials(DataType type, ReduceOp op, std::size_t ranks, Inputs partia
   const DataType wide = PartialTypeOf(type, op);
   const Kernels kernels = KernelsOf(BestVectorLevel());
   const ReduceKernel combine = kernels.Of(wide, op == ReduceOp::kPremulSum ? ReduceOp::kSum : op);
-  ReduceArguments arguments{.inputs = partials.data(),
+  const FloatEnvironment environment;
+  ReduceArguments arguments{.environment = environment,
+                            .inputs = partials.data(),
                             .input_count = partials.size(),
                             .end = count,
                             .divisor = ranks,
@@ -160,7 +173,8 @@ void ReducePartials(DataType type, ReduceOp op, std::size_t ranks, Inputs partia
     arguments.end = std::min(block, count - begin);
     combine(arguments);
     const std::byte* const combined = result;
-    narrow({.inputs = &combined,
+    narrow({.environment = environment,
+            .inputs = &combined,
             .input_count = 1,
             .end = arguments.end,
             .out = out + begin * SizeOf(type)});

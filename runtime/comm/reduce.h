@@ -29,6 +29,8 @@ VectorLevel BestVectorLevel();
 //   MIN, MAX  a NaN wins, as in torch. Every NaN of a result is the same one
 //   bool      SUM, MAX are "or", PRODUCT, MIN are "and". Any byte but 0 is true, the result 0 or 1
 //   PREMUL_SUM  multiplies each element by `factor` as it is accumulated
+// The calling thread's rounding mode and handling of subnormals play no part: each function here
+// computes in a FloatEnvironment.
 // `out` may be one of the inputs. Pure. REQUIRES: CanReduce(type, op), at least one input and fewer
 // than 32,768, all memory aligned for `type`.
 void ReduceInRankOrder(DataType type, ReduceOp op, double factor,

@@ -8,7 +8,11 @@
 // compiled once for each vector level, each in a namespace and a translation unit of its own.
 namespace resilient {
 
+class FloatEnvironment;
+
+// `environment` has no default: who calls a kernel must hold one.
 struct ReduceArguments {
+  const FloatEnvironment& environment;       // Set on the calling thread while the kernel runs.
   const std::byte* const* inputs = nullptr;  // In rank order.
   std::size_t input_count = 0;               // At least one.
   std::size_t begin = 0;                     // The elements of each from begin to end.

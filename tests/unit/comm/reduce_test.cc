@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cfenv>
 #include <cmath>
 #include <complex>
 #include <cstring>
@@ -13,6 +14,10 @@
 #include <limits>
 #include <random>
 #include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include <gtest/gtest.h>
 
@@ -409,6 +414,118 @@ TEST(Reduce, IntegerAverage_IsExactNearMultiples) {
     c.type = DataType::kUInt32;
     CheckAllLevels(c);
   }
+}
+
+// --- Whoever runs it ---
+
+// The control register of the calling thread, and what programs set in it.
+#if defined(__x86_64__)
+unsigned Control() { return _mm_getcsr() & ~0x3fu; }  // Without the flags.
+void SetControl(unsigned word) { _mm_setcsr(word); }
+constexpr unsigned kFlushing = 0x8040;  // FTZ and DAZ, as torch.set_flush_denormal.
+#elif defined(__aarch64__)
+unsigned Control() {
+  std::uint64_t word = 0;
+  asm volatile("mrs %0, fpcr" : "=r"(word));
+  return static_cast<unsigned>(word);
+}
+void SetControl(unsigned word) {
+  asm volatile("msr fpcr, %0" : : "r"(static_cast<std::uint64_t>(word)) : "memory");
+}
+constexpr unsigned kFlushing = 1u << 24;
+#else
+unsigned Control() { return 0; }
+void SetControl(unsigned) {}
+constexpr unsigned kFlushing = 0;
+#endif
+
+struct Settings {
+  int rounding;
+  bool flushes;
+};
+
+constexpr std::array kSettings{Settings{FE_TONEAREST, true}, Settings{FE_TOWARDZERO, false},
+                               Settings{FE_UPWARD, false}, Settings{FE_DOWNWARD, true}};
+
+// Runs `compute` in the settings of another program; they are the same after it.
+template <typename Compute>
+void RunIn(const Settings& settings, const Compute& compute) {
+  const int rounding = std::fegetround();
+  const unsigned before = Control();
+  std::fesetround(settings.rounding);
+  if (settings.flushes) SetControl(Control() | kFlushing);
+  const unsigned set = Control();
+  compute();
+  const unsigned after = Control();
+  SetControl(before);
+  std::fesetround(rounding);
+  EXPECT_EQ(set, after) << "the caller's settings were changed";
+}
+
+// Numbers whose sums, products and averages are subnormal or have to be rounded.
+template <typename T, typename Bits>
+void SmallNumbers(std::mt19937_64& random, Bytes& bytes, int mantissa_bits) {
+  for (std::size_t at = 0; at + sizeof(T) <= bytes.size(); at += sizeof(T)) {
+    if (random() % 2 == 0) continue;
+    Bits bits{};
+    std::memcpy(&bits, &bytes[at], sizeof(T));
+    const auto sign = static_cast<Bits>(bits >> (8 * sizeof(T) - 1) << (8 * sizeof(T) - 1));
+    const auto exponent = static_cast<Bits>(random() % 3) << mantissa_bits;
+    bits = static_cast<Bits>(sign | exponent | (bits & ((Bits{1} << mantissa_bits) - 1)));
+    std::memcpy(&bytes[at], &bits, sizeof(T));
+  }
+}
+
+Case CaseOfSmallNumbers(DataType type, ReduceOp op, std::size_t inputs) {
+  Case c = RandomCase(type, op, inputs, 203);
+  std::mt19937_64 random(inputs);
+  for (Bytes& input : c.inputs) {
+    if (type == DataType::kFloat32 || type == DataType::kComplex64)
+      SmallNumbers<float, std::uint32_t>(random, input, 23);
+    if (type == DataType::kFloat64 || type == DataType::kComplex128)
+      SmallNumbers<double, std::uint64_t>(random, input, 52);
+    if (type == DataType::kBFloat16) SmallNumbers<std::uint16_t, std::uint16_t>(random, input, 7);
+  }
+  return c;
+}
+
+// Without it the tests below would pass whatever the kernels did.
+TEST(Reduce, SettingsOfTheTest_ChangeWhatTheThreadComputes) {
+  const volatile float tiny = 4e-39f, one = 1.0f, least = 1e-30f;
+  RunIn(kSettings[0], [&] { EXPECT_EQ(kFlushing == 0, tiny * one != 0.0f); });
+  RunIn(kSettings[2], [&] { EXPECT_GT(one + least, one); });
+}
+
+TEST(Reduce, SettingsOfTheThread_GiveTheSameBitsAtEveryLevel) {
+  ForEachKernel([](DataType type, ReduceOp op) {
+    for (std::size_t inputs = 1; inputs <= 5; ++inputs) {
+      const Case c = CaseOfSmallNumbers(type, op, inputs);
+      const Bytes expected = Reference(c);
+      for (const Settings& settings : kSettings) {
+        for (const VectorLevel level : Levels())
+          RunIn(settings, [&] { RunAndCompare(c, level, -1, expected); });
+      }
+    }
+  });
+}
+
+Bytes InTwoStages(const Case& c) {
+  Bytes partial(c.count * SizeOf(PartialTypeOf(c.type, c.op))), out(c.count * SizeOf(c.type));
+  std::vector<const std::byte*> inputs;
+  for (const Bytes& input : c.inputs) inputs.push_back(input.data());
+  ReduceToPartial(c.type, c.op, c.factor, inputs, c.count, partial.data());
+  const std::byte* const only = partial.data();
+  ReducePartials(c.type, c.op, inputs.size(), {&only, 1}, c.count, out.data());
+  return out;
+}
+
+TEST(Reduce, SettingsOfTheThread_GiveTheSameBitsInTwoStages) {
+  ForEachKernel([](DataType type, ReduceOp op) {
+    const Case c = CaseOfSmallNumbers(type, op, 3);
+    const Bytes expected = InTwoStages(c);
+    for (const Settings& settings : kSettings)
+      RunIn(settings, [&] { EXPECT_EQ(InTwoStages(c), expected) << Name(c); });
+  });
 }
 
 // --- What the corners mean ---
