@@ -161,6 +161,11 @@ SHELLS = (
     "torch_plugin/csrc/",
 )
 
+# torch's timeouts are milliseconds: those above 292 years overflow where they become nanoseconds.
+UNBOUNDED_TIMEOUT = re.compile(
+    r"\b(?:Deadline::After|Duration)\s*\((?!.*(?:Saturated|FromSeconds)).*timeout"
+)
+
 TIMED_WAIT = re.compile(r"\bwait_(?:for|until)\s*\(")
 
 # Pure modules: functions of their arguments, so that the simulator runs them.
@@ -326,6 +331,14 @@ def check_writes(source: Source) -> Iterator[Finding]:
                 yield Finding(source.path, line, "blocking-write", finding)
 
 
+def check_timeouts(source: Source) -> Iterator[Finding]:
+    if not source.is_cpp or not source.path.startswith("torch_plugin/csrc/"):
+        return
+    for line, text in enumerate(source.code, 1):
+        if UNBOUNDED_TIMEOUT.search(text):
+            yield Finding(source.path, line, "timeout", "a timeout is converted by Saturated()")
+
+
 def check_purity(source: Source) -> Iterator[Finding]:
     if not source.is_cpp or not source.path.startswith(PURE):
         return
@@ -485,7 +498,7 @@ def check(sources: list[Source]) -> list[Finding]:
     enums = enum_names(source for source in sources if source.is_cpp)
     simple = (
         *(check_layers, check_confinement, check_world, check_writes),
-        *(check_purity, check_text, check_factories),
+        *(check_purity, check_text, check_factories, check_timeouts),
         *(check_file_size, check_function_size, check_captures),
     )
     findings: list[Finding] = []

@@ -158,6 +158,23 @@ def not_a_failure():
     return len(calls)
 
 
+def destroys_inside():
+    dist.init_process_group("resilient")
+
+    def step(state):
+        try:
+            dist.all_reduce(torch.ones(1))
+        finally:
+            dist.destroy_process_group()
+
+    with pytest.raises(torch_resilient.ConfigError, match="after elastic has returned"):
+        elastic(step)(State(step=0))
+
+
+def test_a_world_that_is_destroyed_inside_is_told(world):
+    world.run(destroys_inside, 2)
+
+
 def test_a_bug_is_raised_once(world):
     assert world.run(not_a_failure, 2) == [1, 1]
 

@@ -29,6 +29,7 @@ BASES = {
     "SETTING": dist.DistBackendError,
     "TORCH_VERSION": dist.DistBackendError,
     "FORKED": dist.DistBackendError,
+    "INVALID_ARGUMENT": dist.DistBackendError,
     "JOIN_TIMEOUT": dist.DistStoreError,
     "STORE_LOST": dist.DistStoreError,
     "TIMEOUT": dist.DistStoreError,
@@ -69,8 +70,9 @@ def test_elastic_tries_again_after_what_is_no_bug():
     assert not _native.load().retried_by_elastic("a code of a newer peer")
 
 
-def test_config_errors_are_value_errors():
+def test_wrong_starts_and_wrong_arguments_are_value_errors():
     assert issubclass(torch_resilient.ConfigError, ValueError)
+    assert issubclass(torch_resilient.InvalidArgumentError, ValueError)
 
 
 def test_unknown_values_are_none():

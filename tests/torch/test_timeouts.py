@@ -312,6 +312,40 @@ def test_a_timeout_of_one_call_is_strict_on_that_rank_only(world, policy, shm_li
     assert [rank.value() for rank in ranks] == [[2.0] * 4] * 2
 
 
+BEYOND_NANOSECONDS = timedelta(days=200_000)  # 547 years.
+
+
+def waits_for_centuries():
+    dist.init_process_group("resilient", timeout=BEYOND_NANOSECONDS)
+    group = dist.new_group(timeout=BEYOND_NANOSECONDS)
+    late = dist.get_rank() == 1
+    store = dist.distributed_c10d._get_default_store()
+    tensor = torch.ones(2)
+    calls = {
+        "wait": lambda: dist.all_reduce(tensor, async_op=True).wait(BEYOND_NANOSECONDS),
+        "group": lambda: dist.all_reduce(tensor, group=group),
+        "monitored": lambda: dist.monitored_barrier(timeout=BEYOND_NANOSECONDS),
+        "monitored of the group": lambda: dist.monitored_barrier(group),
+        "store": lambda: store.set("k", "v") if late else store.wait(["k"], BEYOND_NANOSECONDS),
+    }
+    for name, call in calls.items():
+        tell(name)
+        if late:
+            hear()
+        call()
+    dist.barrier()
+    return tensor.tolist()
+
+
+@pytest.mark.parametrize("policy", ["liveness", "strict"])
+def test_a_timeout_beyond_what_nanoseconds_hold_is_a_long_one(world, policy):
+    ranks = world.start(waits_for_centuries, 2, env={"RESILIENT_TIMEOUT_POLICY": policy})
+    for name in ["wait", "group", "monitored", "monitored of the group", "store"]:
+        assert [rank.told() for rank in ranks] == [name] * 2
+        ranks[1].say("go")
+    assert [rank.value() for rank in ranks] == [[4.0] * 2] * 2
+
+
 def joins():
     dist.init_process_group("resilient")
     ones = torch.ones(4)

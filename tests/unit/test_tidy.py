@@ -108,6 +108,20 @@ def test_forbidden_call_is_found(rule: str, line: str) -> None:
     assert rules("runtime/comm/a.cc", f"// {line}\n") == [], "a comment is not code"
 
 
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("Deadline::After(now, timeout)", ["timeout"]),
+        ("Duration(options.timeout) + kDelay", ["timeout"]),
+        ("Deadline::After(now, Saturated(timeout))", []),
+        ("Deadline::After(clock.Now(), FromSeconds(timeout))", []),
+    ],
+)
+def test_timeouts_of_torch_are_saturated(call: str, expected: list[str]) -> None:
+    assert rules("torch_plugin/csrc/a.cc", f"auto x = {call};\n") == expected
+    assert rules("runtime/comm/a.cc", f"auto x = {call};\n") == []
+
+
 def test_world_is_allowed_in_its_places() -> None:
     assert rules("runtime/base/clock.cc", "clock_gettime(CLOCK_BOOTTIME, &t);\n") == []
     assert rules("store/client/link.cc", "condition.wait_for(lock, Millis(5));\n") == []

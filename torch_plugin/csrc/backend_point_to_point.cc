@@ -105,7 +105,7 @@ void ResilientBackend::monitoredBarrier(const c10d::BarrierOptions& options, boo
 void ResilientBackend::AwaitOthers(std::uint32_t tag, std::chrono::milliseconds timeout,
                                    bool wait_all_ranks) {
   const Clock& clock = context_->clock();
-  const Deadline deadline = Deadline::After(clock.Now(), timeout);
+  const Deadline deadline = Deadline::After(clock.Now(), Saturated(timeout));
   std::vector<c10::intrusive_ptr<WorkImpl>> arrivals;
   for (int peer = 1; peer < getSize(); ++peer) {
     arrivals.push_back(StartMonitored(OpKind::kRecv, Bytes(1), peer, tag));
@@ -144,7 +144,7 @@ void ResilientBackend::AwaitVerdict(std::uint32_t tag, std::chrono::milliseconds
   const auto answer = StartMonitored(OpKind::kRecv, verdict, 0, tag);
   StartMonitored(OpKind::kSend, Bytes(1), 0, tag);
   const Deadline deadline =
-      Deadline::After(context_->clock().Now(), Duration(timeout) + kVerdictDelay);
+      Deadline::After(context_->clock().Now(), Saturated(timeout) + kVerdictDelay);
   Status status;
   host_->WithoutLock([&] { status = answer->WaitUntil(deadline); });
   const std::string waited =

@@ -43,8 +43,7 @@ bool EndsGeneration(StatusCode code) {
 // c10d: zero is no timeout.
 Deadline DeadlineOf(std::chrono::milliseconds timeout) {
   if (timeout <= std::chrono::milliseconds::zero()) return Deadline::Never();
-  constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365 * 100);
-  return Deadline::After(SystemClock().Now(), std::min(timeout, kLongest));
+  return Deadline::After(SystemClock().Now(), Saturated(timeout));
 }
 
 }  // namespace

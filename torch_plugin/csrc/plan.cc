@@ -1,6 +1,7 @@
 #include "torch_plugin/csrc/plan.h"
 
 #include <ATen/Functions.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/record_function.h>
 #include <c10/util/StringUtil.h>
 
@@ -31,9 +32,18 @@ at::Tensor Plan::Input(const at::Tensor& tensor) {
   return memory;
 }
 
+// Torch does not copy into such a tensor either, and would say so only after the operation.
+void Plan::RequireOwnPlaces(const at::Tensor& tensor) {
+  if (at::has_internal_overlap(tensor) != at::MemOverlap::Yes) return;
+  Refuse(c10::str("several elements of a tensor of ", tensor.sizes(), " with strides ",
+                  tensor.strides(), " share one place in memory, as those of expand() do, and ",
+                  "cannot have values of their own: pass tensor.clone()"));
+}
+
 at::Tensor Plan::Output(const at::Tensor& tensor) {
   if (tensor.defined() && IsPlain(tensor)) return InOut(tensor);
   Check(host_, CheckTensor(tensor, name()));
+  RequireOwnPlaces(tensor);
   RunOn(tensor.device());
   at::Tensor memory = at::empty_like(tensor, at::MemoryFormat::Contiguous);
   held_.push_back(memory);
@@ -44,6 +54,7 @@ at::Tensor Plan::Output(const at::Tensor& tensor) {
 
 at::Tensor Plan::InOut(const at::Tensor& tensor) {
   at::Tensor memory = Input(tensor);
+  RequireOwnPlaces(tensor);
   if (!IsPlain(tensor)) copies_.emplace_back(tensor, memory);
   outputs_.push_back(tensor);
   return memory;

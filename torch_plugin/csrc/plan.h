@@ -50,6 +50,7 @@ class Plan {
   // Where the operations run that have no memory; otherwise where their memory is.
   void RunOn(c10::Device device);
 
+  void RequireOwnPlaces(const at::Tensor& tensor);  // Of an output: expanded ones have none.
   void RequireSameType(const at::Tensor& one, const at::Tensor& other);
   void RequireRoot(std::int64_t root, int size);
   [[noreturn]] void Refuse(const std::string& why) { Refuse(StatusCode::kInvalidArgument, why); }

@@ -189,7 +189,7 @@ Result<ReconfigurableBackend::Members> ReconfigurableBackend::Join(
   pattern.connect.job = c10::str(pattern.reconfigure_scope, "/", uuid);
   pattern.session.rank = rank;
   pattern.session.world_size = static_cast<int>(peers.size());
-  pattern.session.init_timeout = timeout;
+  pattern.session.init_timeout = Saturated(timeout);
   pattern.time.world_timeout = options_->timeout;
   auto context = SessionContext::Open(std::move(pattern), host_);
   if (!context.ok()) return context.status();

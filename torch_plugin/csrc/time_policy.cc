@@ -15,8 +15,8 @@ void TimePolicy::Bound(Operation& operation, milliseconds group_timeout,
                        milliseconds extension) const {
   const bool inherits = group_timeout == kTorchDefaultTimeout;
   const milliseconds timeout = inherits ? world_timeout : group_timeout;
-  if (strict) operation.timeout = timeout + extension;
-  operation.stall = timeout == kTorchDefaultTimeout ? op_deadline : Duration(timeout + extension);
+  if (strict) operation.timeout = Saturated(timeout + extension);
+  operation.stall = timeout == kTorchDefaultTimeout ? op_deadline : Saturated(timeout + extension);
 }
 
 TimeoutExtension::Lease::Lease(Lease&& other) noexcept

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -12,6 +13,14 @@ namespace resilient::plugin {
 
 // What torch gives a group whose creator said nothing.
 inline constexpr std::chrono::milliseconds kTorchDefaultTimeout = std::chrono::minutes(30);
+
+// A timeout of torch in the library's unit, with a century as the longest: nanoseconds of 64 bits
+// end after 292 years, milliseconds do not, and an implicit conversion of one that is longer gives
+// any number.
+constexpr Duration Saturated(std::chrono::milliseconds timeout) {
+  constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24) * 365 * 100;
+  return std::clamp(timeout, -kLongest, kLongest);
+}
 
 // What bounds the operations of a world's groups. A group that was handed torch's default has the
 // timeout of the world. By default a timeout says how long an operation may stand still once all

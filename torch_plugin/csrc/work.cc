@@ -384,7 +384,7 @@ Status WorkImpl::JoinStream() {
 bool WorkImpl::wait(std::chrono::milliseconds timeout) {
   const bool bounded = timeout > std::chrono::milliseconds::zero();
   const Deadline deadline =
-      bounded ? Deadline::After(SystemClock().Now(), timeout) : Deadline::Never();
+      bounded ? Deadline::After(SystemClock().Now(), Saturated(timeout)) : Deadline::Never();
   const bool joins = GoesOnInStream() && (!bounded || IsCaptured());
   Status status;
   host_->WithoutLock([&] { status = joins ? JoinStream() : WaitUntil(deadline); });

@@ -213,7 +213,7 @@ Result<std::shared_ptr<SessionContext>> JoinWorld(const InitOptions& init, const
                                                   const Launch& launch,
                                                   const std::shared_ptr<Host>& host) {
   const SystemClock clock;
-  const Deadline deadline = Deadline::After(clock.Now(), init.timeout);
+  const Deadline deadline = Deadline::After(clock.Now(), plugin::Saturated(init.timeout));
   while (true) {
     auto context =
         Join(MakeOptions(init, settings, launch), settings, launch, host, clock, deadline);

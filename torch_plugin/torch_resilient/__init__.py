@@ -40,6 +40,7 @@ _HOMES = {
     "DeviceError": "_errors",
     "GrowthError": "_errors",
     "ConfigError": "_errors",
+    "InvalidArgumentError": "_errors",
     "StoreError": "_errors",
     "JoinTimeoutError": "_errors",
     "StoreLostError": "_errors",

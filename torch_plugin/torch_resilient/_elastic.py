@@ -11,7 +11,7 @@ import traceback
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torch_resilient import _agree, _api, _ending, _errors, _native
+from torch_resilient import _agree, _api, _ending, _errors, _native, _worlds
 
 # An exception such as "connection reset" may reach the program before the fence that explains it.
 _FENCE_GRACE_SECONDS = 1.0
@@ -94,10 +94,12 @@ class _Run:
         try:
             while True:
                 cause = None
+                returned = False
                 try:
                     whereabouts.begin_again(self._number)
                     self._enter()
                     result = fn(state, *args, **kwargs)
+                    returned = True
                     # Nobody leaves while a peer may still need this rank to finish.
                     dist.barrier()
                     self._end()
@@ -105,6 +107,8 @@ class _Run:
                 except Exception as error:
                     if getattr(error, "on_all_ranks", False):
                         raise  # A rank that ends by it is no loss to go on after.
+                    if returned or isinstance(error, dist.DistError):
+                        self._require_world(error)
                     cause = self._session_failure()
                     if cause is None:
                         _ending.ending.note(error)
@@ -141,6 +145,16 @@ class _Run:
                 "none of them was lost",
             )
         self._state._end_run()
+
+    def _require_world(self, error):
+        """The function may have ended the world that it is to be run again in."""
+        if self._world in _worlds.registry.worlds():
+            return
+        raise _errors.ConfigError(
+            "the function that elastic runs has destroyed the world's process group, which elastic"
+            " needs to end together and to run it again after a loss: call"
+            " destroy_process_group() after elastic has returned, not in a `finally` inside"
+        ) from error
 
     def _session_failure(self):
         """The session's failure, whatever exception it reached the program as; None when there is

@@ -89,6 +89,12 @@ class ConfigError(ResilientError, dist.DistBackendError, ValueError):
     default_code = "SETTING"
 
 
+class InvalidArgumentError(ResilientError, dist.DistBackendError, ValueError):
+    """A call that can have no effect with these arguments, and had none."""
+
+    default_code = "INVALID_ARGUMENT"
+
+
 class StoreError(ResilientError, dist.DistStoreError):
     """Base of the store's errors; itself for an answer that is a refusal, as a wrong type."""
 
@@ -141,6 +147,7 @@ CLASSES = {
     "SETTING": ConfigError,
     "TORCH_VERSION": ConfigError,
     "FORKED": ConfigError,
+    "INVALID_ARGUMENT": InvalidArgumentError,
     "JOIN_TIMEOUT": JoinTimeoutError,
     "STORE_LOST": StoreLostError,
     "TIMEOUT": StoreTimeoutError,

@@ -31,8 +31,8 @@ class Presence final : private RendezvousEvents {
             options, [host] { return host->Interrupted(); }, clock_)) {}
   ~Presence() override { Close(); }
 
-  Status Start(Duration timeout) {
-    return line_->Start(*this, Deadline::After(clock_.Now(), timeout));
+  Status Start(Duration at_most) {
+    return line_->Start(*this, Deadline::After(clock_.Now(), at_most));
   }
   std::string lost() const {
     const std::lock_guard lock(mutex_);
