@@ -214,22 +214,101 @@ def check_asynchronous(rank, size):
 CHECKS = {name: value for name, value in globals().items() if name.startswith("check_")}
 
 
-def run_checks(names):
+MODES = {
+    "plain": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,  # What is made there may be written there only.
+}
+
+
+def run_checks(names, mode):
     rank, size = joined()
     for name in names:
-        CHECKS[name](rank, size)
+        with MODES[mode]():
+            CHECKS[name](rank, size)
         rank_server.tell(name)
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_forms(world, size):
-    ranks = world.start(run_checks, size, list(CHECKS))
+@pytest.mark.parametrize(
+    ("size", "mode"), [(1, "plain"), (2, "plain"), (3, "plain"), (2, "no_grad"), (2, "inference")]
+)
+def test_forms(world, size, mode):
+    ranks = world.start(run_checks, size, list(CHECKS), mode)
     for name in CHECKS:  # One by one, so that a failure has a name.
         for rank in ranks:
             assert rank.told() == name
     for rank in ranks:
         rank.value()
+
+
+def modes_of_callbacks():
+    """What a callback does depends on the modes of the call that it belongs to."""
+    rank, _ = joined()
+    other = dist.new_group()
+    seen = []
+
+    def look(future):
+        seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+        return future.value()
+
+    for mode in MODES.values():
+        if rank == 1:
+            dist.barrier(other)  # Rank 0's futures have callbacks before their operations end.
+        with mode():
+            future = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(look)
+        if rank == 0:
+            dist.barrier(other)
+        future.wait()
+    dist.destroy_process_group()
+    return seen
+
+
+def test_a_callback_has_the_modes_of_its_call(world):
+    expected = [(True, False), (False, False), (False, True)]
+    assert world.run(modes_of_callbacks, 2) == [expected] * 2
+
+
+FLUSHED = 2854495  # The bits of 4e-39, which a thread that flushes subnormals takes for zero.
+
+
+def sums_of_small_numbers(rounds):
+    """The thread of the caller or one of the group's runs a reduction, whichever is free, and
+    torch.set_flush_denormal is for the calling thread and those that it makes later."""
+    rank, _ = joined()
+    dist.all_reduce(torch.ones(1 << 16), async_op=True).wait()
+    tiny = torch.full((8,), FLUSHED, dtype=torch.int32).view(torch.float32)
+    sparse = torch.sparse_coo_tensor([list(range(8))], tiny, (8,)).coalesce()
+    assert torch.set_flush_denormal(True)
+    assert not (tiny * 1).view(torch.int32).any()  # The setting is in force here.
+    seen = set()
+    for turn in range(rounds):
+        large, sums, total = torch.ones(1 << 16), tiny.clone(), sparse.clone()
+        work = dist.all_reduce(large, async_op=True)
+        if (turn + rank) % 2:
+            sum(range(20_000))  # One rank is a little later.
+        dist.all_reduce(sums)
+        work.wait()
+        also = tiny.clone()
+        if (turn + rank) % 2:
+            dist.all_reduce(also)
+        else:
+            dist.all_reduce(also, async_op=True).wait()
+        if turn % 10 == 0:
+            dist.all_reduce(total)
+            seen.update(total._values().view(torch.int32).tolist())
+        seen.update(sums.view(torch.int32).tolist() + also.view(torch.int32).tolist())
+    assert not (tiny * 1).view(torch.int32).any()  # And was put back.
+    dist.destroy_process_group()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("policy", "shm_limit"), [("liveness", "256MiB"), ("strict", "256MiB"), ("liveness", "0")]
+)
+def test_a_sum_is_the_same_on_every_rank_whichever_thread_adds(world, policy, shm_limit):
+    env = {"RESILIENT_TIMEOUT_POLICY": policy, "RESILIENT_SHM_LIMIT": shm_limit}
+    assert world.run(sums_of_small_numbers, 2, 100, env=env) == [{2 * FLUSHED}] * 2
 
 
 def refused_calls():
@@ -257,11 +336,20 @@ def refused_calls():
         "is on meta, and this version serves tensors on the CPU and on CUDA": lambda: (
             backend.broadcast([one.to("meta")], dist.BroadcastOptions())
         ),
+        "2, 5.* share one place in memory": lambda: dist.all_reduce(torch.ones(5).expand(2, 5)),
+        "share one place in memory, as": lambda: dist.all_gather(
+            [torch.ones(1).expand(4), torch.empty(4)], one
+        ),
+        "peer 2 is not another rank of a group of 2": lambda: dist.send(one, 2),
+        "peer 7 is not another rank": lambda: dist.recv(one, 7),
         "SUM and AVG only": lambda: dist.all_reduce(one.to_sparse(), op=dist.ReduceOp.MAX),
     }
     for text, call in calls.items():
-        with pytest.raises(RuntimeError, match=text):
+        with pytest.raises(RuntimeError, match=text) as raised:
             call()
+        # As torch's own refusals, where it is the arguments that are wrong.
+        invalid = "[resilient:INVALID_ARGUMENT]" in str(raised.value)
+        assert isinstance(raised.value, ValueError) == invalid
     # Complex numbers have no order, and torch asks no further when the group is called directly.
     with pytest.raises(RuntimeError, match="no order"):
         options = dist.AllreduceOptions()

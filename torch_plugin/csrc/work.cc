@@ -8,6 +8,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/StringUtil.h>
 #include <resilient/abort.h>
+#include <resilient/float_environment.h>
 
 #include "torch_plugin/csrc/convert.h"
 #include "torch_plugin/csrc/device_stream.h"
@@ -261,7 +262,9 @@ WorkImpl::WorkImpl(const std::shared_ptr<SessionContext>& context, int rank, Wor
       context_(context),
       host_(context->host()),
       progress_(std::move(progress)),
-      spec_(std::move(spec)) {}
+      spec_(std::move(spec)) {
+  if (NeedsFinisher()) callers_state_.emplace();
+}
 
 WorkImpl::~WorkImpl() = default;
 
@@ -422,6 +425,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkImpl::getFuture() {
     if (future_) return future_;
     future_ = fresh;
     if (!progress_->done_) {
+      if (!callers_state_ && !progress_->ended_) callers_state_.emplace();
       progress_->requires_finisher_ = true;  // Or it is at it already, and finds the future.
       return fresh;
     }
@@ -451,15 +455,27 @@ void WorkImpl::EndProfiling() {
   recordFunctionEndCallback_ = nullptr;
 }
 
+// Runs `body` with the thread-local state of the call that began the operation: what torch allows
+// depends on it, and what a callback does may.
+template <typename Body>
+void WorkImpl::AsCaller(const Body& body) {
+  std::optional<at::ThreadLocalStateGuard> guard;
+  if (callers_state_) guard.emplace(*callers_state_);
+  body();
+}
+
 Status WorkImpl::Finish() {
   try {
-    const at::NoGradGuard no_grad;
-    const int device = spec_.operation.device;
-    const c10::DeviceGuard guard(ToDevice(device));
-    for (const auto& [to, from] : spec_.copies) to.copy_(from);
-    if (spec_.finish) spec_.finish();
-    // This thread's stream is none that a caller goes on in.
-    if (device != kHost) SynchronizeCurrentStream(device);
+    AsCaller([this] {
+      const at::NoGradGuard no_grad;
+      const FloatEnvironment environment;  // A sum of sparse tensors is computed here.
+      const int device = spec_.operation.device;
+      const c10::DeviceGuard guard(ToDevice(device));
+      for (const auto& [to, from] : spec_.copies) to.copy_(from);
+      if (spec_.finish) spec_.finish();
+      // This thread's stream is none that a caller goes on in.
+      if (device != kHost) SynchronizeCurrentStream(device);
+    });
   } catch (const std::exception& error) {
     return Status(StatusCode::kInternal, c10::str("the result of ", Describe(spec_.operation),
                                                   " could not be put in place: ", error.what()));
@@ -471,13 +487,15 @@ void WorkImpl::CompleteFuture(c10::ivalue::Future& future) {
   if (host_->Ending()) return;  // Its callbacks belong to an interpreter that is gone.
   const Status status = Outcome();
   try {
-    // The callbacks run on the device that is current here.
-    const c10::DeviceGuard guard(ToDevice(spec_.operation.device));
-    if (status.ok()) {
-      future.markCompleted(c10::IValue(spec_.outputs));
-    } else {
-      future.setError(ToException(*host_, status));
-    }
+    AsCaller([&] {
+      // The callbacks run on the device that is current here.
+      const c10::DeviceGuard guard(ToDevice(spec_.operation.device));
+      if (status.ok()) {
+        future.markCompleted(c10::IValue(spec_.outputs));
+      } else {
+        future.setError(ToException(*host_, status));
+      }
+    });
   } catch (const std::exception& error) {
     TORCH_WARN("a callback of the future of ", Describe(spec_.operation),
                " raised: ", error.what());

@@ -7,10 +7,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <ATen/ThreadLocalState.h>
 #include <ATen/core/ivalue.h>
 #include <resilient/clock.h>
 #include <resilient/operation.h>
@@ -204,6 +206,8 @@ class WorkImpl final : public c10d::Work {
   Status Finish();         // What remains to do after the operations: on the callback thread.
   void EndProfiling();
   void CompleteFuture(c10::ivalue::Future& future);
+  template <typename Body>
+  void AsCaller(const Body& body);
 
   const std::weak_ptr<SessionContext> context_;
   const std::shared_ptr<Host> host_;
@@ -212,6 +216,10 @@ class WorkImpl final : public c10d::Work {
   std::atomic<std::uint64_t> sequence_{0};
   int source_ = -1;                                 // Constant once done.
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // Guarded by progress_->mutex_.
+  // Inference mode, grad mode and the like of the call that began it, for what is left to another
+  // thread. Taken where there is something of the kind: with the Work, or with its future. Set
+  // before the Finisher is asked for, and constant then.
+  std::optional<at::ThreadLocalState> callers_state_;
 };
 
 // Waits for the end of all from which a wait() let the program go on before: what it has computed
