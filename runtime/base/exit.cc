@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
@@ -49,8 +50,11 @@ class ProcessExit {
     changed_.notify_all();
   }
 
+  bool begun() const { return begun_.load(std::memory_order_relaxed) && !mark_.InChild(); }
+
   void OnExit() {
     if (mark_.InChild()) return;
+    begun_.store(true, std::memory_order_relaxed);
     const std::lock_guard lock(mutex_);
     watch_.OnExit(clock_.Now());
     WatchLocked();
@@ -85,6 +89,7 @@ class ProcessExit {
 
   SystemClock clock_;
   const ProcessMark mark_;
+  std::atomic<bool> begun_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
   // Guarded by mutex_:
@@ -102,6 +107,7 @@ ProcessExit& ThisExit() {
 
 void SetExitBudget(Duration budget) { ThisExit().SetBudget(budget); }
 void ExitBegins() { ThisExit().OnExit(); }
+bool ExitHasBegun() { return ThisExit().begun(); }
 
 DriverCall::DriverCall(std::string what) : id_(ThisExit().Begin(std::move(what))) {}
 DriverCall::~DriverCall() { ThisExit().End(id_); }

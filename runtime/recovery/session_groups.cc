@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <string_view>
 #include <utility>
+
+#include <resilient/exit.h>
 
 #include "runtime/base/log.h"
 #include "runtime/recovery/session_impl.h"
@@ -32,6 +35,12 @@ Status GroupOutdated(const std::string& group, const View& view) {
                        ", numbered anew: make the group anew"));
 }
 
+std::string_view WhyClosed() {
+  if (!ExitHasBegun()) return "";
+  return "; the process is ending, and what runs after the session's goodbye, as an exit handler "
+         "does that was registered before torch was imported, cannot use it any more";
+}
+
 Status GroupClosed(const std::string& group) {
   return Status(StatusCode::kFailedPrecondition,
                 StrCat("group '", group, "' is closed on this rank"));
@@ -43,7 +52,7 @@ Status SessionImpl::NotRunningLocked(const std::string& group, const std::string
   if (machine_.state() == SessionState::kClosed) {
     return Status(StatusCode::kFailedPrecondition,
                   StrCat("the session is closed on this rank: ", what, " of group '", group,
-                         "' was not started"));
+                         "' was not started", WhyClosed()));
   }
   if (const Status cause = machine_.failure(); !cause.ok()) return NotStarted(cause, group, what);
   return Status(StatusCode::kFailedPrecondition,

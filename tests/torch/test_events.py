@@ -139,7 +139,9 @@ def test_the_process_ends_with_the_last_event(world, destroyed):
     for rank in world.start(ends_with_a_callback, 2, destroyed):
         assert rank.wait(20) == 0, rank.stderr()
         lines = [line for line in rank.stderr().splitlines() if line in ("heard closed", "before")]
-        assert lines == ["heard closed", "before"], rank.stderr()
+        # What the program registers after the import of torch runs before its worlds are closed.
+        expected = ["heard closed", "before"] if destroyed else ["before", "heard closed"]
+        assert lines == expected, rank.stderr()
         assert "Traceback" not in rank.stderr() and "terminate" not in rank.stderr()
 
 

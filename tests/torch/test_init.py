@@ -1,5 +1,6 @@
 """init_process_group: good and bad starts, again and again, beside other backends."""
 
+import atexit
 import os
 import signal
 import socket
@@ -70,6 +71,38 @@ def plain_variables():
 
 def test_without_an_address_a_rank_starts_the_store(world):
     assert world.run(add_up, 4, env=plain_variables()) == [4] * 4
+
+
+def uses_the_world_at_exit():
+    def last_words():
+        print("last words of", add_together(), file=sys.stderr, flush=True)
+
+    atexit.register(last_words)
+    dist.init_process_group("resilient")
+
+
+def add_together():
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return int(total.item())
+
+
+def test_an_exit_handler_from_before_init_may_use_the_world(world):
+    for rank in world.start(uses_the_world_at_exit, 2):
+        assert rank.wait(20) == 0, rank.stderr()
+        assert "last words of 2" in rank.stderr()
+
+
+def is_late_at_exit():
+    dist.init_process_group("resilient")
+    dist.barrier()
+    torch_resilient._worlds.registry.close_all()  # As when an older exit handler is reached.
+    with pytest.raises(RuntimeError, match="the process is ending"):
+        add_together()
+
+
+def test_what_comes_after_the_end_of_the_worlds_is_told_why(world):
+    world.run(is_late_at_exit, 2)
 
 
 def twice_on_the_same_port():

@@ -5,6 +5,7 @@ torch.distributed. A wrapper looks at the backend's name and, unless it is ours,
 RESILIENT_TAKE_OVER gives us, goes straight to the original.
 """
 
+import atexit
 import functools
 import os
 import sys
@@ -52,6 +53,19 @@ def register():
     _install()
 
 
+@functools.cache
+def close_worlds_at_exit():
+    """Exit handlers run in the reverse order of their registration: those that the program
+    registers after it has imported torch may still use its worlds."""
+    atexit.register(_close_worlds)
+
+
+def _close_worlds():
+    worlds = sys.modules.get("torch_resilient._worlds")
+    if worlds is not None:
+        worlds.registry.close_all()
+
+
 def _install():
     # Looked up, not imported: this runs while torch is still being imported.
     torch = sys.modules["torch"]
@@ -77,6 +91,7 @@ def _install():
     from torch_resilient import _frameworks
 
     _frameworks.install()
+    close_worlds_at_exit()
     if "RANK" in os.environ:
         from torch_resilient import _ending, _presence
 

@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_resilient import _ending, _native, _places
+from torch_resilient import _autoload, _ending, _native, _places
 
 OWNER_VARIABLE = "RESILIENT_OWNER"
 # The program's exit handlers run before ours, and one may be what a call into a driver holds up.
@@ -78,7 +78,6 @@ class Registry:
 
     def __init__(self):
         self._worlds = []
-        self._at_exit = False
         self._began = False  # This process has had one.
         self._on_begin = None
         self._on_end = None
@@ -89,7 +88,7 @@ class Registry:
         if not self._began:
             self._began = True
             _before_exit_handlers(_main_thread_ends)
-        self._close_at_exit()
+        _autoload.close_worlds_at_exit()
         if self._on_begin is not None and world.reconfigurable is None:
             self._on_begin(world)
 
@@ -102,12 +101,7 @@ class Registry:
         choice, and on_end() at the end of the process, when all worlds are closed."""
         self._on_begin, self._on_end = on_begin, on_end
         if on_end is not None:
-            self._close_at_exit()
-
-    def _close_at_exit(self):
-        if not self._at_exit:
-            self._at_exit = True
-            atexit.register(self.close_all)
+            _autoload.close_worlds_at_exit()
 
     def of(self, process_group):
         for world in self._worlds:

@@ -23,5 +23,7 @@ void SetExitBudget(Duration budget);
 // The process is ending, for those who know before std::exit: an interpreter first takes its
 // modules down. The first call counts.
 void ExitBegins();
+// For the texts of what is refused by then.
+bool ExitHasBegun();
 
 }  // namespace resilient
