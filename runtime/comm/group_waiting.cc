@@ -58,6 +58,7 @@ std::optional<WaitingOperation> CommGroup::WaitingCollective() const {
     if (!here) missing.push_back(rank);
   }
   told.missing = GlobalRanks(spec_, missing);
+  told.behind = pending_.size() - (runs ? 0 : 1);
   return told;
 }
 

@@ -153,12 +153,16 @@ void NcclGroup::TellWaiting() {
     add(one.op, one.entered_at,
         GlobalRanks(spec_, watch_.Missing(one.op.op, one.number, NcclWatch::Stage::kSubmitted)));
   }
-  if (state_ < State::kReady && !pending_.empty()) {
+  const std::size_t head = waiting.size();
+  if (head > 0 && head == HeadSize()) {
+    waiting.back().behind = launched_.size() - head + pending_.size();
+  } else if (state_ < State::kReady && !pending_.empty()) {
     // At the meeting the CPU transport knows for whom; behind it all have come.
     std::vector<int> missing;
     if (state_ == State::kMeeting)
       missing = context_.waits->Missing(ControlName(), spec_.generation, context_.now);
     add(pending_.front(), pending_.front().submitted, std::move(missing));
+    if (!waiting.empty()) waiting.back().behind = pending_.size() - 1;
   }
   // Whom NCCL waits for in a launch nobody knows.
   for (const SubmittedOp& op : captures_.launching()) add(op, op.submitted, {});

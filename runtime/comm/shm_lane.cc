@@ -199,6 +199,7 @@ std::optional<WaitingOperation> ShmLane::Waiting(Instant now) const {
   {
     std::lock_guard lock(mutex_);
     told = told_;
+    if (told) told->waiting.behind = queue_.size();
   }
   if (!told) return std::nullopt;
   told->waiting.age = now - told->submitted;

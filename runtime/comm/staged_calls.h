@@ -46,6 +46,7 @@ class StagedCalls {
       const bool told = found->second.get() == last;
       last = found->second.get();
       one.seq = last->seq;
+      one.behind = 0;  // Of pieces.
       one.what = last->what;
       one.call_site = last->call_site;
       return told;

@@ -328,6 +328,7 @@ void StagedGroup::TellWaiting() {
   if (context_.now - first.submitted < kWaitTellAfter) return;
   WaitingOperation told = ToldOf(first, context_.now);
   told.missing = context_.waits->Missing(ControlName(), spec_.generation, context_.now);
+  told.behind = pending_.size() - 1;
   next_wait_told_ = context_.now + kWaitTellAfter;
   context_.events.OnWaiting(spec_.name, spec_.generation, {std::move(told)});
 }

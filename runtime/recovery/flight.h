@@ -57,6 +57,8 @@ class Flight {
 
   // Nothing of this generation is in flight and nothing will be.
   bool IsQuiet() const { return Ended() && in_flight_.load() == 0; }
+  // Operations of this generation that have entered and not left.
+  std::int64_t in_flight() const { return in_flight_.load(); }
 
  private:
   const std::uint64_t generation_;

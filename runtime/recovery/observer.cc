@@ -219,6 +219,7 @@ std::uint64_t Watch::LookAtMainThread(Whereabouts* seen) {
     unseen_since_ = kNever;
     seen->main_thread = last_seen_.top;
     seen->stack = last_seen_.stack;
+    seen->threads = last_seen_.threads;
     return FrameOf(last_seen_);
   }
   unseen_since_ = std::min(unseen_since_, began);

@@ -195,7 +195,6 @@ Status SessionImpl::Refused(const OperationRecord& record, const std::string& gr
 
 // Lets one operation into the present generation, or says why not.
 Result<SessionImpl::Entry> SessionImpl::Enter(GroupSlot& slot, const Operation& operation) {
-  callers_.Note();
   if (options_.observer != nullptr) options_.observer->NoteOperation();
   for (;;) {
     if (!pause_watch_.MayAct(clock_.Now())) {

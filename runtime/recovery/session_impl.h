@@ -27,6 +27,7 @@
 #include "runtime/recovery/incident.h"
 #include "runtime/recovery/pause_watch.h"
 #include "runtime/recovery/state_machine.h"
+#include "runtime/recovery/thread_census.h"
 #include "runtime/recovery/wait_desk.h"
 
 namespace resilient::recovery {
@@ -202,7 +203,9 @@ class SessionImpl final : public Session,
 
   // In session_waits.cc, on the control thread: what this rank waits for.
   void PostTellWaiting();
-  void TellWaiting(Instant now);
+  // `again`: only what has been told differently before.
+  void TellWaiting(Instant now, bool again);
+  void AskForThreads();
   // Null: the generation is another one, or no operation was submitted there.
   std::shared_ptr<Communicator> CommunicatorOf(std::uint64_t generation,
                                                const std::string& transport, bool* left);
@@ -276,6 +279,9 @@ class SessionImpl final : public Session,
   std::map<int, Instant> unreached_since_;  // By rank, of this generation; moved on when told.
   std::uint64_t link_reports_generation_ = 0;
   std::optional<Instant> joining_since_;
+  ThreadCensus census_;
+  Duration no_progress_{};  // Of this process, as the observer told it then.
+  Instant no_progress_told_{};
   std::vector<std::shared_ptr<Communicator>> aborting_;  // Until they are quiet.
 
   // Last: their threads call into everything above until they are closed. The factory is set once

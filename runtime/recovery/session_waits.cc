@@ -24,21 +24,51 @@ void SessionImpl::PostTellWaiting() {
   if (waiting_posted_.exchange(true)) return;  // What is told next has it all.
   (void)rendezvous_->Post([this] {
     waiting_posted_ = false;
-    TellWaiting(clock_.Now());
+    TellWaiting(clock_.Now(), false);
   });
 }
 
-void SessionImpl::TellWaiting(Instant now) {
-  std::uint64_t generation = 0;
+void SessionImpl::TellWaiting(Instant now, bool again) {
+  std::shared_ptr<Flight> flight;
   {
     Lock lock(mutex_);
     if (machine_.state() != SessionState::kRunning || flight_ == nullptr || flight_->Ended())
       return;
-    generation = flight_->generation();
+    flight = flight_;
   }
-  if (const auto report = waits_.Report(generation, callers_.Look(), now)) {
-    rendezvous_->Tell(*report);
-  }
+  if (!waits_.HasAny(flight->generation(), now)) return;
+  Callers::Snapshot callers = callers_.Look();
+  const Census census = census_.Look(callers.threads, now);
+  callers.may_act = census.may_act;
+  // What stands for so long may be judged, whoever might still act.
+  const bool stands = options_.stall > Duration::zero() && no_progress_ >= options_.stall &&
+                      now - no_progress_told_ <= kWaitingLife;
+  callers.all = census.may_act.empty() || stands;
+  callers.token = census.token;
+  // Last: what has entered before somebody was seen to sleep is counted.
+  callers.in_flight = flight->in_flight();
+  const auto report = waits_.Report(flight->generation(), callers, now);
+  const bool news = report && (report->blocked || report->tell || !report->progress.empty());
+  if (report && (!again || news)) rendezvous_->Tell(*report);
+  if (census.wants_program_threads && census_.MayAsk(now)) AskForThreads();
+}
+
+// So that threads of libraries are told from those of the program. The answer comes at once, unless
+// native code holds the interpreter's lock; what waits is told again with it.
+void SessionImpl::AskForThreads() {
+  if (options_.observer == nullptr) return;
+  options_.observer->Ask([session = weak_from_this()](const Whereabouts& whereabouts) {
+    const std::shared_ptr<SessionImpl> self = session.lock();
+    if (self == nullptr) return;
+    (void)self->rendezvous_->Post(
+        [raw = self.get(), threads = whereabouts.threads, no_progress = whereabouts.no_progress] {
+          const Instant now = raw->clock_.Now();
+          raw->census_.Learn(threads, now);
+          raw->no_progress_ = no_progress;
+          raw->no_progress_told_ = now;
+          raw->TellWaiting(now, true);
+        });
+  });
 }
 
 void SessionImpl::OnBeat(Instant now, Instant contact, Duration lease) {
@@ -112,7 +142,7 @@ void SessionImpl::OnAskProgress(std::uint64_t generation, const std::vector<std:
     waits_.NoteProgress(generation, std::move(none));
     known = true;
   }
-  if (known) TellWaiting(clock_.Now());
+  if (known) TellWaiting(clock_.Now(), false);
 }
 
 void SessionImpl::OnAllEntered(std::uint64_t generation, const std::vector<EnteredCall>& calls) {

@@ -26,6 +26,16 @@ bool IsBlockedIn(const WaitingCall& call, const Callers::Snapshot& callers) {
   });
 }
 
+// Whether what is told is all that is in flight: what is not has begun lately, and may end.
+bool HasAllInFlight(const std::vector<WaitingCall>& calls, const Callers::Snapshot& callers) {
+  if (calls.size() == kWaitingOperationsMax) return false;  // Perhaps the oldest ones only.
+  std::int64_t told = 0;
+  for (const WaitingCall& call : calls) {
+    told += 1 + static_cast<std::int64_t>(call.operation.behind);
+  }
+  return callers.in_flight <= told;
+}
+
 std::string Names(const LateNotice& notice) {
   std::string names;
   for (const LateRank& late : notice.ranks) names += (names.empty() ? "" : "; ") + late.text;
@@ -76,6 +86,14 @@ std::vector<WaitingCall> WaitDesk::Calls(std::uint64_t generation, Instant now) 
   return calls;
 }
 
+bool WaitDesk::HasAny(std::uint64_t generation, Instant now) const {
+  const std::lock_guard lock(mutex_);
+  if (progress_generation_ == generation && !progress_.empty()) return true;
+  return std::any_of(told_.begin(), told_.end(), [&](const auto& told) {
+    return told.second.generation == generation && now - told.second.when <= kWaitingLife;
+  });
+}
+
 std::optional<WaitingReport> WaitDesk::Report(std::uint64_t generation,
                                               const Callers::Snapshot& callers, Instant now) {
   WaitingReport report;
@@ -100,7 +118,14 @@ std::optional<WaitingReport> WaitDesk::Report(std::uint64_t generation,
     matched += call.blocked ? 1 : 0;
   }
   // A thread in an operation of which nothing was told yet may be about to go on.
-  report.blocked = callers.all && matched > 0 && matched >= callers.blocked.size();
+  report.blocked =
+      callers.all && matched >= callers.blocked.size() && HasAllInFlight(report.calls, callers);
+  report.threads = callers.token;
+  may_act_ = callers.may_act;
+  // Whatever of this ends may wake a parked thread, or run a callback.
+  if (report.blocked) {
+    for (WaitingCall& call : report.calls) call.blocked = true;
+  }
   const WaitingCall& oldest = report.calls.front();
   report.tell = IsLineDue(oldest.operation.age, now);
   if (report.tell) {
@@ -140,8 +165,9 @@ std::string WaitDesk::Line(const LateNotice& notice, Instant now) {
   }
   const std::string line =
       StrCat("rank ", options_.rank, " has waited ", age, " s in ", CallText(*asked_about_));
-  if (notice.ranks.empty()) return StrCat(line, ": every rank has entered it");
-  return StrCat(line, asked_about_->operation.any ? " for one of " : " for ", Names(notice));
+  const std::string actor = may_act_.empty() ? "" : StrCat("; here may still act: ", may_act_);
+  if (notice.ranks.empty()) return StrCat(line, ": every rank has entered it", actor);
+  return StrCat(line, asked_about_->operation.any ? " for one of " : " for ", Names(notice), actor);
 }
 
 std::string WaitDesk::OverdueLine(Instant now) {

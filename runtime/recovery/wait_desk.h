@@ -41,6 +41,8 @@ class WaitDesk {
 
   // For the lines from now on.
   void set_rank(int rank) { options_.rank = rank; }
+  // Whether something has been told of `generation` lately, or is to be answered.
+  bool HasAny(std::uint64_t generation, Instant now) const;
   // With what NoteProgress was given since the last one. nullopt: there is none, and nothing has
   // been told of `generation` lately.
   std::optional<WaitingReport> Report(std::uint64_t generation, const Callers::Snapshot& callers,
@@ -73,6 +75,7 @@ class WaitDesk {
   std::optional<Instant> asked_;
   std::optional<WaitingCall> asked_about_;  // Null: about the join.
   Instant asked_about_since_{};             // When that began.
+  std::string may_act_;                     // Callers::Snapshot::may_act of the latest report.
 };
 
 }  // namespace resilient::recovery

@@ -92,6 +92,7 @@ void PutOp(const WaitingOp& op, pb::Request* out) {
   message->set_stall_ms(ToMillis(op.report.stall));
   for (const int rank : op.report.present) message->add_present(rank);
   for (const GroupProgress& progress : op.report.progress) Put(progress, message->add_progress());
+  message->set_threads(op.report.threads);
 }
 
 void PutOp(const WhereaboutsOp& op, pb::Request* out) {
@@ -118,6 +119,7 @@ std::optional<Op> ToWaitingOp(const pb::Request& message) {
     report.progress.reserve(static_cast<std::size_t>(waiting.progress_size()));
     for (const pb::GroupProgress& one : waiting.progress())
       report.progress.push_back(ToProgress(one));
+    report.threads = waiting.threads();
     return WaitingOp{std::move(report)};
   }
   if (message.has_whereabouts()) {

@@ -150,10 +150,16 @@ std::optional<Diagnosis::Verdict> Diagnosis::FindDeadlock(Instant now, Steps* st
     candidate_.reset();
     return std::nullopt;
   }
-  if (!candidate_ || !SameCircle(candidate_->circle, circle)) {
-    candidate_ = Candidate{std::move(circle), {}, now};
+  // A thread that has run in between may have done, or be about to do, what is waited for.
+  const auto same_threads = [this](const WaitEdge& edge) {
+    return told_.at(edge.from).report.threads == candidate_->threads.at(edge.from);
+  };
+  if (!candidate_ || !SameCircle(candidate_->circle, circle) ||
+      !std::all_of(circle.begin(), circle.end(), same_threads)) {
+    candidate_ = Candidate{std::move(circle), {}, {}, now};
     for (const WaitEdge& edge : candidate_->circle) {
       candidate_->told[edge.from] = told_.at(edge.from).when;
+      candidate_->threads[edge.from] = told_.at(edge.from).report.threads;
     }
     return std::nullopt;
   }
@@ -306,7 +312,11 @@ bool Diagnosis::HasEntered(int waiter, int rank) const {
 
 bool Diagnosis::WaitsItself(int rank) const {
   const auto told = told_.find(rank);
-  return told != told_.end() && told->second.report.blocked;
+  if (told == told_.end()) return false;
+  const WaitingReport& report = told->second.report;
+  // Another thread of it may act; yet it makes no progress because of those that it waits for.
+  return report.blocked || std::any_of(report.calls.begin(), report.calls.end(),
+                                       [](const WaitingCall& call) { return call.blocked; });
 }
 
 std::vector<int> Diagnosis::AwaitedBy(int rank) const {

@@ -92,7 +92,8 @@ class Diagnosis {
   };
   struct Candidate {
     std::vector<WaitEdge> circle;
-    std::map<int, Instant> told;  // When each of its ranks had told it.
+    std::map<int, Instant> told;           // When each of its ranks had told it,
+    std::map<int, std::uint64_t> threads;  // and WaitingReport::threads.
     Instant formed{};
   };
   using CallKey = std::tuple<std::string, bool, std::uint64_t>;

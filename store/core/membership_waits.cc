@@ -20,8 +20,12 @@ WaitingReport Checked(const WaitingReport& told, int world_size) {
   report.blocked = told.blocked;
   report.tell = told.tell;
   report.stall = told.stall;
+  report.threads = told.threads;
   for (const WaitingCall& call : told.calls) {
-    if (report.calls.size() >= kWaitingCallsMax) break;
+    if (report.calls.size() >= kWaitingCallsMax) {
+      report.blocked = false;  // One that is left out may end.
+      break;
+    }
     WaitingCall& kept = report.calls.emplace_back(call);
     kept.operation.what = Cut(call.operation.what);
     kept.operation.call_site = Cut(call.operation.call_site);
@@ -32,8 +36,10 @@ WaitingReport Checked(const WaitingReport& told, int world_size) {
     if (missing.size() <= kMissingRanksMax) continue;
     missing.resize(kMissingRanksMax);
     kept.more = true;
+    if (!kept.operation.any) continue;
     // One of those that are left out may be enough.
-    kept.blocked = kept.blocked && !kept.operation.any;
+    kept.blocked = false;
+    report.blocked = false;
   }
   for (const GroupProgress& told_progress : told.progress) {
     if (report.progress.size() >= kProgressGroupsMax) break;

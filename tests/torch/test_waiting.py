@@ -1,7 +1,10 @@
 """Who waits for whom: late ranks are named, circles and standstills end with their cause."""
 
 import ctypes
+import os
 import re
+import subprocess
+import sys
 import time
 
 import pytest
@@ -170,6 +173,159 @@ def slow_circle():
 
 def test_a_thread_that_is_free_may_still_do_it(world):
     assert world.run(slow_circle, 2)[0] == [2.0] * 4
+
+
+LATE_SECONDS = 3.5  # A circle that is real is found by then.
+
+
+def question_sent_by(how, seconds, pair, late):
+    """Rank pair[0] waits for an answer to a question that something else of it is yet to send."""
+    import concurrent.futures
+    import signal
+    import threading
+
+    rank = dist.get_rank()
+    asking, answering = pair
+    tensor = torch.zeros(4)
+    if rank == answering:
+        dist.recv(tensor, asking)
+        dist.send(tensor + 1, asking)
+        return None
+
+    def ask(*_):
+        dist.send(torch.ones(4), answering)
+
+    def prepare_and_ask():
+        prepare(seconds, False)
+        ask()
+
+    if how == "thread":
+        threading.Thread(target=prepare_and_ask).start()
+    elif how == "pool":
+        pool = concurrent.futures.ThreadPoolExecutor(1)
+        pool.submit(prepare_and_ask)
+    elif how == "timer":
+        threading.Timer(seconds, ask).start()
+    elif how == "reader":
+        source, sink = os.pipe()
+        subprocess.Popen(["sh", "-c", f"sleep {seconds}; echo"], stdout=sink)
+        threading.Thread(target=lambda: (os.read(source, 1), ask())).start()
+    elif how == "signal":
+        signal.signal(signal.SIGALRM, ask)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+    else:
+        work = dist.all_reduce(torch.ones(4), group=late, async_op=True)
+        work.get_future().then(ask)
+    dist.recv(tensor, answering)
+    return tensor.tolist()
+
+
+def first_call_comes_late(hows, seconds):
+    """Pairs of ranks, one for each of `hows`; the last rank is late in a pair with rank 0."""
+    dist.init_process_group("resilient")
+    last = dist.get_world_size() - 1
+    late = dist.new_group([0, last])
+    dist.barrier()
+    rank = dist.get_rank()
+    if rank == last:
+        time.sleep(seconds)
+        return dist.all_reduce(torch.ones(4), group=late)
+    asking = rank - rank % 2
+    return question_sent_by(hows[asking // 2], seconds, (asking, asking + 1), late)
+
+
+def check_first_calls_that_come_late(world, hows, seconds):
+    ranks = world.start(first_call_comes_late, 2 * len(hows) + 1, hows, seconds, env=LINES)
+    values = [rank.value(seconds + 40) for rank in ranks]
+    assert values[0 : 2 * len(hows) : 2] == [[2.0] * 4] * len(hows)
+    for number, how in enumerate(hows):
+        if how == "callback":
+            continue
+        said = {"signal": "a handler of SIGALRM runs"}.get(how, r"thread '.*' \(tid \d+")
+        lines = waiting_lines(ranks[2 * number])
+        assert any(re.search("here may still act: " + said, line) for line in lines), (how, lines)
+
+
+def test_whoever_has_submitted_nothing_yet_may_still_act(world):
+    hows = ["callback", "thread", "timer", "reader", "signal"]
+    check_first_calls_that_come_late(world, hows, LATE_SECONDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["thread", "pool", "timer", "reader", "signal", "callback"])
+def test_whoever_has_submitted_nothing_yet_may_still_act_much_later(world, how):
+    check_first_calls_that_come_late(world, [how], 15)
+
+
+def idle_pool():
+    import concurrent.futures
+
+    pool = concurrent.futures.ThreadPoolExecutor(2)
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    pool.submit(dist.barrier, alone).result()  # It has submitted something.
+    return pool
+
+
+def idle_loader():
+    loader = torch.utils.data.DataLoader(range(64), num_workers=2, persistent_workers=True)
+    batches = iter(loader)
+    next(batches)
+    return batches
+
+
+def idle_libraries():
+    """Threads of torch: of autograd, of a server, of the loop that pins memory."""
+    import queue
+    import threading
+
+    from torch.utils.data._utils import pin_memory
+
+    torch.accelerator.set_device_index = lambda index: None  # There is none.
+    values = torch.ones(1 << 20, requires_grad=True)
+    values.sum().backward()
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    queues = [torch.multiprocessing.Queue() for _ in range(2)]
+    queues[0].put(1)  # Starts a thread that feeds the pipe.
+    pinning = threading.Thread(
+        target=pin_memory._pin_memory_loop,
+        args=(queues[1], queue.Queue(), 0, threading.Event(), "cpu"),
+        daemon=True,
+    )
+    pinning.start()
+    assert pinning.is_alive()
+    return server, queues
+
+
+IDLE = {"pool": idle_pool, "loader": idle_loader, "libraries": idle_libraries}
+
+
+def both_receive_beside(idle):
+    dist.init_process_group("resilient")
+    kept = [IDLE[name]() for name in idle]
+    dist.barrier()
+    name, code, text, took = fails_within(lambda: dist.recv(torch.empty(4), 1 - dist.get_rank()))
+    assert kept
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    tell((name, code, text, took))
+    os._exit(0)  # Some of the idle ones cannot be ended.
+
+
+def check_circle_beside(world, idle):
+    for rank in world.start(both_receive_beside, 2, idle):
+        name, code, text, took = rank.told(60)
+        assert (name, code) == ("DeadlockError", "DEADLOCK"), text
+        assert took < 3 + SLACK_SECONDS, text
+
+
+def test_a_circle_beside_threads_that_are_idle_is_found(world):
+    check_circle_beside(world, list(IDLE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("idle", IDLE)
+def test_a_circle_beside_one_idle_thing_is_found(world, idle):
+    check_circle_beside(world, [idle])
 
 
 def stands_still(expected):

@@ -104,7 +104,7 @@ struct Report {
 struct WaitingCall {
   std::string group;
   WaitingOperation operation;
-  bool blocked = false;  // A thread of the program is blocked until it ends.
+  bool blocked = false;  // A thread of the program is blocked until it ends, or may be.
   bool more = false;     // Of the service: further ranks are missing than are kept here.
 };
 
@@ -113,7 +113,7 @@ struct WaitingCall {
 struct WaitingReport {
   std::uint64_t generation = 0;
   std::vector<WaitingCall> calls;
-  bool blocked = false;  // So is every thread of the program that has submitted operations.
+  bool blocked = false;  // No thread of the program may act before one of `calls` has ended.
   bool tell = false;     // OnLate is wanted: who is waited for, and where they are.
   Duration stall{};      // How long who is waited for may make no progress.
   // Of a join: ranks whose processes live on this host and have not come to their init.
@@ -121,6 +121,8 @@ struct WaitingReport {
   // Of the groups that OnAskProgress has named. A group that does not exist here has entered
   // nothing; one that this rank has closed is left out.
   std::vector<GroupProgress> progress;
+  // The same in two reports: no thread that sleeps until another one wakes it has run in between.
+  std::uint64_t threads = 0;
 };
 
 // A rank that others wait for, and what is known of it. Thread: value type.

@@ -35,6 +35,8 @@ struct WaitingOperation {
   bool sends = false;
   // A collective that no rank can end before every rank has entered it.
   bool needs_all = false;
+  // Operations of this rank that run after this one, and are told of by it.
+  std::size_t behind = 0;
 };
 
 // What one rank of a group and this rank have sent each other, by this rank's own count. Thread:

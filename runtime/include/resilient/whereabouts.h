@@ -5,10 +5,18 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <resilient/clock.h>
 
 namespace resilient {
+
+// A thread in which an interpreter runs code. Thread: value type.
+struct ProgramThread {
+  int id = 0;                 // The kernel's.
+  std::string at;             // "train.py:301 step"; may be empty.
+  bool housekeeping = false;  // A loop of a library that submits no operation: a progress bar's.
+};
 
 // What a process says about its main thread when others wait for it. Thread: value type.
 struct Whereabouts {
@@ -23,12 +31,15 @@ struct Whereabouts {
   Duration no_progress{};
   std::string expected_slow;     // What the program announced ("checkpoint"); empty: nothing.
   Duration expected_slow_for{};  // Of that, what is left.
+  // All threads that the interpreter knows; for this process itself. nullopt: not known.
+  std::optional<std::vector<ProgramThread>> threads = {};
 };
 
 // The main thread as its interpreter shows it. Thread: value type.
 struct MainThreadStack {
   std::string top;    // "train.py:301 step"; empty: it is in no code that could be named.
   std::string stack;  // As Whereabouts::stack.
+  std::optional<std::vector<ProgramThread>> threads = {};  // As Whereabouts::threads.
 };
 
 // Where an observer gets the stack of the main thread from: the Python extension has one.

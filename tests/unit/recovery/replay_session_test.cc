@@ -550,7 +550,7 @@ TEST_F(ReplaySessionTest, MessageBehindOneThatIsSentAgain_HasItsOwnNumber) {
   ASSERT_TRUE(AwaitCount(&Record::waiting, 1));
   const WaitingReport report =
       record_->Get<WaitingReport>([](const Record& record) { return record.waiting.front(); });
-  EXPECT_TRUE(report.blocked) << "the second message at the new communicator";
+  EXPECT_TRUE(report.calls.front().blocked) << "the second message at the new communicator";
   EXPECT_EQ(world_->Submit(SendTo(0), Outcome().Callback()).value(), 3u);
 }
 

@@ -13,6 +13,7 @@
 
 #include <gmock/gmock.h>
 
+#include "runtime/base/thread.h"
 #include "runtime/recovery/watch_list.h"
 #include "tests/unit/recovery/session_fixture.h"
 
@@ -41,6 +42,68 @@ TEST_F(SessionTest, Open_MakerFails_ItsErrorComesBack) {
       },
       clock_);
   EXPECT_EQ(session.status().code(), StatusCode::kUnreachable);
+}
+
+// A rank whose main thread is blocked in its first operation.
+class BlockedSessionTest : public SessionTest {
+ protected:
+  void BootBlocked() {
+    factory_script_.hold = true;
+    Boot();
+    ASSERT_TRUE(world_->Submit({}, outcome_.Callback()).ok());
+    session_->BeginBlocked(kWorldGroup, false, 1);
+  }
+
+  // The first report that says so: other threads come to sleep in their own time.
+  WaitingReport Report(bool blocked) {
+    const InterruptCheck bound = GiveUpAtTestBound();
+    while (true) {
+      clock_.Advance(std::chrono::seconds(1));
+      factory_->SayWaiting(kWorldGroup, 1, {.seq = 1, .missing = {0}});
+      EXPECT_TRUE(
+          record_->Await([&](const Record& record) { return record.waiting.size() >= told_ + 1; }));
+      const auto report = record_->Get<WaitingReport>([this](const Record& record) {
+        told_ = record.waiting.size();
+        return record.waiting.back();
+      });
+      if (report.blocked == blocked || !bound().ok()) return report;
+    }
+  }
+
+  std::size_t told_ = 0;
+  Outcome outcome_;
+};
+
+TEST_F(BlockedSessionTest, AnotherThreadThatNeverSubmitted_MayActUntilItIsParked) {
+  BootBlocked();
+  EXPECT_TRUE(Report(true).blocked);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  std::binary_semaphore over(0);
+  Thread helper("helper", [&] {
+    char byte = 0;
+    EXPECT_EQ(read(ends[0], &byte, 1), 1);
+    over.acquire();
+  });
+  EXPECT_FALSE(Report(false).blocked);
+  ASSERT_EQ(write(ends[1], "x", 1), 1);
+  EXPECT_TRUE(Report(true).blocked);
+  over.release();
+  helper.Join();
+  EXPECT_TRUE(Report(true).blocked);
+  close(ends[0]);
+  close(ends[1]);
+  session_->EndBlocked();
+}
+
+// Its end may run a callback, or wake a parked thread.
+TEST_F(BlockedSessionTest, AnOperationThatHasJustBegun_MayEnd) {
+  BootBlocked();
+  EXPECT_TRUE(Report(true).blocked);
+  Outcome younger;
+  ASSERT_TRUE(world_->Submit({}, younger.Callback()).ok());
+  EXPECT_FALSE(Report(false).blocked);
+  session_->EndBlocked();
 }
 
 TEST_F(SessionTest, Init_FirstWorld_Runs) {

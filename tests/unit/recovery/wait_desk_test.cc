@@ -3,6 +3,7 @@
 #include "runtime/recovery/wait_desk.h"
 
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include "runtime/base/thread.h"
 #include "runtime/recovery/callers.h"
@@ -71,7 +72,8 @@ TEST_F(Desk, ARankIsBlocked_WhenEachThreadIsInAnOperationThatWaits) {
   EXPECT_FALSE(blocked(AllIn("world", 6)));
   EXPECT_FALSE(blocked(AllIn("other", 7)));
   EXPECT_FALSE(blocked({false, {{"world", false, 7}}}));
-  EXPECT_FALSE(blocked({true, {}}));
+  EXPECT_FALSE(blocked({true, {{"world", false, 7}, {"other", false, 1}}}));
+  EXPECT_TRUE(blocked({true, {}}));  // All are parked: its end alone wakes one.
 }
 
 TEST_F(Desk, OneLineAnInterval) {
@@ -114,39 +116,75 @@ TEST_F(Desk, ALongJoin_HasALine) {
                          "rank 0: nothing; and 2 more ranks"));
 }
 
-TEST(CallersOfASession, AreBlockedWhenAllAre) {
+TEST_F(Desk, ARankIsNotBlocked_WhileSomethingIsInFlightThatIsNotTold) {
+  WaitingOperation first = Op(7, seconds(1), {0});
+  first.behind = 2;
+  desk_.Note("world", 5, {first}, kStart);
+  WaitingOperation message = Op(3, seconds(1), {1});
+  message.point_to_point = true;
+  desk_.Note("pair", 5, {message}, kStart);
+  Callers::Snapshot callers = AllIn("world", 9);
+  callers.token = 17;
+  callers.in_flight = 5;
+  EXPECT_FALSE(desk_.Report(5, callers, kStart)->blocked);
+  callers.in_flight = 4;
+  const auto report = desk_.Report(5, callers, kStart);
+  EXPECT_TRUE(report->blocked);
+  EXPECT_EQ(report->threads, 17u);
+  // Any of them may wake a parked thread, or run a callback that submits something.
+  ASSERT_THAT(report->calls, SizeIs(2));
+  EXPECT_TRUE(report->calls[0].blocked);
+  EXPECT_TRUE(report->calls[1].blocked);
+}
+
+TEST_F(Desk, ARankOfWhichTheOldestAreToldOnly_IsNotBlocked) {
+  std::vector<WaitingOperation> messages;
+  for (std::size_t i = 0; i < kWaitingOperationsMax; ++i) {
+    messages.push_back(Op(i + 1, seconds(1), {0}));
+    messages.back().point_to_point = true;
+  }
+  desk_.Note("world", 5, messages, kStart);
+  EXPECT_FALSE(desk_.Report(5, {true, {{"world", true, 1}}}, kStart)->blocked);
+}
+
+TEST_F(Desk, TheLineSaysWhoMayStillAct) {
+  desk_.Note("world", 5, {Op(7, seconds(31), {0})}, kStart);
+  Callers::Snapshot callers = AllIn("world", 7);
+  callers.all = false;
+  callers.may_act = "thread 'python3' (tid 9, train.py:3 send_later) runs";
+  EXPECT_FALSE(desk_.Report(5, callers, kStart)->blocked);
+  EXPECT_THAT(desk_.Line({5, 0, 4, {{0, "rank 0: alive"}}, 0}, kStart),
+              HasSubstr("for rank 0: alive; here may still act: thread 'python3' (tid 9, "
+                        "train.py:3 send_later) runs"));
+}
+
+TEST(CallersOfASession, AreThoseThatAreBlocked) {
   Callers callers;
-  EXPECT_FALSE(callers.Look().all);
-  callers.Note();
-  EXPECT_FALSE(callers.Look().all);
+  EXPECT_THAT(callers.Look().blocked, IsEmpty());
   callers.Block({"world", false, 3});
-  EXPECT_TRUE(callers.Look().all);
   EXPECT_THAT(callers.Look().blocked, SizeIs(1));
+  EXPECT_THAT(callers.Look().threads, ElementsAre(gettid()));
   Thread other("other", [&callers] {
-    callers.Note();
-    EXPECT_FALSE(callers.Look().all);
     callers.Block({"pair", true, 1});
-    EXPECT_TRUE(callers.Look().all);
     EXPECT_THAT(callers.Look().blocked, SizeIs(2));
+    EXPECT_THAT(callers.Look().threads, ::testing::Contains(gettid()));
     callers.Unblock();
   });
   other.Join();
-  EXPECT_TRUE(callers.Look().all);  // A thread that has ended does not count.
+  Thread exempt("exempt", [&callers] {
+    Callers::ExemptThisThread();
+    callers.Block({"pair", true, 1});
+    EXPECT_THAT(callers.Look().blocked, SizeIs(1));
+    callers.Unblock();
+  });
+  exempt.Join();
+  callers.Block({"pair", true, 2});  // In the handler of a signal.
+  EXPECT_THAT(callers.Look().threads, ElementsAre(gettid()));
+  EXPECT_EQ(callers.Look().blocked.front().seq, 2u);
   callers.Unblock();
-  EXPECT_FALSE(callers.Look().all);
-}
-
-// A thread's record outlives no session, and a session no record.
-TEST(CallersOfASession, ComeAndGo) {
-  for (int i = 0; i < 3; ++i) {
-    Callers first;
-    Callers second;
-    first.Note();
-    second.Block({"world", false, 1});
-    first.Block({"world", false, 1});
-    EXPECT_TRUE(first.Look().all);
-    EXPECT_TRUE(second.Look().all);
-  }
+  EXPECT_EQ(callers.Look().blocked.front().seq, 3u);
+  callers.Unblock();
+  EXPECT_THAT(callers.Look().blocked, IsEmpty());
 }
 
 }  // namespace

@@ -301,6 +301,25 @@ TEST_F(Waits, ARankOfWhichAThreadIsFree_IsInNoCircle) {
   free.blocked = false;
   Wait(seconds(5), control, {{0, Blocked(In("a", 3, {1}))}, {1, free}});
   EXPECT_FALSE(Take<Fence>(control[0]));
+  // Nor does it stand still: a thread of it waits itself.
+  stall_ = seconds(4);
+  stands_still_ = true;
+  Wait(seconds(8), control, {{0, Blocked(In("a", 3, {1}))}, {1, free}});
+  EXPECT_FALSE(Take<Fence>(control[0]));
+}
+
+// A thread that has run in between may have done what is waited for.
+TEST_F(Waits, ACircleBesideAThreadThatRuns_IsNone) {
+  const auto control = RunWorld(2);
+  WaitingReport first = Blocked(In("a", 3, {1}));
+  const WaitingReport second = Blocked(In("b", 5, {0}));
+  for (std::uint64_t token = 1; token < 10; ++token) {
+    first.threads = token;
+    Wait(seconds(1), control, {{0, first}, {1, second}});
+  }
+  EXPECT_FALSE(Take<Fence>(control[0]));
+  Wait(seconds(2), control, {{0, first}, {1, second}});
+  EXPECT_TRUE(Take<Fence>(control[0]));
 }
 
 TEST_F(Waits, WhoAsks_IsToldWhereTheLateRankIs) {

@@ -124,6 +124,36 @@ std::string FrameNames::UsersLine(PyFrameObject* innermost) const {
   return line;
 }
 
+// `entry`: the file of the thread's outermost frame, but for threading.py.
+bool FrameNames::IsHousekeeping(std::string_view entry, std::string_view innermost) const {
+  if (entry == package_dir_ + "_events.py") return innermost == entry;  // Else it runs a callback.
+  return entry == torch_dir_ + "utils/data/_utils/pin_memory.py" ||
+         entry.starts_with(torch_dir_ + "_inductor/compile_worker/") ||
+         entry == standard_dir_ + "multiprocessing/queues.py" ||
+         entry.ends_with("/tqdm/_monitor.py") ||
+         entry.ends_with("/tensorboard/summary/writer/event_file_writer.py") ||
+         entry.find("/wandb/sdk/") != std::string_view::npos;
+}
+
+ProgramThread FrameNames::DescribeThread(int id, PyFrameObject* innermost) const {
+  ProgramThread thread{.id = id, .at = UsersLine(innermost), .housekeeping = false};
+  const std::string threading = standard_dir_ + "threading.py";
+  std::string entry;
+  std::string first;
+  const bool more =
+      WalkOutwards(innermost, kStackFramesMax, [&](PyFrameObject* frame, PyCodeObject* code) {
+        const std::string_view file = FileOf(code);
+        if (first.empty()) {
+          first = file;
+          if (thread.at.empty()) thread.at = LineOf(frame, code);
+        }
+        if (file != threading) entry = file;
+        return true;
+      });
+  thread.housekeeping = !more && IsHousekeeping(entry, first);
+  return thread;
+}
+
 MainThreadStack FrameNames::Describe(PyFrameObject* innermost) const {
   MainThreadStack seen;
   seen.top = UsersLine(innermost);

@@ -3,6 +3,7 @@
 #include <Python.h>
 
 #include <string>
+#include <string_view>
 
 #include <resilient/whereabouts.h>
 
@@ -24,11 +25,16 @@ class FrameNames {
   // "train.py:301 step" of the innermost user's frame, of the 64 innermost ones; empty: none.
   std::string UsersLine(PyFrameObject* innermost) const;
 
-  // The same, or the innermost frame of all; and the whole stack.
+  // The same, or the innermost frame of all; and whether the thread is in a loop of a library that
+  // submits no operation: a progress bar's, a writer of logs, a loader of data.
+  ProgramThread DescribeThread(int id, PyFrameObject* innermost) const;
+
+  // The same as UsersLine, or the innermost frame of all; and the whole stack.
   MainThreadStack Describe(PyFrameObject* innermost) const;
 
  private:
   bool IsUsers(PyCodeObject* code) const;
+  bool IsHousekeeping(std::string_view entry, std::string_view innermost) const;
 
   const std::string torch_dir_;  // With a trailing slash, as the others.
   const std::string package_dir_;

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "torch_plugin/csrc/thread.h"
 
@@ -34,6 +35,27 @@ MainThreadStack DescribeThread(const FrameNames& frames, unsigned long thread) {
   PyErr_Clear();
   if (collects != 0) PyGC_Enable();
   return seen;
+}
+
+// nullopt: this interpreter does not say. REQUIRES: as DescribeThread.
+std::optional<std::vector<ProgramThread>> ListThreads(const FrameNames& frames) {
+#if PY_VERSION_HEX >= 0x030B0000
+  std::vector<ProgramThread> threads;
+  const int collects = PyGC_Disable();
+  PyThreadState* state = PyInterpreterState_ThreadHead(PyInterpreterState_Main());
+  for (; state != nullptr; state = PyThreadState_Next(state)) {
+    const int id = static_cast<int>(state->native_thread_id);
+    PyFrameObject* frame = PyThreadState_GetFrame(state);
+    threads.push_back(frames.DescribeThread(id, frame));
+    Py_XDECREF(frame);
+  }
+  PyErr_Clear();
+  if (collects != 0) PyGC_Enable();
+  return threads;
+#else
+  static_cast<void>(frames);
+  return std::nullopt;
+#endif
 }
 
 }  // namespace
@@ -77,6 +99,7 @@ struct PythonStacks::Shared {
     } else {
       const PyGILState_STATE state = PyGILState_Ensure();
       now = DescribeThread(*frames, main_thread);
+      now.threads = ListThreads(*frames);
       PyGILState_Release(state);
     }
     const std::lock_guard lock(mutex);
