@@ -236,13 +236,11 @@ class CudaCommunicator final : public Communicator {
     }
     return ProgressAnswer::kNotBegun;
   }
-  void NoteAllEntered(const std::string& transport, bool point_to_point,
-                      std::uint64_t seq) override {
-    host_->NoteAllEntered(transport, point_to_point, seq);
+  void NoteAllEntered(const EnteredCall& call) override {
+    host_->NoteAllEntered(call);
     if (mark_.InChild()) return;
     const std::lock_guard lock(mutex_);
-    for (const auto& [number, device] : devices_)
-      device->NoteAllEntered(transport, point_to_point, seq);
+    for (const auto& [number, device] : devices_) device->NoteAllEntered(call);
   }
   void Leave() override {
     host_->Leave();

@@ -40,9 +40,8 @@ class PortCommunicator final : public Communicator {
   ProgressAnswer AskProgress(const std::string& transport) override {
     return transport == port_->spec().name ? port_->AskProgress() : ProgressAnswer::kNotBegun;
   }
-  void NoteAllEntered(const std::string& transport, bool point_to_point,
-                      std::uint64_t seq) override {
-    if (transport == port_->spec().name) port_->NoteAllEntered(point_to_point, seq);
+  void NoteAllEntered(const EnteredCall& call) override {
+    if (call.group == port_->spec().name) port_->NoteAllEntered(call);
   }
   void Leave() override { port_->Leave(GroupLeft(port_->spec().name)); }
 

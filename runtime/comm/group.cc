@@ -131,7 +131,7 @@ void CommGroup::TakeMail() {
   }
   if (mail.leave && state_ == State::kLive) Leave(mail.left);
   if (state_ != State::kLive) return CompleteCollectives(end_status_);
-  for (const GroupPort::AllEntered& call : mail.all_entered) NoteAllEntered(call);
+  for (const EnteredCall& call : mail.all_entered) NoteAllEntered(call);
   if (mail.progress_asked) TellProgress();
 }
 

@@ -166,7 +166,7 @@ class CommGroup final : private LinkListener,
   void TellWaiting();
   std::optional<WaitingOperation> WaitingCollective() const;
   void TellProgress();
-  void NoteAllEntered(const GroupPort::AllEntered& call);
+  void NoteAllEntered(const EnteredCall& call);
 
   // Shared memory: group_shm.cc.
   std::unique_ptr<ShmStreamOffer> OfferStream(int peer, Lane lane);

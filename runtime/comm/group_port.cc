@@ -333,8 +333,8 @@ void GroupPort::Leave(const Status& after) {
   doorbell_->Ring();
 }
 
-Communicator::ProgressAnswer GroupPort::AskProgress() {
-  using Answer = Communicator::ProgressAnswer;
+ProgressAnswer GroupPort::AskProgress() {
+  using Answer = ProgressAnswer;
   if (doorbell_->InChild()) return Answer::kOver;
   {
     std::lock_guard lock(mutex_);
@@ -345,13 +345,13 @@ Communicator::ProgressAnswer GroupPort::AskProgress() {
   return Answer::kComing;
 }
 
-void GroupPort::NoteAllEntered(bool point_to_point, std::uint64_t seq) {
+void GroupPort::NoteAllEntered(const EnteredCall& call) {
   if (doorbell_->InChild()) return;
   {
     std::lock_guard lock(mutex_);
     // As many as one report has; the service says it again for what is dropped here.
     if (!closed_.ok() || all_entered_.size() >= kWaitingOperationsMax) return;
-    all_entered_.push_back({.point_to_point = point_to_point, .seq = seq});
+    all_entered_.push_back(call);
   }
   doorbell_->Ring();
 }

@@ -115,22 +115,17 @@ class GroupPort {
   void OnAbort();
   bool IsQuiet() const { return outstanding_.load(std::memory_order_acquire) == 0; }
   // As Communicator, of this transport.
-  Communicator::ProgressAnswer AskProgress();
-  void NoteAllEntered(bool point_to_point, std::uint64_t seq);
+  ProgressAnswer AskProgress();
+  void NoteAllEntered(const EnteredCall& call);
 
   // Comm thread.
-  // An operation that every rank has entered.
-  struct AllEntered {
-    bool point_to_point = false;
-    std::uint64_t seq = 0;
-  };
   struct Mail {
     std::vector<SubmittedOp> ops;
     Status aborted;  // Not OK: end everything with it.
     bool leave = false;
     Status left;  // What `leave` completes operations with.
     bool progress_asked = false;
-    std::vector<AllEntered> all_entered;
+    std::vector<EnteredCall> all_entered;
   };
   // What has come since; the memory of what is in `mail` is used again.
   void Take(Mail* mail);
@@ -177,7 +172,7 @@ class GroupPort {
   Status closed_;
   bool leave_ = false;
   bool progress_asked_ = false;
-  std::vector<AllEntered> all_entered_;
+  std::vector<EnteredCall> all_entered_;
   std::unique_ptr<ShmLane> lane_;  // Set once.
 };
 

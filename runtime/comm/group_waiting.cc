@@ -81,7 +81,7 @@ void CommGroup::TellProgress() {
   context_.events.OnProgress(spec_.generation, std::move(progress));
 }
 
-void CommGroup::NoteAllEntered(const GroupPort::AllEntered& call) {
+void CommGroup::NoteAllEntered(const EnteredCall& call) {
   if (call.point_to_point) return point_to_point_.NoteAllEntered(call.seq);
   SubmittedOp* op = pending_.empty() ? nullptr : &pending_.front();
   if (current_ != nullptr) op = &current_op_;

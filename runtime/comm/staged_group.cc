@@ -108,7 +108,7 @@ void StagedGroup::TakeMail() {
   }
   if (!mail_.aborted.ok()) return Abort(mail_.aborted);
   if (mail_.leave) return Leave(mail_.left);
-  for (const GroupPort::AllEntered& call : mail_.all_entered) NoteAllEntered(call);
+  for (const EnteredCall& call : mail_.all_entered) NoteAllEntered(call);
   if (mail_.progress_asked) TellProgress();
 }
 
@@ -348,13 +348,13 @@ void StagedGroup::TellProgress() {
 }
 
 // The CPU transport counts the standstill of each piece.
-void StagedGroup::NoteAllEntered(const GroupPort::AllEntered& call) {
+void StagedGroup::NoteAllEntered(const EnteredCall& call) {
   for (const auto& transfer : head_) {
     const bool meant =
         IsPointToPoint(transfer->op.op.kind) == call.point_to_point && transfer->op.seq == call.seq;
     if (!meant || host_ == nullptr) continue;
     for (const Piece& piece : transfer->pieces)
-      host_->NoteAllEntered(spec_.name, call.point_to_point, piece.number);
+      host_->NoteAllEntered({spec_.name, call.point_to_point, piece.number});
   }
 }
 

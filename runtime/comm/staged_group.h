@@ -150,7 +150,7 @@ class StagedGroup final : public DeviceGroup {
   void TellOf(Transfers& transfers);
   void TellWaiting();
   void TellProgress();
-  void NoteAllEntered(const GroupPort::AllEntered& call);
+  void NoteAllEntered(const EnteredCall& call);
   void CheckDeadline();
   bool IsLate(SubmittedOp& op);
   bool AwaitsDevice() const;

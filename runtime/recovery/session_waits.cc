@@ -128,7 +128,7 @@ std::shared_ptr<Communicator> SessionImpl::CommunicatorOf(std::uint64_t generati
 }
 
 void SessionImpl::OnAskProgress(std::uint64_t generation, const std::vector<std::string>& groups) {
-  using Answer = Communicator::ProgressAnswer;
+  using Answer = ProgressAnswer;
   bool known = false;
   for (const std::string& group : groups) {
     bool left = false;
@@ -149,7 +149,7 @@ void SessionImpl::OnAllEntered(std::uint64_t generation, const std::vector<Enter
   for (const EnteredCall& call : calls) {
     bool left = false;
     if (const auto communicator = CommunicatorOf(generation, call.group, &left))
-      communicator->NoteAllEntered(call.group, call.point_to_point, call.seq);
+      communicator->NoteAllEntered(call);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "store/core/codec.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -302,36 +303,19 @@ Result<Op> ToHello(const pb::Hello& message) {
 constexpr std::uint32_t kEndedMax = 1 + 0xffff;
 
 Result<Op> ToReport(const pb::ReportRequest& message) {
-  ReportOp op;
-  switch (message.kind()) {
-    case static_cast<std::uint32_t>(ReportKind::kLinkLost):
-      op.report.kind = ReportKind::kLinkLost;
-      break;
-    case static_cast<std::uint32_t>(ReportKind::kUnreached):
-      op.report.kind = ReportKind::kUnreached;
-      break;
-    case static_cast<std::uint32_t>(ReportKind::kMismatch):
-      op.report.kind = ReportKind::kMismatch;
-      break;
-    case static_cast<std::uint32_t>(ReportKind::kCommFailed):
-      op.report.kind = ReportKind::kCommFailed;
-      break;
-    case static_cast<std::uint32_t>(ReportKind::kProcessDied):
-      op.report.kind = ReportKind::kProcessDied;
-      break;
-    case static_cast<std::uint32_t>(ReportKind::kRoom):
-      op.report.kind = ReportKind::kRoom;
-      break;
-    case static_cast<std::uint32_t>(ReportKind::kNeedsLeaver):
-      op.report.kind = ReportKind::kNeedsLeaver;
-      break;
-    case static_cast<std::uint32_t>(ReportKind::kEnding):
-      op.report.kind = ReportKind::kEnding;
-      break;
-    default:
-      return Status(StatusCode::kUnimplemented,
-                    "this store does not know reports of kind " + std::to_string(message.kind()));
+  constexpr std::array kKinds = {ReportKind::kLinkLost,   ReportKind::kMismatch,
+                                 ReportKind::kCommFailed, ReportKind::kProcessDied,
+                                 ReportKind::kRoom,       ReportKind::kNeedsLeaver,
+                                 ReportKind::kEnding,     ReportKind::kUnreached};
+  const auto kind = std::find_if(kKinds.begin(), kKinds.end(), [&message](ReportKind known) {
+    return static_cast<std::uint32_t>(known) == message.kind();
+  });
+  if (kind == kKinds.end()) {
+    return Status(StatusCode::kUnimplemented,
+                  "this store does not know reports of kind " + std::to_string(message.kind()));
   }
+  ReportOp op;
+  op.report.kind = *kind;
   op.report.generation = message.generation();
   op.report.accused_rank = message.accused_rank();
   op.report.status = ToStatus(message.failure());

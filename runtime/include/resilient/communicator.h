@@ -46,12 +46,10 @@ class Communicator {
   // abort, the abort's cause. `done` runs if and only if the result is OK.
   virtual Result<std::uint64_t> Submit(Operation op, Completion done) = 0;
 
-  // As Submit for each in turn, with nothing of another caller between them; the numbers are in
-  // that order. None of a batch waits for another of it, on a transport where one that waits for
-  // its peer holds up what is behind it: two ranks that each send and receive may do so in any
-  // order. Sends and receives on one device and stream only. When one is refused, all are. Messages
-  // match as if they were submitted one by one:
-  // the batches of two ranks need not be alike.
+  // As Submit for each in turn, with nothing of another caller between them. None of a batch waits
+  // for another of it: two ranks that each send and receive may do so in any order, on every
+  // transport. Sends and receives on one device and stream only. When one is refused, all are.
+  // Messages match as if each was submitted by itself: two ranks' batches need not be alike.
   struct Submission {
     Operation op;
     Completion done;
@@ -69,29 +67,19 @@ class Communicator {
   using KeepWaiting = std::function<bool()>;
   virtual Result<Ran> Run(Operation op, Completion done, const KeepWaiting& keep_waiting) = 0;
 
-  // Ends everything in flight and everything to come with `cause`. Returns at once; idempotent,
-  // first cause wins. For NCCL the work may block in a driver: it is done by another thread, see
-  // IsQuiet.
+  // Ends everything in flight and to come with `cause`. Returns at once; idempotent, first cause
+  // wins. What may block in a driver is done by another thread, see IsQuiet.
   virtual void Abort(const Status& cause) = 0;
 
-  // True once nothing of this communicator touches user memory any more: no completion is left.
+  // True once nothing of this communicator touches user memory: no completion is left.
   virtual bool IsQuiet() const = 0;
 
-  // Asks how far this rank has come. kComing: CommunicatorEvents::OnProgress follows. `transport`:
-  // the name by which these events know this communicator, or one of those that it is made of.
-  // Returns at once.
-  enum class ProgressAnswer : std::uint8_t {
-    kComing,
-    kNotBegun,  // No operation has been submitted there.
-    kOver       // It has been left, or has failed.
-  };
+  // Asks how far this rank has come on `transport`: the name of this communicator, or of one of
+  // those that it is made of, in CommunicatorEvents. Returns at once.
   virtual ProgressAnswer AskProgress(const std::string& transport) = 0;
-
-  // Every rank has entered that operation of `transport`, by its own account: from now on a
-  // standstill counts against Operation::stall, whether or not this rank has heard from all of
-  // them. Idempotent; without effect once the operation has ended.
-  virtual void NoteAllEntered(const std::string& transport, bool point_to_point,
-                              std::uint64_t seq) = 0;
+  // Every rank has entered `call`, by its own account: a standstill counts from now on
+  // (Operation::stall). `call.group`: a transport. Idempotent; no effect on what has ended.
+  virtual void NoteAllEntered(const EnteredCall& call) = 0;
 
   // Says goodbye: peers that still need this rank fail with kLeft instead of waiting for a verdict.
   // Operations of this rank still in flight complete with kCancelled. Returns at once; bytes
@@ -106,27 +94,24 @@ class CommunicatorEvents {
   virtual ~CommunicatorEvents() = default;
   // All links to the peers are up; operations queued before now start moving.
   virtual void OnConnected(const std::string& group, std::uint64_t generation) = 0;
-  // The link to `global_rank` broke without a goodbye. Operations stay pending: the membership
-  // service decides whether that rank is lost, and its fence ends them.
+  // The link to `global_rank` broke without a goodbye. Operations stay pending until the fence.
   virtual void OnLinkLost(const std::string& group, std::uint64_t generation, int global_rank,
                           const Status& why) = 0;
-  // A link to `global_rank` cannot be made yet: nobody answers there, or nobody listens. It is
-  // tried again for as long as the communicator lives, and this is called again, about each second.
-  // Only whether that process lives is in doubt.
+  // A link to `global_rank` cannot be made yet; it is tried again, and this is called again about
+  // each second. Only whether that process lives is in doubt.
   virtual void OnUnreached(const std::string& group, std::uint64_t generation, int global_rank,
                            const Status& why) = 0;
   // Two ranks are in different operations at one sequence number, and the local operation has
-  // failed with `mismatch`; or they run with different settings, and the group fails as it is made.
+  // failed with `mismatch`; or they run with different settings, and the group fails at once.
   virtual void OnMismatch(const std::string& group, std::uint64_t generation,
                           const Status& mismatch) = 0;
   // The communicator has failed for a reason of its own: an operation has exceeded a bound of its
-  // Operation, here or on a peer, a link carries what no rank sends, or a link cannot be made; or
-  // the device fails. kDeviceLost: so will every call on it in this process.
+  // Operation, here or on a peer, a link carries what no rank sends or cannot be made, or the
+  // device fails. kDeviceLost: so will every call on it in this process.
   virtual void OnStalled(const std::string& group, std::uint64_t generation, const Status& why) = 0;
-  // What has waited for kWaitTellAfter, held or not: first the collective that runs (no queued one
-  // behind it), then point-to-point operations; the oldest kWaitingOperationsMax. Told again every
-  // kWaitTellAfter while there is any. A call replaces the one before; what is not told again is
-  // over, and no call says so. A process that was stopped reads what has come before it tells.
+  // The operations that have waited for kWaitTellAfter: the collective that runs first, then
+  // point-to-point; the oldest kWaitingOperationsMax. Each call replaces the one before and comes
+  // again every kWaitTellAfter; what it leaves out is over. A process that was stopped reads first.
   virtual void OnWaiting(const std::string& group, std::uint64_t generation,
                          std::vector<WaitingOperation> waiting) = 0;
   // The answer to Communicator::AskProgress: a snapshot that is not older than the question.

@@ -141,13 +141,6 @@ struct LateNotice {
   int more = 0;                  // So many beyond them.
 };
 
-// An operation that every rank has entered, each by its own account. Thread: value type.
-struct EnteredCall {
-  std::string group;
-  bool point_to_point = false;
-  std::uint64_t seq = 0;
-};
-
 // What the membership service tells a session. All calls come on the control thread, in order, and
 // must not block.
 class RendezvousEvents {

@@ -39,6 +39,20 @@ struct WaitingOperation {
   std::size_t behind = 0;
 };
 
+// An operation that every rank has entered, each by its own account. Thread: value type.
+struct EnteredCall {
+  std::string group;
+  bool point_to_point = false;
+  std::uint64_t seq = 0;
+};
+
+// What comes of a question how far a rank has come in a group.
+enum class ProgressAnswer : std::uint8_t {
+  kComing,    // A GroupProgress.
+  kNotBegun,  // No operation has been submitted there.
+  kOver       // The group has been left, or has failed.
+};
+
 // What one rank of a group and this rank have sent each other, by this rank's own count. Thread:
 // value type.
 struct PeerProgress {

@@ -146,10 +146,7 @@ class DeviceCommunicator final : public Communicator {
   ProgressAnswer AskProgress(const std::string& transport) override {
     return inner_->AskProgress(transport);
   }
-  void NoteAllEntered(const std::string& transport, bool point_to_point,
-                      std::uint64_t seq) override {
-    inner_->NoteAllEntered(transport, point_to_point, seq);
-  }
+  void NoteAllEntered(const EnteredCall& call) override { inner_->NoteAllEntered(call); }
 
  private:
   Submission OnDevice(Submission one) const {

@@ -313,7 +313,7 @@ GroupProgress ProgressOf(World& world, Communicator& communicator, int rank,
       before = log.progress[group].size();
       return true;
     });
-    EXPECT_EQ(communicator.AskProgress(group), Communicator::ProgressAnswer::kComing);
+    EXPECT_EQ(communicator.AskProgress(group), ProgressAnswer::kComing);
     world.log(rank).WaitFor([&](EventLog& log) {
       if (log.progress[group].size() <= before) return false;
       last = log.progress[group].back();
@@ -326,7 +326,7 @@ GroupProgress ProgressOf(World& world, Communicator& communicator, int rank,
 }
 
 TEST_P(Waiting, HowFarARankHasCome_IsSaidWhenItIsAsked) {
-  using Answer = Communicator::ProgressAnswer;
+  using Answer = ProgressAnswer;
   const auto world = MakeWorld(2);  // One barrier.
   Data sum(4), sent(4), got(4);
   const Pending reduce = Pending::Of(world->at(0), AllReduceOp(sum));
@@ -365,8 +365,8 @@ TEST_P(Waiting, AllHaveEnteredByTheirOwnAccount_AStandstillCounts) {
   Operation op = BarrierOp();
   op.stall = Millis(200);
   const Pending barrier = Pending::Of(*early, op);
-  early->NoteAllEntered("early", false, 7);  // Another one.
-  early->NoteAllEntered("early", false, 1);
+  early->NoteAllEntered({"early", false, 7});  // Another one.
+  early->NoteAllEntered({"early", false, 1});
   const Status status = barrier.Wait();
   EXPECT_EQ(status.code(), StatusCode::kCommStalled) << status.ToString();
   EXPECT_THAT(status.message(), ::testing::AllOf(::testing::HasSubstr("rank 1 (node1, pid 1001)"),
@@ -382,11 +382,11 @@ TEST_P(Waiting, AMessageWithAnotherTag_EndsWhatWasSaidOfARecv) {
   op.stall = Millis(700);
   const Pending recv = Pending::Of(world->at(0), op);
   const std::uint64_t seq = 1;
-  world->at(0).NoteAllEntered("world", true, seq);
+  world->at(0).NoteAllEntered({"world", true, seq});
   EXPECT_TRUE(Pending::Of(world->at(1), SendOp(sent, 0, 8)).Wait().ok());
   Elapse(*world, Millis(1500));
   EXPECT_FALSE(recv.IsDone());
-  world->at(0).NoteAllEntered("world", true, seq);
+  world->at(0).NoteAllEntered({"world", true, seq});
   EXPECT_EQ(recv.Wait().code(), StatusCode::kCommStalled);
 }
 

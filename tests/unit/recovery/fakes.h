@@ -347,10 +347,9 @@ class FakeCommunicator final : public Communicator,
     comm_.Post([tell = *progress_] { tell(); });
     return ProgressAnswer::kComing;
   }
-  void NoteAllEntered(const std::string& transport, bool point_to_point,
-                      std::uint64_t seq) override {
+  void NoteAllEntered(const EnteredCall& call) override {
     std::lock_guard lock(mutex_);
-    all_entered_.push_back({transport, point_to_point, seq});
+    all_entered_.push_back(call);
   }
 
   // The oldest operation ends with `status`.
