@@ -135,6 +135,14 @@ class Network:
         commands = [f"link set {link}{number} up"]
         self._ip(self._router.pid, commands + (self._gateways(number) if link == "ctl" else []))
 
+    def deafen(self, number, other):
+        """What host `number` sends on `data` reaches `other` no more; the way back is as it was."""
+        entry = f"10.2.0.{other + 1} lladdr 02:00:00:00:00:01 dev data nud permanent"
+        self._ip(self._hosts[number][0].pid, [f"neigh replace {entry}"])
+
+    def undeafen(self, number, other):
+        self._ip(self._hosts[number][0].pid, [f"neigh del 10.2.0.{other + 1} dev data"])
+
     def moved(self, link, number):
         """Bytes that the host has sent there until now."""
         with open(f"/proc/{self._router.pid}/net/dev") as table:

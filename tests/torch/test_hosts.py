@@ -20,6 +20,7 @@ import torch_resilient
 NAMES = ("alpha", "beta")
 RANKS = 4
 LEASE_SECONDS = 3.0
+PATIENCE = 30
 GRACE_SECONDS = 0.7  # For the exceptions to leave the calls, on a busy machine.
 MIB = 1 << 20
 
@@ -270,6 +271,121 @@ def test_links_that_stand_still_while_all_live_fail_the_operation(network, sprea
         assert "RESILIENT_OP_DEADLINE" in text
         assert raised - begun > 1.5
         assert raised - cut < 2 + 1 + GRACE_SECONDS
+
+
+# ---- Links that are silent while all ranks live ----
+
+SILENT = {"RESILIENT_SOCKET_IFNAME": "data", "RESILIENT_WAIT_LOG": "1s"}
+OVER_THE_LINK = "has entered it; nothing comes from it over the link between host "
+
+
+def lines_over_the_link(rank):
+    return [line for line in rank.stderr().splitlines() if OVER_THE_LINK in line]
+
+
+def named_again_and_again(rank, times):
+    """Each line comes a second after the last one: longer than a circle takes to be one."""
+    bound = time.monotonic() + PATIENCE + times
+    while len(lines_over_the_link(rank)) < times:
+        assert time.monotonic() < bound and rank.alive(), rank.stderr()
+        with pytest.raises(AssertionError, match="said nothing"):
+            rank.told(0.2)
+    return lines_over_the_link(rank)
+
+
+def use_when_told(name):
+    """An operation that all ranks enter when they are told to; tells how it ended."""
+    rank, size = joined()
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    dist.barrier()
+    tell("ready")
+    hear()
+    tensor = torch.full((4,), float(rank))
+    try:
+        if name == "all_reduce":
+            dist.all_reduce(tensor)
+        elif name == "barrier":
+            dist.barrier()
+        elif name == "new_group":
+            dist.barrier(dist.new_group())
+        elif name == "recv":
+            # Around the ranks: the others of this host are not late either.
+            work = dist.isend(tensor, (rank + 1) % size)
+            dist.recv(tensor, (rank - 1) % size)
+            work.wait()
+        dist.all_reduce(tensor, group=alone)  # The rank itself is well.
+    except dist.DistBackendError as error:
+        return error.code, str(error)
+    return "done", tensor.tolist()
+
+
+SHORT = "all_reduce", "new_group"
+LONG = "barrier", "recv"
+
+
+@pytest.mark.parametrize(
+    "name", [*SHORT, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
+)
+def test_a_silent_link_is_named_and_waited_for(network, spread, name):
+    ranks = spread.start(use_when_told, RANKS, name, env=SILENT)
+    for rank in ranks:
+        assert rank.told() == "ready"
+    network.down("data", 1)
+    for rank in ranks:
+        rank.say("go")
+    # Neither a circle, nor a lost rank, nor a broken link.
+    waits = ranks[2 if name == "recv" else 0]
+    assert "10.2.0.1:" in named_again_and_again(waits, 4)[-1]
+    network.up("data", 1)
+    for rank in ranks:
+        outcome, value = rank.value()
+        assert outcome == "done", value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [5, 15])
+def test_a_link_that_is_silent_in_a_stream_of_operations_is_waited_for(network, spread, seconds):
+    ranks = start_reducing(spread, SILENT)
+    network.down("data", 1)
+    named_again_and_again(ranks[0], seconds)
+    network.up("data", 1)
+    ranks[0].told(PATIENCE)
+    ranks[0].say("stop")
+    rounds = [rank.value() for rank in ranks]
+    assert rounds == rounds[:1] * RANKS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [(4,)], indirect=True)
+def test_a_link_that_is_silent_in_one_direction_is_waited_for(network, spread):
+    ranks = spread.start(use_when_told, RANKS, "all_reduce", env=SILENT)
+    for rank in ranks:
+        assert rank.told() == "ready"
+    network.deafen(1, 0)
+    for rank in ranks:
+        rank.say("go")
+    named_again_and_again(ranks[0], 5)
+    network.undeafen(1, 0)
+    for rank in ranks:
+        outcome, value = rank.value()
+        assert outcome == "done", value
+
+
+@pytest.mark.parametrize("name", ["all_reduce", pytest.param("recv", marks=pytest.mark.slow)])
+def test_a_link_that_stays_silent_ends_in_the_deadline(network, spread, name):
+    env = {**SILENT, "RESILIENT_OP_DEADLINE": "3s"}
+    ranks = spread.start(use_when_told, RANKS, name, env=env)
+    for rank in ranks:
+        assert rank.told() == "ready"
+    network.down("data", 1)
+    begun = time.time()
+    for rank in ranks:
+        rank.say("go")
+    for rank in ranks:
+        code, text = rank.value()
+        assert code == "COMM_STALLED", text
+        assert "10.2.0.1:" in text and "10.2.0.2:" in text, text
+    assert 3 < time.time() - begun < 3 + 2 + 1 + 3 * GRACE_SECONDS  # Told after 1 s, asked by 2.
 
 
 @pytest.mark.parametrize("silently", [False, True], ids=["killed", "without power"])
