@@ -115,7 +115,7 @@ def test_results_over_several_connections_are_those_over_one(spread):
 @first
 def test_every_form_of_every_collective(network, spread):
     names = list(test_collectives.CHECKS)
-    ranks = spread.start(test_collectives.run_checks, RANKS, names)
+    ranks = spread.start(test_collectives.run_checks, RANKS, names, "plain")
     for name in names:
         for rank in ranks:
             assert rank.told() == name

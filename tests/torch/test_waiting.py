@@ -312,10 +312,13 @@ def both_receive_beside(idle):
 
 
 def check_circle_beside(world, idle):
-    for rank in world.start(both_receive_beside, 2, idle):
+    ranks = world.start(both_receive_beside, 2, idle)
+    for rank in ranks:
         name, code, text, took = rank.told(60)
         assert (name, code) == ("DeadlockError", "DEADLOCK"), text
         assert took < 3 + SLACK_SECONDS, text
+    for rank in ranks:
+        rank.wait()
 
 
 def test_a_circle_beside_threads_that_are_idle_is_found(world):
