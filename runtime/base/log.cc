@@ -143,7 +143,7 @@ void WriteLine(std::string line) { Writer().Write(std::move(line)); }
 struct FlushAtExit {
   ~FlushAtExit() { FlushLog(kLogExitPatience); }
 };
-const FlushAtExit flush_at_exit;
+[[maybe_unused]] const FlushAtExit kFlushAtExit;
 
 }  // namespace
 
