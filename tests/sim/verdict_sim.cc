@@ -394,7 +394,10 @@ bool VerdictSim::AllArrived() {
 }
 
 void VerdictSim::CheckLiveness() {
-  if (!IsDeadlocked() || !AllArrived()) {
+  // Who is missing in a chain is known to its neighbours alone: all must have come to wait.
+  const bool any_computes = std::ranges::any_of(
+      ranks_, [](const Rank& rank) { return !rank.in_call && rank.at < rank.steps.size(); });
+  if (any_computes || !AllArrived() || !IsDeadlocked()) {
     deadlocked_since_.reset();
   } else if (!deadlocked_since_) {
     deadlocked_since_ = now_;

@@ -4,6 +4,8 @@
 #include <condition_variable>
 #include <vector>
 
+#include <resilient/exit.h>
+
 #include "torch_plugin/csrc/thread.h"
 
 namespace resilient::plugin {
@@ -38,7 +40,8 @@ struct AbortWatch::Shared {
       after = event->number;
       const bool failed =
           event->kind == SessionEvent::Kind::kFenced && event->cause.code() != StatusCode::kGrowth;
-      if (failed) RunHooks(event->number);
+      // A process that ends needs no record of its own end, and must not wait for one.
+      if (failed && !ExitHasBegun()) RunHooks(event->number);
       const std::lock_guard lock(mutex);
       watched = after;
       changed.notify_all();

@@ -126,8 +126,11 @@ class Registry:
 
     def tell_end(self):
         """What ends this process, if that is known, and no other thread keeps it going."""
-        if is_last_thread():
-            _ending.ending.tell(self.worlds(), _seat_file, _commit)
+        if not is_last_thread():
+            return
+        if self._began and _ending.ending.cause is not None:
+            _native.load().exit_begins()  # Before the fence of its own end comes.
+        _ending.ending.tell(self.worlds(), _seat_file, _commit)
 
     def close_all(self):
         """At the end of the process."""
