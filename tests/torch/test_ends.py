@@ -90,14 +90,9 @@ def by_hand(tmp_path, way, where, store=""):
     check(way, text)
 
 
-@pytest.mark.parametrize(("way", "where"), [("slow", "idle"), ("system_exit", "collective")])
+@pytest.mark.parametrize(("way", "where"), [("raise", "commit")])
 def test_is_healed_by_the_launcher(tmp_path, way, where):
     launched(tmp_path, way, where)
-
-
-@pytest.mark.parametrize(("way", "where"), [("raise", "commit")])
-def test_is_healed_by_hand(tmp_path, way, where):
-    by_hand(tmp_path, way, where)
 
 
 @pytest.mark.slow
