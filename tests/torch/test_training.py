@@ -127,9 +127,13 @@ def raises_with_work_in_flight():
 
 
 def test_an_exception_ends_the_process_with_its_own_text(world):
-    for rank in world.start(raises_with_work_in_flight, 2):
-        assert isinstance(rank.error(20), ValueError)
-        assert rank.wait(10) == 1
+    ranks = world.start(raises_with_work_in_flight, 2)
+    errors = [rank.error(20) for rank in ranks]
+    # One that is still on its way out of the operation may hear of the other's end first.
+    assert any(isinstance(error, ValueError) for error in errors), errors
+    for rank, error in zip(ranks, errors, strict=True):
+        assert isinstance(error, ValueError | torch_resilient.RankLostError), error
+        assert rank.wait(30) == 1
         assert "a bug of the program" in rank.stderr()
 
 
