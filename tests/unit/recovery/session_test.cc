@@ -15,6 +15,7 @@
 
 #include "runtime/base/thread.h"
 #include "runtime/recovery/watch_list.h"
+#include "tests/support/sanitizers.h"
 #include "tests/unit/recovery/session_fixture.h"
 
 namespace resilient::recovery {
@@ -47,6 +48,10 @@ TEST_F(SessionTest, Open_MakerFails_ItsErrorComesBack) {
 // A rank whose main thread is blocked in its first operation.
 class BlockedSessionTest : public SessionTest {
  protected:
+  // ThreadSanitizer has a thread of its own in each process, which may act by all that can be seen.
+  void SetUp() override {
+    if (testing::kThreadSanitized) GTEST_SKIP() << "no process has only threads that are parked";
+  }
   void BootBlocked() {
     factory_script_.hold = true;
     Boot();

@@ -22,6 +22,7 @@
 
 #include "runtime/base/texts.h"
 #include "runtime/base/thread.h"
+#include "tests/support/sanitizers.h"
 
 namespace resilient::recovery {
 namespace {
@@ -189,6 +190,8 @@ TEST(RealThreads, AConditionWithoutATimeIsParked) {
 }
 
 TEST(RealThreads, ALockAndAJoinAreParked) {
+  // Its own thread sleeps until a time has come.
+  if (testing::kThreadSanitized) GTEST_SKIP() << "ThreadSanitizer has a thread that may act";
   std::mutex mutex;
   std::unique_lock held(mutex);
   std::atomic<bool> joined{false};
