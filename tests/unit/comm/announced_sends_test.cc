@@ -130,13 +130,13 @@ TEST_P(AnnouncedSends, ASendEndsAfterItsRecv) {
 
 TEST_P(AnnouncedSends, RecvsFromAnyRank_TakeWhatWasAnnouncedFirst) {
   const auto world = MakeWorld(3);
-  Data first(60'000, 2), second(60'000, 1), got(60'000), mark(1), got_mark(1);
+  Data first(60'000, 2), second(60'000, 1), got(60'000), mark(1);
   std::vector<Pending> sends;
   // One after the other, which the mark that follows each shows.
   for (const int from : {2, 1}) {
     sends.push_back(Pending::Of(world->at(from), SendOp(from == 2 ? first : second, 0, 1)));
     sends.push_back(Pending::Of(world->at(from), SendOp(mark, 0, 9)));
-    EXPECT_TRUE(Pending::Of(world->at(0), RecvOp(got_mark, from, 9)).Wait().ok());
+    EXPECT_TRUE(Pending::Of(world->at(0), RecvOp(mark, from, 9)).Wait().ok());
   }
   for (const int from : {2, 1}) {
     int sender = -1;
@@ -152,13 +152,13 @@ TEST_P(AnnouncedSends, RecvsFromAnyRank_TakeWhatWasAnnouncedFirst) {
 TEST_P(AnnouncedSends, AMismatch_IsFoundFromTheAnnouncement) {
   for (const bool recv_first : {false, true}) {
     const auto world = MakeWorld(2);
-    Data large(kLarge), other(kLarge - 1), mark(1), got_mark(1);
+    Data large(kLarge), other(kLarge - 1), mark(1);
     std::optional<Pending> recv;
     if (recv_first) recv = Pending::Of(world->at(1), RecvOp(other, 0, 0));
     const Pending send = Pending::Of(world->at(0), SendOp(large, 1, 0));
     if (!recv_first) {
       const Pending marks = Pending::Of(world->at(0), SendOp(mark, 1, 1));
-      EXPECT_TRUE(Pending::Of(world->at(1), RecvOp(got_mark, 0, 1)).Wait().ok());
+      EXPECT_TRUE(Pending::Of(world->at(1), RecvOp(mark, 0, 1)).Wait().ok());
       EXPECT_TRUE(marks.Wait().ok());
       recv = Pending::Of(world->at(1), RecvOp(other, 0, 0));
     }
@@ -175,19 +175,18 @@ struct InFlight {
     if (stage != Stage::kUnlinked) {
       // Over the same link, and after it.
       const Pending marks = Pending::Of(world.at(1), SendOp(mark, 0, 1));
-      EXPECT_TRUE(Pending::Of(world.at(0), RecvOp(got_mark, 1, 1)).Wait().ok());
+      EXPECT_TRUE(Pending::Of(world.at(0), RecvOp(mark, 1, 1)).Wait().ok());
       EXPECT_TRUE(marks.Wait().ok());
     }
     send = Pending::Of(world.at(1), SendOp(*sent, 0, 2));
     if (stage == Stage::kUnmatched) {
       const Pending marks = Pending::Of(world.at(1), SendOp(mark, 0, 1));
-      EXPECT_TRUE(Pending::Of(world.at(0), RecvOp(got_mark, 1, 1)).Wait().ok());
+      EXPECT_TRUE(Pending::Of(world.at(0), RecvOp(mark, 1, 1)).Wait().ok());
       EXPECT_TRUE(marks.Wait().ok());
     }
     if (stage == Stage::kCleared) recv = Pending::Of(world.at(0), RecvOp(*got, 1, 2));
   }
   Data mark = Data(1);
-  Data got_mark = Data(1);
   std::unique_ptr<Data> sent = std::make_unique<Data>(kLarge, 1.0f);
   std::unique_ptr<Data> got = std::make_unique<Data>(kLarge);
   std::optional<Pending> send, recv;
