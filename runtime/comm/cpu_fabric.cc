@@ -7,7 +7,6 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
-#include "runtime/comm/eager_limit.h"
 #include "runtime/comm/endpoint.h"
 #include "runtime/comm/fabric.h"
 #include "runtime/comm/fabric_loop.h"
@@ -19,9 +18,18 @@ namespace {
 
 constexpr int kListenBacklog = 1024;
 
-Result<std::unique_ptr<CommunicatorFactory>> Make(CpuFabricOptions options, const Clock& clock,
-                                                  CommunicatorEvents& events, StepObserver observer,
-                                                  std::size_t eager_limit) {
+}  // namespace
+
+Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions options,
+                                                           const Clock& clock,
+                                                           CommunicatorEvents& events) {
+  return MakeObservedCpuFabric(std::move(options), clock, events, nullptr);
+}
+
+Result<std::unique_ptr<CommunicatorFactory>> MakeObservedCpuFabric(CpuFabricOptions options,
+                                                                   const Clock& clock,
+                                                                   CommunicatorEvents& events,
+                                                                   StepObserver observer) {
   if (options.streams < 1 || options.streams > kMaxSocketStreams) {
     return Status(StatusCode::kSetting, StrCat(options.streams,
                                                " connections a link are not "
@@ -47,7 +55,7 @@ Result<std::unique_ptr<CommunicatorFactory>> Make(CpuFabricOptions options, cons
   if (!address) return address.status();
   auto requests = std::make_unique<FabricRequests>();
   auto loop = std::make_unique<FabricLoop>(std::move(*listener), *requests, clock, events,
-                                           RandomSeed(), options, eager_limit);
+                                           RandomSeed(), options);
   return MakeFabric(
       {.endpoint = EncodeEndpoint({.address = FormatHostPort(*address),
                                    .hierarchical = options.hierarchical,
@@ -59,28 +67,6 @@ Result<std::unique_ptr<CommunicatorFactory>> Make(CpuFabricOptions options, cons
        .admission = nullptr,
        .observer = std::move(observer)},
       clock);
-}
-
-}  // namespace
-
-Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions options,
-                                                           const Clock& clock,
-                                                           CommunicatorEvents& events) {
-  return Make(std::move(options), clock, events, nullptr, kEagerLimitBytes);
-}
-
-Result<std::unique_ptr<CommunicatorFactory>> MakeObservedCpuFabric(CpuFabricOptions options,
-                                                                   const Clock& clock,
-                                                                   CommunicatorEvents& events,
-                                                                   StepObserver observer) {
-  return Make(std::move(options), clock, events, std::move(observer), kEagerLimitBytes);
-}
-
-Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabricWithEagerLimit(CpuFabricOptions options,
-                                                                         const Clock& clock,
-                                                                         CommunicatorEvents& events,
-                                                                         std::size_t eager_limit) {
-  return Make(std::move(options), clock, events, nullptr, eager_limit);
 }
 
 }  // namespace resilient

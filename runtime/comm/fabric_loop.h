@@ -20,8 +20,7 @@ class FabricLoop final : public GroupLoop, private HelloRouter {
  public:
   // `requests` outlives the loop.
   FabricLoop(FileDescriptor listener, FabricRequests& requests, const Clock& clock,
-             CommunicatorEvents& events, std::uint64_t seed, const CpuFabricOptions& options,
-             std::size_t eager_limit);
+             CommunicatorEvents& events, std::uint64_t seed, const CpuFabricOptions& options);
 
   void Run() override;
 

@@ -45,7 +45,7 @@ CommGroup::CommGroup(std::shared_ptr<GroupPort> port, LoopContext& context, std:
       layout_(HostsOf(endpoints_)),
       peers_(spec_.members.size()),
       allowance_(layout_, spec_.rank, context_.shm_limit),
-      point_to_point_(spec_, context_.eager_limit, *this) {
+      point_to_point_(spec_, *this) {
   if (const Status mismatch = SettingsMismatch(spec_, endpoints_); !mismatch.ok()) {
     FailCommunicator(mismatch);
     CloseEverything();  // All ranks see the same.

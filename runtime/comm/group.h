@@ -30,7 +30,6 @@ struct LoopContext {
   Instant now;                       // Of this turn.
   std::size_t shm_limit = 0;         // Bytes of shared memory a group; 0: none.
   bool checksums = false;            // With what is sent.
-  std::size_t eager_limit = 0;       // PointToPoint's.
   std::vector<FinishedOp> finished;  // Completions to run at the end of this turn.
 };
 

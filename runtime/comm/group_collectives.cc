@@ -196,7 +196,7 @@ void CommGroup::OnMessage(MessageLink& link, const MessageHeader& header) {
     case MessageType::kShm:
       return OnShmMessage(link.peer(), header, PeerAt(link.peer()).text);
     case MessageType::kPointToPoint:
-      return point_to_point_.OnMessage(link, header);
+      return point_to_point_.OnMessage(link);
     case MessageType::kCollective:
       if (current_ == nullptr || header.seq != started_ || header.phase == Collective::kNotePhase)
         return;
