@@ -42,9 +42,11 @@ class EventLog final : public CommunicatorEvents {
   void OnConnected(const std::string& group, std::uint64_t generation) override {
     Add([&] { connected[{group, generation}]++; });
   }
-  void OnLinkLost(const std::string&, std::uint64_t, int global_rank, const Status& why) override {
+  void OnLinkLost(const std::string& group, std::uint64_t, int global_rank,
+                  const Status& why) override {
     Add([&] {
       lost[global_rank]++;
+      lost_in[{group, global_rank}]++;
       last_lost = why;
     });
   }
@@ -84,10 +86,15 @@ class EventLog final : public CommunicatorEvents {
     std::lock_guard lock(mutex_);
     return lost[rank];
   }
+  int LostCountIn(const std::string& group, int rank) {
+    std::lock_guard lock(mutex_);
+    return lost_in[{group, rank}];
+  }
 
   // Read them in a WaitFor condition.
   std::map<std::pair<std::string, std::uint64_t>, int> connected;
   std::map<int, int> lost;
+  std::map<std::pair<std::string, int>, int> lost_in;
   Status last_lost;
   std::map<int, int> unreached;
   Status last_unreached;

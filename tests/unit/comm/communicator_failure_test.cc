@@ -272,7 +272,7 @@ TEST_P(Failure, PeerThatCannotBeReached_IsReportedAndTheOperationWaits) {
   const auto alone = world->Create(1, spec);
   const Pending pending = Pending::Of(*alone, BarrierOp());
   EXPECT_TRUE(world->log(1).WaitFor([](EventLog& log) { return log.unreached[0] >= 1; }));
-  EXPECT_EQ(world->log(1).LostCount(0), 0);
+  EXPECT_EQ(world->log(1).LostCountIn("later", 0), 0);
   EXPECT_FALSE(pending.IsDone());
   alone->Abort(kLost);
   EXPECT_EQ(pending.Wait().code(), StatusCode::kRankLost);
