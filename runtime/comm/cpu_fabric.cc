@@ -7,6 +7,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
+#include "runtime/comm/eager_limit.h"
 #include "runtime/comm/endpoint.h"
 #include "runtime/comm/fabric.h"
 #include "runtime/comm/fabric_loop.h"
@@ -18,18 +19,9 @@ namespace {
 
 constexpr int kListenBacklog = 1024;
 
-}  // namespace
-
-Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions options,
-                                                           const Clock& clock,
-                                                           CommunicatorEvents& events) {
-  return MakeObservedCpuFabric(std::move(options), clock, events, nullptr);
-}
-
-Result<std::unique_ptr<CommunicatorFactory>> MakeObservedCpuFabric(CpuFabricOptions options,
-                                                                   const Clock& clock,
-                                                                   CommunicatorEvents& events,
-                                                                   StepObserver observer) {
+Result<std::unique_ptr<CommunicatorFactory>> Make(CpuFabricOptions options, const Clock& clock,
+                                                  CommunicatorEvents& events, StepObserver observer,
+                                                  std::size_t eager_limit) {
   if (options.streams < 1 || options.streams > kMaxSocketStreams) {
     return Status(StatusCode::kSetting, StrCat(options.streams,
                                                " connections a link are not "
@@ -55,7 +47,7 @@ Result<std::unique_ptr<CommunicatorFactory>> MakeObservedCpuFabric(CpuFabricOpti
   if (!address) return address.status();
   auto requests = std::make_unique<FabricRequests>();
   auto loop = std::make_unique<FabricLoop>(std::move(*listener), *requests, clock, events,
-                                           RandomSeed(), options);
+                                           RandomSeed(), options, eager_limit);
   return MakeFabric(
       {.endpoint = EncodeEndpoint({.address = FormatHostPort(*address),
                                    .hierarchical = options.hierarchical,
@@ -67,6 +59,28 @@ Result<std::unique_ptr<CommunicatorFactory>> MakeObservedCpuFabric(CpuFabricOpti
        .admission = nullptr,
        .observer = std::move(observer)},
       clock);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabric(CpuFabricOptions options,
+                                                           const Clock& clock,
+                                                           CommunicatorEvents& events) {
+  return Make(std::move(options), clock, events, nullptr, kEagerLimitBytes);
+}
+
+Result<std::unique_ptr<CommunicatorFactory>> MakeObservedCpuFabric(CpuFabricOptions options,
+                                                                   const Clock& clock,
+                                                                   CommunicatorEvents& events,
+                                                                   StepObserver observer) {
+  return Make(std::move(options), clock, events, std::move(observer), kEagerLimitBytes);
+}
+
+Result<std::unique_ptr<CommunicatorFactory>> MakeCpuFabricWithEagerLimit(CpuFabricOptions options,
+                                                                         const Clock& clock,
+                                                                         CommunicatorEvents& events,
+                                                                         std::size_t eager_limit) {
+  return Make(std::move(options), clock, events, nullptr, eager_limit);
 }
 
 }  // namespace resilient

@@ -27,7 +27,7 @@ bool SameSecret(const std::string& a, const std::string& b) {
 
 FabricLoop::FabricLoop(FileDescriptor listener, FabricRequests& requests, const Clock& clock,
                        CommunicatorEvents& events, std::uint64_t seed,
-                       const CpuFabricOptions& options)
+                       const CpuFabricOptions& options, std::size_t eager_limit)
     : requests_(requests),
       clock_(clock),
       context_{.events = events,
@@ -35,6 +35,7 @@ FabricLoop::FabricLoop(FileDescriptor listener, FabricRequests& requests, const 
                .now = clock.Now(),
                .shm_limit = options.shm_limit,
                .checksums = options.checksums,
+               .eager_limit = eager_limit,
                .finished = {}},
       seed_(seed),
       switchboard_(std::move(listener), *this) {}

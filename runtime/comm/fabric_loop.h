@@ -20,7 +20,8 @@ class FabricLoop final : public GroupLoop, private HelloRouter {
  public:
   // `requests` outlives the loop.
   FabricLoop(FileDescriptor listener, FabricRequests& requests, const Clock& clock,
-             CommunicatorEvents& events, std::uint64_t seed, const CpuFabricOptions& options);
+             CommunicatorEvents& events, std::uint64_t seed, const CpuFabricOptions& options,
+             std::size_t eager_limit);
 
   void Run() override;
 

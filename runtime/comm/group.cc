@@ -45,7 +45,7 @@ CommGroup::CommGroup(std::shared_ptr<GroupPort> port, LoopContext& context, std:
       layout_(HostsOf(endpoints_)),
       peers_(spec_.members.size()),
       allowance_(layout_, spec_.rank, context_.shm_limit),
-      point_to_point_(spec_, *this) {
+      point_to_point_(spec_, context_.eager_limit, *this) {
   if (const Status mismatch = SettingsMismatch(spec_, endpoints_); !mismatch.ok()) {
     FailCommunicator(mismatch);
     CloseEverything();  // All ranks see the same.
@@ -411,7 +411,8 @@ void CommGroup::TakeStreamsEarly() {
 }
 
 void CommGroup::SayGoodbye(MessageLink& link) {
-  if (failed_ && link.lane() == Lane::kCollective) {
+  if (failed_) {
+    // On each link: whichever the peer reads first, it hears of the failure before the goodbye.
     MessageHeader header;
     header.type = MessageType::kFault;
     std::string text = EncodeFault(end_status_);

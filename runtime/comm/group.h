@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -30,6 +31,7 @@ struct LoopContext {
   Instant now;                       // Of this turn.
   std::size_t shm_limit = 0;         // Bytes of shared memory a group; 0: none.
   bool checksums = false;            // With what is sent.
+  std::size_t eager_limit = 0;       // PointToPoint's.
   std::vector<FinishedOp> finished;  // Completions to run at the end of this turn.
 };
 
@@ -78,6 +80,11 @@ class CommGroup final : private LinkListener,
   enum class State { kLive, kLingering, kDone };
   // How collectives travel. Rank 0 decides for all, once every link is up.
   enum class Transport { kUndecided, kLinks, kSharedMemory };
+  // Of a fault, or about shared memory.
+  struct IncomingText {
+    std::string text;
+    FlatSink sink;
+  };
   struct Peer {
     std::unique_ptr<Connector> connector;
     std::unique_ptr<Connector> outbound_connector;
@@ -89,9 +96,8 @@ class CommGroup final : private LinkListener,
     std::uint64_t entered = 0;  // The latest collective that it is known to have entered.
     bool lost_told = false;
     Instant next_attempt_report = Instant::min();
-    bool answered = false;  // What rank 0 has offered.
-    std::string text;       // Of a fault or about shared memory, being received.
-    FlatSink text_sink;
+    bool answered = false;              // What rank 0 has offered.
+    std::array<IncomingText, 3> texts;  // A link each; see TextOf.
   };
 
   HeaderVerdict OnHeader(MessageLink& link, const MessageHeader& header) override;
@@ -113,6 +119,8 @@ class CommGroup final : private LinkListener,
   Instant HeldUntil() const override { return port_->held_until(); }
 
   Peer& PeerAt(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
+  // What is being received on `link`. Each link has its own: they are read in turns.
+  IncomingText& TextOf(const MessageLink& link);
   template <typename Do>
   void ForEachLink(Do&& each) {
     for (Peer& peer : peers_) {

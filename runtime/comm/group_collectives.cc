@@ -124,19 +124,27 @@ void CommGroup::SpaceFreed(int peer) {
   if (MessageLink* link = PeerAt(peer).link.get()) link->Resume();
 }
 
+CommGroup::IncomingText& CommGroup::TextOf(const MessageLink& link) {
+  Peer& peer = PeerAt(link.peer());
+  if (&link == peer.inbound.get()) return peer.texts[1];
+  if (&link == peer.outbound.get()) return peer.texts[2];
+  return peer.texts[0];
+}
+
 HeaderVerdict CommGroup::OnHeader(MessageLink& link, const MessageHeader& header) {
   using Action = HeaderVerdict::Action;
   if (state_ != State::kLive) return {};
   switch (header.type) {
     case MessageType::kGoodbye:
       return {};
-    case MessageType::kFault:
-    case MessageType::kShm: {
+    case MessageType::kShm:
       if (link.lane() != Lane::kCollective) return {.action = Action::kInvalid};
-      Peer& peer = PeerAt(link.peer());
-      peer.text.resize(header.payload_bytes);
-      peer.text_sink = FlatSink(std::as_writable_bytes(std::span<char>(peer.text)));
-      return {.action = Action::kTake, .sink = &peer.text_sink};
+      [[fallthrough]];
+    case MessageType::kFault: {
+      IncomingText& incoming = TextOf(link);
+      incoming.text.resize(header.payload_bytes);
+      incoming.sink = FlatSink(std::as_writable_bytes(std::span<char>(incoming.text)));
+      return {.action = Action::kTake, .sink = &incoming.sink};
     }
     case MessageType::kPointToPoint:
       return point_to_point_.OnHeader(link, header);
@@ -192,11 +200,11 @@ void CommGroup::OnMessage(MessageLink& link, const MessageHeader& header) {
     case MessageType::kGoodbye:
       return OnGoodbye(link, header.count);
     case MessageType::kFault:
-      return OnFault(link.peer(), PeerAt(link.peer()).text);
+      return OnFault(link.peer(), TextOf(link).text);
     case MessageType::kShm:
-      return OnShmMessage(link.peer(), header, PeerAt(link.peer()).text);
+      return OnShmMessage(link.peer(), header, TextOf(link).text);
     case MessageType::kPointToPoint:
-      return point_to_point_.OnMessage(link);
+      return point_to_point_.OnMessage(link, header);
     case MessageType::kCollective:
       if (current_ == nullptr || header.seq != started_ || header.phase == Collective::kNotePhase)
         return;

@@ -30,8 +30,6 @@ void CommGroup::NoteMoves() {
       current_op_.timeouts.OnMoved(context_.now);
     } else if (&link == PeerAt(link.peer()).inbound.get()) {
       point_to_point_.OnMoved(link.peer());
-    } else {
-      point_to_point_.OnSendMoved(link.peer());
     }
   });
 }

@@ -14,7 +14,7 @@ void OpTimeouts::OnAllEntered(Instant now) {
 }
 
 void OpTimeouts::OnMoved(Instant now) {
-  if (still_since_ != kNever) still_since_ = now;
+  if (still_since_ != kNever) still_since_ = std::max(still_since_, now);
 }
 
 OpTimeouts::Verdict OpTimeouts::Check(Instant now, Instant held_until) {

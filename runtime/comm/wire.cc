@@ -69,6 +69,14 @@ bool KnownEnums(const MessageHeader& h) {
          h.reduce <= ReduceOp::kPremulSum;
 }
 
+// Whether there is such a message, and whether it may have that payload.
+bool PointToPointIsValid(const MessageHeader& h) {
+  if (h.phase > static_cast<std::uint8_t>(PointToPointPhase::kCredit)) return false;
+  const auto phase = static_cast<PointToPointPhase>(h.phase);
+  return h.payload_bytes == 0 || phase == PointToPointPhase::kEager ||
+         phase == PointToPointPhase::kPayload;
+}
+
 }  // namespace
 
 std::string EncodeHello(const Hello& hello) {
@@ -194,6 +202,8 @@ Result<MessageHeader> DecodeMessage(std::string_view fixed) {
     return NotOurs("message");
   if (header.type == MessageType::kGoodbye && header.payload_bytes != 0) return NotOurs("message");
   if (header.type == MessageType::kFault && header.payload_bytes > kMaxFaultText)
+    return NotOurs("message");
+  if (header.type == MessageType::kPointToPoint && !PointToPointIsValid(header))
     return NotOurs("message");
   const bool shm_phase = header.phase <= static_cast<std::uint8_t>(ShmMessage::kVerdict);
   if (header.type == MessageType::kShm && (!shm_phase || header.payload_bytes > kMaxShmText))

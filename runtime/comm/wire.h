@@ -15,7 +15,7 @@ namespace resilient {
 // waits for a HelloReply; then both sides send messages: a fixed header, the call site, the
 // payload, and behind a payload, where its sender was told so (RESILIENT_CHECKSUM), the checksum of
 // all of the message before it. All of this file is pure.
-inline constexpr std::uint16_t kWireVersion = 4;
+inline constexpr std::uint16_t kWireVersion = 5;
 inline constexpr std::size_t kHelloFixedBytes = 44;
 inline constexpr std::size_t kHelloReplyBytes = 8;
 inline constexpr std::size_t kMessageHeaderBytes = 56;
@@ -59,13 +59,27 @@ Result<HelloVerdict> DecodeHelloReply(std::string_view bytes);
 
 enum class MessageType : std::uint8_t {
   kCollective = 1,
+  // `phase` is a PointToPointPhase.
   kPointToPoint = 2,
   // The sender has left. `count` = number of point-to-point messages it has sent to this peer.
   kGoodbye = 3,
-  // The sender's collectives have failed; the payload is EncodeFault().
+  // The sender's collectives have failed, or where a goodbye follows the whole group; the payload
+  // is EncodeFault().
   kFault = 4,
   // About shared memory, between rank 0 and each other rank of a group; `phase` is a ShmMessage.
   kShm = 5
+};
+
+// What a point-to-point message is. `seq` is the number of the send, on its link.
+enum class PointToPointPhase : std::uint8_t {
+  // From the sender.
+  kEager = 0,      // Header and payload, unasked.
+  kAnnounced = 1,  // The header alone: the payload waits to be cleared.
+  kPayload = 2,    // What was announced and cleared: the header again, and the payload.
+  // From the receiver, on the same connection. `count`: bytes of credit that it returns.
+  kClearToSend = 3,  // The recv for message `seq` is there.
+  kUnmatched = 4,    // There is none for message `seq` yet.
+  kCredit = 5
 };
 
 // `count` of an answer or a verdict: 1 = yes, 0 = no.

@@ -1,5 +1,7 @@
 """Sends and receives, operations that are coalesced, the barrier that names who is missing."""
 
+import itertools
+import random
 import threading
 import time
 from datetime import timedelta
@@ -8,6 +10,7 @@ import pytest
 import rank_server
 import torch
 import torch.distributed as dist
+from frameworks import join, same_as_gloo
 from store_shell import until
 from tensors import joined, same, values
 
@@ -66,6 +69,78 @@ def batches():
 
 def test_a_batch_is_one_work(world):
     world.run(batches, 3)
+
+
+def large_and_small(mebibytes):
+    """A large message and two small ones, received in any order of their tags."""
+    rank, _size = joined()
+    counts = {1: mebibytes << 18, 2: 1, 3: 1000}
+    for order in itertools.permutations(counts):
+        if rank == 0:
+            sent = [torch.full((count,), float(tag)) for tag, count in counts.items()]
+            works = [
+                dist.isend(tensor, 1, tag=tag) for tag, tensor in zip(counts, sent, strict=True)
+            ]
+            for work in works:
+                work.wait()
+        elif rank == 1:
+            for tag in order:
+                tensor = torch.empty(counts[tag])
+                dist.recv(tensor, 0, tag=tag)
+                assert bool((tensor == tag).all()), (order, tag)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+LINKS = {
+    "shm": {},
+    "tcp": {"RESILIENT_SHM_LIMIT": "0"},
+    "tcp, checksums": {"RESILIENT_SHM_LIMIT": "0", "RESILIENT_CHECKSUM": "1"},
+    "replay": {"RESILIENT_REPLAY": "1"},
+}
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize("links", LINKS)
+@pytest.mark.parametrize(
+    "mebibytes",
+    [pytest.param(1, marks=slow), pytest.param(63, marks=slow), 65, pytest.param(100, marks=slow)],
+)
+def test_a_large_message_without_its_recv_holds_up_no_other(world, mebibytes, links):
+    world.run(large_and_small, 2, mebibytes, env=LINKS[links])
+
+
+def unordered(backend, meeting, seed, largest):
+    """Messages of many sizes both ways, of which each rank receives in an order of its own."""
+    rank, size = join(backend, meeting)
+    generator = random.Random(seed)
+    messages = []
+    for tag in range(12):
+        source = generator.randrange(size)
+        target = (source + generator.randrange(1, size)) % size
+        messages.append((source, target, tag, generator.choice([0, 1, 1000, largest])))
+    works, received, kept = [], {}, []
+    for source, target, tag, count in messages:
+        if rank == source:
+            kept.append(torch.arange(count, dtype=torch.int32) + tag)
+            works.append(dist.isend(kept[-1], target, tag=tag))
+    order = [message for message in messages if message[1] == rank]
+    random.Random(seed * size + rank).shuffle(order)
+    for source, _target, tag, count in order:
+        received[f"message {tag}"] = tensor = torch.empty(count, dtype=torch.int32)
+        dist.recv(tensor, source, tag=tag)
+    for work in works:
+        work.wait()
+    dist.barrier()
+    dist.destroy_process_group()
+    return {name: int(tensor.long().sum()) for name, tensor in received.items()} | {"rank": rank}
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=slow) for seed in range(2, 9))])
+def test_messages_in_any_order_are_those_of_gloo(world, tmp_path, seed):
+    # Several of these are more than a rank keeps of another, and so is one of the last.
+    largest = (20 if seed % 2 else 70) << 18
+    same_as_gloo(world, tmp_path, unordered, 3, seed, largest, exact=True)
 
 
 def coalesced():

@@ -134,8 +134,17 @@ def both_receive():
     return fails_within(lambda: dist.recv(torch.empty(4), 1 - dist.get_rank()))
 
 
+def both_send():
+    """More than a rank keeps of another: each send waits for its recv."""
+    dist.init_process_group("resilient")
+    dist.barrier()
+    return fails_within(lambda: dist.send(torch.empty(65 << 18), 1 - dist.get_rank()))
+
+
 @transports
-@pytest.mark.parametrize("program", [opposite_order, both_receive], ids=["groups", "recv"])
+@pytest.mark.parametrize(
+    "program", [opposite_order, both_receive, both_send], ids=["groups", "recv", "send"]
+)
 def test_a_circle_is_a_deadlock_on_all(world, program, shm_limit):
     for name, code, text, took in world.run(program, 2, env={"RESILIENT_SHM_LIMIT": shm_limit}):
         assert (name, code) == ("DeadlockError", "DEADLOCK"), text

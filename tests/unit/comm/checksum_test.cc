@@ -229,6 +229,7 @@ struct Case {
   std::size_t at = 0;       // Over links: which byte from rank 1 to rank 0.
   std::uint64_t round = 0;  // In shared memory: when it has published that.
   std::uint64_t back = 0;   // And how many rounds before the slot is of.
+  std::size_t eager_limit = kEagerLimitBytes;
   friend void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
 };
 
@@ -318,7 +319,8 @@ class LinkDamage : public Damage {
                        CpuFabricOptions options;
                        options.shm_limit = 0;
                        options.checksums = checksums;
-                       return MakeCpuFabric(std::move(options), clock, events);
+                       return MakeCpuFabricWithEagerLimit(std::move(options), clock, events,
+                                                          GetParam().eager_limit);
                      }},
                 kRanks);
     DamagingProxy proxy(DecodeEndpoint(world.endpoint(0)).address, GetParam().at);
@@ -354,7 +356,12 @@ INSTANTIATE_TEST_SUITE_P(
         Case{
             .name = "ReduceScatter", .kind = OpKind::kReduceScatter, .count = 10'000, .at = 20'000},
         Case{.name = "AllToAll", .kind = OpKind::kAllToAll, .count = 10'000, .at = 20'000},
-        Case{.name = "Send", .kind = OpKind::kSend, .count = 10'000, .at = 20'000}),
+        Case{.name = "Send", .kind = OpKind::kSend, .count = 10'000, .at = 20'000},
+        Case{.name = "SendAnnounced",
+             .kind = OpKind::kSend,
+             .count = 10'000,
+             .at = 20'000,
+             .eager_limit = 0}),
     [](const auto& info) { return info.param.name; });
 
 TEST_P(LinkDamage, WithChecksums_FailsAllRanks_WithoutThem_PassesForData) {

@@ -20,6 +20,7 @@
 
 #include <resilient/communicator.h>
 
+#include "runtime/comm/eager_limit.h"
 #include "runtime/comm/endpoint.h"
 
 namespace resilient::testing {
@@ -304,6 +305,34 @@ inline Transport StripedTransport(int streams) {
     return MakeCpuFabric(std::move(options), clock, events);
   };
   return {.name = "striped" + std::to_string(streams), .make = make};
+}
+
+// With eager limits so small that most messages are announced, or all.
+inline std::vector<Transport> AnnouncingTransports() {
+  struct Variant {
+    const char* name;
+    bool shared;
+    std::size_t eager_limit;
+    int streams;
+    bool checksums;
+  };
+  constexpr Variant kVariants[] = {{"tcpNoneEager", false, 0, 1, false},
+                                   {"shmNoneEager", true, 0, 1, false},
+                                   {"tcpFewEager", false, 10'000, 1, false},
+                                   {"shmFewEager", true, 10'000, 1, true},
+                                   {"stripedFewEager", false, 10'000, 3, true}};
+  std::vector<Transport> transports;
+  for (const Variant& variant : kVariants) {
+    const auto make = [variant](const Clock& clock, CommunicatorEvents& events) {
+      CpuFabricOptions options;
+      if (!variant.shared) options.shm_limit = 0;
+      options.streams = variant.streams;
+      options.checksums = variant.checksums;
+      return MakeCpuFabricWithEagerLimit(std::move(options), clock, events, variant.eager_limit);
+    };
+    transports.push_back({.name = variant.name, .make = make, .roots_run_ahead = !variant.shared});
+  }
+  return transports;
 }
 
 // Operations over a vector, which the caller keeps.

@@ -48,6 +48,18 @@ class FakeRank {
       Send(link, EncodeMessage(header) + std::string(sent, 0));
   }
 
+  // To all.
+  void Say(const std::string& bytes) {
+    for (const FileDescriptor& link : links_) Send(link, bytes);
+  }
+  // Of the next message that `peer` sends here, which has no payload.
+  PointToPointPhase HearPhase(int peer) {
+    const auto& link = links_[static_cast<std::size_t>(peer)];
+    const Result<MessageHeader> header = DecodeMessage(Receive(link, kMessageHeaderBytes));
+    EXPECT_TRUE(header.ok());
+    return static_cast<PointToPointPhase>(header->phase);
+  }
+
  private:
   static void Send(const FileDescriptor& link, const std::string& bytes) {
     EXPECT_EQ(send(link.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),

@@ -103,6 +103,27 @@ TEST(Wire, Message_RoundTripAndGarbage) {
   }
 }
 
+TEST(Wire, PointToPoint_OnlyEagerMessagesAndPayloads_HaveAPayload) {
+  using Phase = PointToPointPhase;
+  MessageHeader header;
+  header.type = MessageType::kPointToPoint;
+  const auto decodes = [&] {
+    return DecodeMessage(std::string_view(EncodeMessage(header)).substr(0, kMessageHeaderBytes));
+  };
+  for (const Phase phase : {Phase::kEager, Phase::kAnnounced, Phase::kPayload, Phase::kClearToSend,
+                            Phase::kUnmatched, Phase::kCredit}) {
+    header.phase = static_cast<std::uint8_t>(phase);
+    header.payload_bytes = 0;
+    ASSERT_TRUE(decodes().ok());
+    EXPECT_EQ(decodes()->phase, header.phase);
+    header.payload_bytes = 4;
+    EXPECT_EQ(decodes().ok(), phase == Phase::kEager || phase == Phase::kPayload);
+  }
+  header.payload_bytes = 0;
+  header.phase = static_cast<std::uint8_t>(Phase::kCredit) + 1;
+  EXPECT_FALSE(decodes().ok());
+}
+
 TEST(Wire, Fault_RoundTripAndGarbage) {
   const Status status(
       StatusCode::kMismatch, "line one\nline two",
