@@ -20,6 +20,7 @@
 #include "torch_plugin/csrc/host.h"
 #include "torch_plugin/csrc/late_failure.h"
 #include "torch_plugin/csrc/ledger.h"
+#include "torch_plugin/csrc/places.h"
 #include "torch_plugin/csrc/time_policy.h"
 
 namespace resilient::plugin {
@@ -83,6 +84,8 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
   const std::shared_ptr<LateFailure>& late_failure() const { return late_failure_; }
   const std::shared_ptr<Finisher>& finisher() const { return finisher_; }
+  // Of the program, for its States. Thread: the one that uses these.
+  Whereabouts& whereabouts() { return whereabouts_; }
 
   // Ends what is in flight, says goodbye, joins every thread of the session, releases every Work.
   // Idempotent; at most ~1 s, and as long as a callback or a hook of the user's runs.
@@ -99,6 +102,7 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
   const std::shared_ptr<LateFailure> late_failure_ = std::make_shared<LateFailure>();
   const std::shared_ptr<Finisher> finisher_ = std::make_shared<Finisher>();
+  Whereabouts whereabouts_;
   AbortWatch abort_watch_;
   std::shared_ptr<Session> session_;  // Constant after Open.
   std::optional<AutoHeal> heal_;      // Likewise.

@@ -16,9 +16,13 @@ class ElasticRun {
         min_world_(min_world),
         max_world_(max_world),
         context_(plugin::ValueOrThrow(*plugin::NativeHost(), plugin::ContextOf(state.world()))) {
+    number_ = context_->whereabouts().BeginRun();
     state_.Observe([this] { Committed(); });
   }
-  ~ElasticRun() { state_.Observe(nullptr); }
+  ~ElasticRun() {
+    state_.Observe(nullptr);
+    context_->whereabouts().EndRun();
+  }
   ElasticRun(const ElasticRun&) = delete;
   ElasticRun& operator=(const ElasticRun&) = delete;
 
@@ -26,10 +30,12 @@ class ElasticRun {
     while (true) {
       Status cause;
       try {
+        context_->whereabouts().BeginAgain(number_);
         Enter();
         fn(state_);
         // Nobody leaves while a peer may still need this rank to finish.
         state_.world()->barrier()->wait();
+        state_.EndRun();
         return;
       } catch (...) {
         cause = Failure();
@@ -43,6 +49,7 @@ class ElasticRun {
  private:
   void Enter() {
     state_.sync();
+    context_->whereabouts().Entered();
     if (state_.commits() == 0) state_.commit();
     // From here on commit 1 is complete, and only then may a rank change its values.
     state_.world()->barrier()->wait();
@@ -92,6 +99,7 @@ class ElasticRun {
   const int min_world_;
   const int max_world_;
   const std::shared_ptr<plugin::SessionContext> context_;
+  std::int64_t number_ = 0;  // Of the run.
   std::int64_t commits_seen_ = 0;
   int restarts_ = 0;
 };

@@ -2,10 +2,13 @@
 
 #include <cstdint>
 #include <cstring>
+#include <exception>
+#include <map>
 #include <optional>
 
 #include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/StringUtil.h>
 
 namespace resilient::plugin {
@@ -13,8 +16,16 @@ namespace {
 
 at::Tensor EmptyBytes(std::int64_t size) { return at::empty({size}, at::kByte); }
 
-std::int64_t BytesOf(const at::Tensor& tensor) {
-  return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
+// Of memory of its own, whatever the layout of `like`, and in no mode of the program's.
+at::Tensor EmptyLike(const at::Tensor& like) { return at::empty(like.sizes(), like.scalar_type()); }
+
+bool SameForm(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes();
+}
+
+// A flat view of a contiguous tensor that is not empty.
+at::Tensor FlatBytes(const at::Tensor& tensor) {
+  return tensor.detach().view({-1}).view(at::kByte);
 }
 
 // The tensors of an old snapshot, each handed out once, in order.
@@ -22,13 +33,12 @@ class Memory {
  public:
   explicit Memory(const Snapshot* reused) : reused_(reused) {}
 
-  at::Tensor Take(std::size_t entry, std::size_t index, std::int64_t size) const {
+  at::Tensor Take(std::size_t entry, std::size_t index, const at::Tensor& like) const {
     const bool there = reused_ != nullptr && entry < reused_->entries.size() &&
-                       index < reused_->entries[entry].bytes.size();
-    if (there && reused_->entries[entry].bytes[index].numel() == size) {
-      return reused_->entries[entry].bytes[index];
-    }
-    return EmptyBytes(size);
+                       index < reused_->entries[entry].tensors.size();
+    if (there && SameForm(reused_->entries[entry].tensors[index], like))
+      return reused_->entries[entry].tensors[index];
+    return EmptyLike(like);
   }
 
  private:
@@ -72,6 +82,28 @@ class Reader {
   std::string_view rest_;
 };
 
+void PutForm(std::string& out, const at::Tensor& tensor) {
+  PutNumber(out, static_cast<std::uint64_t>(tensor.scalar_type()));
+  PutNumber(out, tensor.requires_grad() ? 1 : 0);
+  PutNumber(out, static_cast<std::uint64_t>(tensor.dim()));
+  for (const std::int64_t size : tensor.sizes()) PutNumber(out, static_cast<std::uint64_t>(size));
+}
+
+// A tensor of the form that was put; nothing where none was.
+std::optional<at::Tensor> TakeForm(Reader& reader) {
+  const std::optional<std::uint64_t> type = reader.Number();
+  const std::optional<std::uint64_t> trained = type ? reader.Number() : std::nullopt;
+  const std::optional<std::uint64_t> dims = trained ? reader.Number() : std::nullopt;
+  if (!dims || *type >= static_cast<std::uint64_t>(at::ScalarType::Undefined)) return std::nullopt;
+  std::vector<std::int64_t> sizes;
+  while (sizes.size() < *dims) {
+    const std::optional<std::uint64_t> size = reader.Number();
+    if (!size) return std::nullopt;
+    sizes.push_back(static_cast<std::int64_t>(*size));
+  }
+  return at::empty(sizes, static_cast<at::ScalarType>(*type)).requires_grad_(*trained != 0);
+}
+
 void BroadcastTensor(const ProcessGroup& world, const at::Tensor& tensor, int source) {
   c10d::BroadcastOptions options;
   options.rootRank = source;
@@ -79,15 +111,13 @@ void BroadcastTensor(const ProcessGroup& world, const at::Tensor& tensor, int so
   world->broadcast(tensors, options)->wait();
 }
 
-// Names and sizes, so that a receiver knows what comes.
+// Names and forms, so that a receiver knows what comes.
 std::string HeaderOf(const Snapshot& snapshot) {
   std::string header;
   for (const Snapshot::Entry& entry : snapshot.entries) {
     PutText(header, entry.name);
-    PutNumber(header, entry.bytes.size());
-    for (const at::Tensor& bytes : entry.bytes) {
-      PutNumber(header, static_cast<std::uint64_t>(bytes.numel()));
-    }
+    PutNumber(header, entry.tensors.size());
+    for (const at::Tensor& tensor : entry.tensors) PutForm(header, tensor);
   }
   return header;
 }
@@ -97,13 +127,24 @@ Snapshot SnapshotFor(std::string_view header) {
   Snapshot snapshot;
   Reader reader(header);
   while (!reader.done()) {
-    Snapshot::Entry entry{.name = std::string(reader.Text().value()), .bytes = {}};
-    for (std::uint64_t left = reader.Number().value(); left > 0; --left) {
-      entry.bytes.push_back(EmptyBytes(static_cast<std::int64_t>(reader.Number().value())));
-    }
+    Snapshot::Entry entry{.name = std::string(reader.Text().value()), .tensors = {}};
+    for (std::uint64_t left = reader.Number().value(); left > 0; --left)
+      entry.tensors.push_back(TakeForm(reader).value());
     snapshot.entries.push_back(std::move(entry));
   }
   return snapshot;
+}
+
+Status LoadValue(const StateValue& value, const std::vector<at::Tensor>& kept) {
+  try {
+    return value.load(kept);
+  } catch (const std::exception& error) {  // Of torch, for what the object does not take.
+    const std::string_view what = error.what();
+    return {StatusCode::kSetting,
+            c10::str("the value '", value.name,
+                     "' does not take its state of the commit: ", what.substr(0, what.find('\n')),
+                     ". Make it, before elastic or sync() on every start, such that it does")};
+  }
 }
 
 }  // namespace
@@ -114,25 +155,25 @@ at::Tensor TextTensor(std::string_view text) {
   return bytes;
 }
 
-std::string_view TensorText(const at::Tensor& bytes) {
-  return {static_cast<const char*>(bytes.const_data_ptr()),
-          static_cast<std::size_t>(bytes.numel())};
+std::string_view TensorText(const at::Tensor& tensor) {
+  return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
 Snapshot TakeSnapshot(const StateValues& values, const Snapshot* reused) {
+  // What is kept belongs to no mode of the program's: a tensor made in inference mode could not be
+  // written to outside of it.
+  const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
   const Memory memory(reused);
   Snapshot snapshot;
   snapshot.entries.reserve(values.size());
   for (const StateValue& value : values) {
-    Snapshot::Entry entry{.name = value.name, .bytes = {}};
+    Snapshot::Entry entry{.name = value.name, .tensors = {}};
     for (const at::Tensor& tensor : value.read()) {
-      const at::Tensor bytes =
-          memory.Take(snapshot.entries.size(), entry.bytes.size(), BytesOf(tensor));
-      if (bytes.numel() > 0) {
-        bytes.view(tensor.scalar_type()).view(tensor.sizes()).copy_(tensor.detach());
-      }
-      entry.bytes.push_back(bytes);
+      const at::Tensor kept = memory.Take(snapshot.entries.size(), entry.tensors.size(), tensor);
+      if (kept.numel() > 0) kept.copy_(tensor.detach());
+      kept.requires_grad_(tensor.requires_grad());
+      entry.tensors.push_back(kept);
     }
     snapshot.entries.push_back(std::move(entry));
   }
@@ -140,18 +181,18 @@ Snapshot TakeSnapshot(const StateValues& values, const Snapshot* reused) {
 }
 
 Status LoadSnapshot(const StateValues& values, const Snapshot& snapshot) {
+  const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
-  bool same = values.size() == snapshot.entries.size();
-  for (std::size_t i = 0; same && i < values.size(); ++i) {
-    same = values[i].name == snapshot.entries[i].name;
-  }
-  if (!same) {
-    return {StatusCode::kInvalidArgument,
-            "the commit is of other values than this State: all ranks add the same names, in the "
-            "same order, before the first commit"};
-  }
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    RESILIENT_RETURN_IF_ERROR(values[i].load(snapshot.entries[i].bytes));
+  std::map<std::string_view, const Snapshot::Entry*> entries;
+  for (const Snapshot::Entry& entry : snapshot.entries) entries[entry.name] = &entry;
+  for (const StateValue& value : values) {
+    const auto found = entries.find(value.name);
+    if (found == entries.end()) {
+      return {StatusCode::kSetting, c10::str("the value '", value.name,
+                                             "' is not in the commit: all ranks add the same names "
+                                             "before the first commit")};
+    }
+    RESILIENT_RETURN_IF_ERROR(LoadValue(value, found->second->tensors));
   }
   return Status::Ok();
 }
@@ -165,19 +206,42 @@ Snapshot BroadcastSnapshot(const ProcessGroup& world, const Snapshot& snapshot, 
   if (names.numel() > 0) BroadcastTensor(world, names, source);
   Snapshot received = mine ? snapshot : SnapshotFor(TensorText(names));
   for (const Snapshot::Entry& entry : received.entries) {
-    for (const at::Tensor& bytes : entry.bytes) {
-      if (bytes.numel() > 0) BroadcastTensor(world, bytes, source);
+    for (const at::Tensor& tensor : entry.tensors) {
+      if (tensor.numel() > 0) BroadcastTensor(world, FlatBytes(tensor), source);
     }
   }
   return received;
+}
+
+std::vector<std::string> GatherTexts(const ProcessGroup& world, const std::string& text,
+                                     std::size_t most_bytes) {
+  const c10::InferenceMode normal(false);
+  const auto size = static_cast<std::int64_t>(most_bytes);
+  at::Tensor mine = at::zeros({size}, at::kByte);
+  const std::string cut = text.substr(0, most_bytes);
+  std::memcpy(mine.mutable_data_ptr(), cut.data(), cut.size());
+  std::vector<std::vector<at::Tensor>> all(1);
+  for (int rank = 0; rank < world->getSize(); ++rank) all[0].push_back(EmptyBytes(size));
+  std::vector<at::Tensor> input = {mine};
+  world->allgather(all, input)->wait();
+  std::vector<std::string> texts;
+  texts.reserve(all[0].size());
+  for (const at::Tensor& one : all[0]) {
+    const std::string_view padded = TensorText(one);
+    texts.emplace_back(padded.substr(0, padded.find('\0')));
+  }
+  return texts;
 }
 
 std::string PackSnapshot(const Snapshot& snapshot) {
   std::string packed;
   for (const Snapshot::Entry& entry : snapshot.entries) {
     PutText(packed, entry.name);
-    PutNumber(packed, entry.bytes.size());
-    for (const at::Tensor& bytes : entry.bytes) PutText(packed, TensorText(bytes));
+    PutNumber(packed, entry.tensors.size());
+    for (const at::Tensor& tensor : entry.tensors) {
+      PutForm(packed, tensor);
+      PutText(packed, TensorText(tensor));
+    }
   }
   return packed;
 }
@@ -191,11 +255,13 @@ Result<Snapshot> UnpackSnapshot(std::string_view packed) {
     const std::optional<std::string_view> name = reader.Text();
     const std::optional<std::uint64_t> count = name ? reader.Number() : std::nullopt;
     if (!count) return malformed;
-    Snapshot::Entry entry{.name = std::string(*name), .bytes = {}};
-    while (entry.bytes.size() < *count) {
-      const std::optional<std::string_view> text = reader.Text();
-      if (!text) return malformed;
-      entry.bytes.push_back(TextTensor(*text));
+    Snapshot::Entry entry{.name = std::string(*name), .tensors = {}};
+    while (entry.tensors.size() < *count) {
+      const std::optional<at::Tensor> tensor = TakeForm(reader);
+      const std::optional<std::string_view> text = tensor ? reader.Text() : std::nullopt;
+      if (!text || text->size() != tensor->nbytes()) return malformed;
+      if (!text->empty()) std::memcpy(tensor->mutable_data_ptr(), text->data(), text->size());
+      entry.tensors.push_back(*tensor);
     }
     snapshot.entries.push_back(std::move(entry));
   }

@@ -1,21 +1,18 @@
 #include <algorithm>
 #include <deque>
-#include <mutex>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <utility>
 
-#include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <c10/util/StringUtil.h>
 #include <resilient/torch.h>
-#include <torch/nn/module.h>
-#include <torch/optim/optimizer.h>
-#include <torch/serialize.h>
 
 #include "torch_plugin/csrc/convert.h"
+#include "torch_plugin/csrc/places.h"
+#include "torch_plugin/csrc/replica_check.h"
 #include "torch_plugin/csrc/snapshot.h"
+#include "torch_plugin/csrc/state_values.h"
 #include "torch_plugin/csrc/work.h"
 #include "torch_plugin/csrc/world.h"
 
@@ -41,10 +38,6 @@ struct Key {
     return std::pair(a.number, a.generation) < std::pair(b.number, b.generation);
   }
 };
-
-std::string PartKey(const Key& key, int rank) {
-  return c10::str("state/", key.generation, ".", key.number, "/", rank);
-}
 
 // What a rank keeps of a commit, and under which number in how large a world.
 struct HeldCommit {
@@ -91,93 +84,15 @@ struct Decision {
   Key key;
 };
 
-Status CopyInto(const std::vector<at::Tensor>& targets, const std::vector<at::Tensor>& bytes,
-                const std::string& name) {
-  const auto misfit = [&] {
-    return Status(StatusCode::kInvalidArgument,
-                  c10::str("the value '", name, "' has another shape or type than in the commit"));
-  };
-  if (targets.size() != bytes.size()) return misfit();
-  for (std::size_t i = 0; i < targets.size(); ++i) {
-    const at::Tensor& target = targets[i];
-    const auto size = target.numel() * static_cast<std::int64_t>(target.element_size());
-    if (size != bytes[i].numel()) return misfit();
-    if (size > 0) target.copy_(bytes[i].view(target.scalar_type()).view(target.sizes()));
-  }
-  return Status::Ok();
-}
-
-StateValue TensorsValue(const std::string& name,
-                        const std::function<std::vector<at::Tensor>()>& read) {
-  return {.name = name, .read = read, .load = [name, read](const std::vector<at::Tensor>& bytes) {
-            return CopyInto(read(), bytes, name);
-          }};
-}
-
-template <typename Number>
-StateValue NumberValue(const std::string& name, Number& number, at::ScalarType type) {
-  return {.name = name,
-          .read = [&number, type] { return std::vector{at::full({1}, number, type)}; },
-          .load =
-              [&number, type, name](const std::vector<at::Tensor>& bytes) {
-                const at::Tensor loaded = at::empty({1}, type);
-                RESILIENT_RETURN_IF_ERROR(CopyInto({loaded}, bytes, name));
-                number = loaded.item<Number>();
-                return Status::Ok();
-              }};
-}
-
-StateValue ModuleValue(const std::string& name, torch::nn::Module& module) {
-  const auto read = [&module] {
-    std::vector<at::Tensor> tensors = module.parameters();
-    const std::vector<at::Tensor> buffers = module.buffers();
-    tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-    return tensors;
-  };
-  const auto load = [&module, read, name](const std::vector<at::Tensor>& bytes) {
-    module.zero_grad();  // What a backward that failed has left would be added to by the next one.
-    return CopyInto(read(), bytes, name);
-  };
-  return {.name = name, .read = read, .load = load};
-}
-
-StateValue OptimizerValue(const std::string& name, torch::optim::Optimizer& optimizer) {
-  const auto read = [&optimizer] {
-    std::ostringstream stream;
-    torch::save(optimizer, stream);
-    return std::vector{plugin::TextTensor(std::move(stream).str())};
-  };
-  const auto load = [&optimizer, name](const std::vector<at::Tensor>& bytes) {
-    if (bytes.size() != 1) return CopyInto({}, bytes, name);
-    std::istringstream stream{std::string(plugin::TensorText(bytes.front()))};
-    optimizer.state().clear();  // torch::load leaves what was not saved.
-    optimizer.zero_grad();
-    torch::load(optimizer, stream);
-    return Status::Ok();
-  };
-  return {.name = name, .read = read, .load = load};
-}
-
-StateValue RandomNumbersValue() {
-  const auto read = [] {
-    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-    const std::lock_guard lock(generator.mutex());
-    return std::vector{generator.get_state()};
-  };
-  const auto load = [](const std::vector<at::Tensor>& bytes) {
-    if (bytes.size() != 1) return CopyInto({}, bytes, kRandomNumbers);
-    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-    const std::lock_guard lock(generator.mutex());
-    generator.set_state(bytes.front());
-    return Status::Ok();
-  };
-  return {.name = kRandomNumbers, .read = read, .load = load};
-}
+// Of what a rank says of its place, or of values that do not fit.
+constexpr std::size_t kTextBytesMax = 1024;
 
 }  // namespace
 
 struct State::Impl {
   ProcessGroup world;
+  std::optional<plugin::StateName> name;  // Once it has been used.
+  bool over = false;                      // Its elastic run has ended.
   std::shared_ptr<plugin::SessionContext> context;
   plugin::StateValues replicated;
   plugin::StateValues per_rank;
@@ -188,6 +103,7 @@ struct State::Impl {
   std::int64_t number = 0;                 // Of the newest commit.
   bool begun = false;              // Commit 1 was complete, and values may have changed since.
   std::function<void()> observer;  // Called after each commit.
+  plugin::ReplicaCheck replica_check;
 
   void Check(const Status& status) const { plugin::Check(*context->host(), status); }
   void RaiseFailure() const { Check(context->session().failure()); }
@@ -199,11 +115,21 @@ struct State::Impl {
   }
   int rank() const { return world->getRank(); }
 
+  std::string CommitKey(const Key& key) const;
+  std::string PartKey(const Key& key, int rank) const;
+  void CheckReplicas();
+  plugin::Whereabouts& whereabouts() const { return context->whereabouts(); }
   void Add(StateValue value, Part part);
+  // Begins a use: what an elastic run that has ended has left goes, and the State has a name.
+  void Enter();
+  plugin::Place PresentPlace() const;
+  // kSetting on all ranks where `said` is not empty on any.
+  void RefuseOnAll(const Status& said) const;
   const Snapshot* Find(const Key& key) const;
   HeldCommit Hold(const Key& key) const { return {key, rank(), world->getSize()}; }
-  // `any_begun`: on any rank.
+  // `any_begun`: on any rank. kSetting on all ranks where they are at different places.
   Holdings GatherHeld(bool* any_begun) const;
+  void RefusePlaces() const;
   Decision Choose(const Holdings& holdings, bool any_begun) const;
   Decision Agree(const Holdings& holdings, bool any_begun) const;
   std::vector<std::uint8_t> PackPerRank() const;
@@ -211,6 +137,62 @@ struct State::Impl {
   std::vector<std::uint8_t> FetchPart(const Holdings& holdings, Key* key, std::int64_t generation);
   void DropOldParts();
 };
+
+// Unique in the world: of this State, and of this commit of it.
+std::string State::Impl::CommitKey(const Key& key) const {
+  return c10::str("state/", name->run, ".", name->number, "/", key.generation, ".", key.number);
+}
+
+std::string State::Impl::PartKey(const Key& key, int rank) const {
+  return c10::str(CommitKey(key), "/", rank);
+}
+
+void State::Impl::CheckReplicas() {
+  std::set<const void*> own;
+  for (const StateValue& value : per_rank) {
+    for (const at::Tensor& tensor : value.read()) own.insert(tensor.const_data_ptr());
+  }
+  const auto key_of = [this](std::int64_t commit) { return CommitKey({*generation, commit}); };
+  replica_check.AfterCommit(world, key_of, number, commits.back().second, replicated, own);
+}
+
+void State::Impl::Enter() {
+  if (over) {
+    over = false;
+    begun = false;
+    commits.clear();
+    parts.clear();
+    generation.reset();
+    number = 0;
+    name.reset();
+  }
+  if (!name) name = whereabouts().NameState();
+}
+
+plugin::Place State::Impl::PresentPlace() const {
+  plugin::Place place{
+      .runs = whereabouts().runs(), .active = whereabouts().active(), .state = *name, .names = {}};
+  for (const StateValue& value : replicated) place.names.push_back(value.name);
+  return place;
+}
+
+void State::Impl::RefusePlaces() const {
+  const auto places = plugin::GatherTexts(world, PresentPlace().Text(), kTextBytesMax);
+  Check(Status(StatusCode::kSetting, plugin::DifferenceOf(places)));
+}
+
+void State::Impl::RefuseOnAll(const Status& said) const {
+  at::Tensor any = at::full({1}, said.ok() ? 0 : 1, at::kLong);
+  std::vector<at::Tensor> tensors = {any};
+  world->allreduce(tensors)->wait();
+  if (any.item<std::int64_t>() == 0) return;
+  const auto texts = plugin::GatherTexts(world, said.ok() ? "" : said.message(), kTextBytesMax);
+  std::string all = "values of the commit cannot be brought back";
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (!texts[i].empty()) all += c10::str(" / on rank ", i, ": ", texts[i]);
+  }
+  Check(Status(StatusCode::kSetting, all));
+}
 
 void State::Impl::Add(StateValue value, Part part) {
   for (const plugin::StateValues* values : {&replicated, &per_rank}) {
@@ -232,9 +214,11 @@ const Snapshot* State::Impl::Find(const Key& key) const {
 
 Holdings State::Impl::GatherHeld(bool* any_begun) const {
   constexpr std::size_t kNumbersPerCommit = 4;
-  constexpr auto kNumbers = static_cast<std::int64_t>(1 + kNumbersPerCommit * kKeptCommits);
+  constexpr auto kNumbers = static_cast<std::int64_t>(2 + kNumbersPerCommit * kKeptCommits);
   at::Tensor mine = at::full({kNumbers}, -1, at::kLong);
   auto* out = mine.mutable_data_ptr<std::int64_t>();
+  const auto place = static_cast<std::int64_t>(PresentPlace().Digest());
+  *out++ = place;
   *out++ = begun ? 1 : 0;
   for (const auto& [held, snapshot] : commits) {
     for (const std::int64_t number : {held.key.generation, held.key.number, std::int64_t{held.rank},
@@ -247,10 +231,15 @@ Holdings State::Impl::GatherHeld(bool* any_begun) const {
   for (int i = 0; i < world->getSize(); ++i) all[0].push_back(at::empty({kNumbers}, at::kLong));
   std::vector<at::Tensor> input = {mine};
   world->allgather(all, input)->wait();
+  const bool together =
+      std::all_of(all[0].begin(), all[0].end(), [place](const at::Tensor& tensor) {
+        return *tensor.const_data_ptr<std::int64_t>() == place;
+      });
+  if (!together) RefusePlaces();
   Holdings holdings;
   holdings.reserve(all[0].size());
   for (const at::Tensor& tensor : all[0]) {
-    const auto* in = tensor.const_data_ptr<std::int64_t>();
+    const auto* in = tensor.const_data_ptr<std::int64_t>() + 1;
     *any_begun = *in++ != 0 || *any_begun;
     std::vector<HeldCommit>& commits_there = holdings.emplace_back();
     for (std::size_t i = 0; i < kKeptCommits; ++i, in += kNumbersPerCommit) {
@@ -345,35 +334,35 @@ void State::Impl::DropOldParts() {
 State::State(ProcessGroup world) : impl_(std::make_unique<Impl>()) {
   impl_->context = plugin::ValueOrThrow(*plugin::NativeHost(), plugin::ContextOf(world));
   impl_->world = std::move(world);
-  impl_->per_rank.push_back(RandomNumbersValue());
+  impl_->per_rank.push_back(plugin::RandomNumbersValue(kRandomNumbers));
 }
 
 State::~State() = default;
 
 State& State::add(const std::string& name, torch::nn::Module& module, Part part) {
-  impl_->Add(ModuleValue(name, module), part);
+  impl_->Add(plugin::ModuleValue(name, module), part);
   return *this;
 }
 
 State& State::add(const std::string& name, torch::optim::Optimizer& optimizer, Part part) {
-  impl_->Add(OptimizerValue(name, optimizer), part);
+  impl_->Add(plugin::OptimizerValue(name, optimizer), part);
   return *this;
 }
 
-State& State::add(const std::string& name, at::Tensor tensor, Part part) {
-  impl_->Add(
-      TensorsValue(name, [tensor = std::move(tensor)] { return std::vector<at::Tensor>{tensor}; }),
-      part);
+State& State::add(const std::string& name,
+                  at::Tensor tensor,  // NOLINT(performance-unnecessary-value-param): public.
+                  Part part) {
+  impl_->Add(plugin::TensorValue(name, tensor), part);
   return *this;
 }
 
 State& State::add(const std::string& name, std::int64_t& number, Part part) {
-  impl_->Add(NumberValue(name, number, at::kLong), part);
+  impl_->Add(plugin::NumberValue(name, number), part);
   return *this;
 }
 
 State& State::add(const std::string& name, double& number, Part part) {
-  impl_->Add(NumberValue(name, number, at::kDouble), part);
+  impl_->Add(plugin::NumberValue(name, number), part);
   return *this;
 }
 
@@ -381,6 +370,7 @@ void State::commit() {
   Impl& own = *impl_;
   own.world = plugin::PresentWorld(own.world);
   own.RaiseFailure();
+  own.Enter();
   if (!own.generation) own.generation = own.PresentGeneration();
   const Key key{*own.generation, own.number + 1};
   std::optional<Snapshot> reused;
@@ -395,6 +385,7 @@ void State::commit() {
   own.commits.emplace_back(own.Hold(key), std::move(snapshot));
   own.number = key.number;
   own.DropOldParts();
+  own.CheckReplicas();
   if (own.observer) own.observer();
 }
 
@@ -409,6 +400,7 @@ void State::sync() {
   Impl& own = *impl_;
   own.world = plugin::PresentWorld(own.world);
   own.RaiseFailure();
+  own.Enter();
   const std::int64_t generation = own.PresentGeneration();
   bool any_begun = false;
   const Holdings holdings = own.GatherHeld(&any_begun);
@@ -439,12 +431,13 @@ void State::sync() {
   if (chosen) part = own.FetchPart(holdings, &decision.key, generation);
   // Nobody goes on before everybody has read, so that no part is dropped too early.
   own.world->barrier()->wait();
-  own.Check(plugin::LoadSnapshot(own.replicated, snapshot));
-  if (chosen) {
+  Status loaded = plugin::LoadSnapshot(own.replicated, snapshot);
+  if (chosen && loaded.ok()) {
     const std::string packed(part.begin(), part.end());
-    own.Check(plugin::LoadSnapshot(
-        own.per_rank, plugin::ValueOrThrow(*own.context->host(), plugin::UnpackSnapshot(packed))));
+    const Result<Snapshot> own_part = plugin::UnpackSnapshot(packed);
+    loaded = own_part ? plugin::LoadSnapshot(own.per_rank, *own_part) : own_part.status();
   }
+  own.RefuseOnAll(loaded);
   own.commits.clear();
   if (chosen) own.commits.emplace_back(own.Hold(decision.key), std::move(snapshot));
   own.number = chosen ? decision.key.number : 0;
@@ -456,6 +449,19 @@ void State::sync() {
 }
 
 void State::NoteBegun() { impl_->begun = true; }
+
+void State::EndRun() {
+  Impl& own = *impl_;
+  own.over = true;
+  try {
+    for (const auto& [key, seat] : own.parts)
+      own.world->getStore()->deleteKey(own.PartKey(key, seat));
+    own.replica_check.Drop(own.world);
+  } catch (const c10::DistError&) {
+    // That the run has ended is decided: a failure from here on is one of what comes next.
+  }
+  own.parts.clear();
+}
 
 void State::Observe(std::function<void()> observer) { impl_->observer = std::move(observer); }
 

@@ -96,7 +96,8 @@ class State {
   // All that torch::save writes of it.
   State& add(const std::string& name, torch::optim::Optimizer& optimizer,
              Part part = Part::kReplicated);
-  // Restored in place.
+  // Restored in place: whoever holds the tensor sees the data of the commit, in its dtype and
+  // shape.
   State& add(const std::string& name, at::Tensor tensor, Part part = Part::kReplicated);
   State& add(const std::string& name, std::int64_t& number, Part part = Part::kReplicated);
   State& add(const std::string& name, double& number, Part part = Part::kReplicated);
@@ -108,7 +109,9 @@ class State {
   void restore();
   // Brings all ranks to the newest commit that is complete, or, without any, to rank 0's values.
   // Every rank of the world calls it; another failure in it throws and leaves the commits as they
-  // are.
+  // are. kSetting on all ranks where they are not at the same place of the program (in different
+  // elastic runs, or with different States), before anything is loaded, and where a value of any
+  // rank cannot take what the commit has of it.
   void sync();
   // How many commits the present time line has.
   std::int64_t commits() const;
@@ -119,6 +122,9 @@ class State {
   struct Impl;
   // Commit 1 is complete on all ranks: from here on values change.
   void NoteBegun();
+  // An elastic run with it has ended on all ranks. What uses it next begins with its values as they
+  // are then.
+  void EndRun();
   // `observer` is called after each commit; null: nobody.
   void Observe(std::function<void()> observer);
 
