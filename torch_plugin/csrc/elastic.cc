@@ -3,6 +3,7 @@
 #include <resilient/torch.h>
 
 #include "torch_plugin/csrc/convert.h"
+#include "torch_plugin/csrc/native_ending.h"
 #include "torch_plugin/csrc/world.h"
 
 namespace resilient {
@@ -39,7 +40,10 @@ class ElasticRun {
         return;
       } catch (...) {
         cause = Failure();
-        if (cause.ok()) throw;
+        if (cause.ok()) {
+          plugin::NoteException();
+          throw;
+        }
       }
       // Outside of the handler: the exception, and what it held, is gone by now.
       Recover(cause);

@@ -13,6 +13,7 @@
 #include "torch_plugin/csrc/c10d_store.h"
 #include "torch_plugin/csrc/convert.h"
 #include "torch_plugin/csrc/launch.h"
+#include "torch_plugin/csrc/native_ending.h"
 
 namespace resilient {
 namespace plugin {
@@ -236,6 +237,7 @@ ProcessGroup init_process_group(const InitOptions& options) {
   plugin::Check(*host, ConfigureLog(settings.log, plugin::TagOf(launch.rank)));
   const auto context =
       plugin::ValueOrThrow(*host, plugin::JoinWorld(options, settings, launch, host));
+  plugin::WatchEnding(context);
   const c10::intrusive_ptr<c10d::Store> store =
       plugin::ValueOrThrow(*host, plugin::ResilientStore::OfSession(context, options.timeout));
   const Membership place = context->session().membership();  // A spare has its rank by now.

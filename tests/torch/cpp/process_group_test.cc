@@ -8,7 +8,9 @@
 #include <cstdlib>
 #include <iostream>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -55,6 +57,34 @@ TEST_F(ProcessGroupTest, PeerKilled_WaiterCatchesRankLostWithinASecond) {
   EXPECT_EQ(survivor->Line(kPatience).rfind("again [resilient:RANK_LOST]", 0), 0u);
   survivor->Say("leave");
   EXPECT_EQ(survivor->Wait(), 0);
+}
+
+TEST_F(ProcessGroupTest, PeerEndsByItself_WaiterHearsOfWhat) {
+  struct Case {
+    std::string does;
+    std::string said;
+  };
+  const std::vector<Case> cases = {
+      {"throw", "ended by std::runtime_error: CUDA out of memory"},
+      {"throw on a thread", "ended by std::runtime_error: CUDA out of memory"},
+      {"throw a number", "ended by int"},
+      {"exit", "ended by exit(3)"},
+  };
+  for (const Case& one : cases) {
+    auto survivor = StartRank(0, 2);
+    auto victim = StartRank(1, 2);
+    ASSERT_EQ(survivor->Line(kPatience), "sum 3 key from rank 1");
+    ASSERT_EQ(victim->Line(kPatience), "sum 3 key from rank 0");
+    survivor->Say("reduce");
+    ASSERT_EQ(survivor->Line(kPatience), "submitted");
+    victim->Say(one.does);
+    const std::string line = survivor->Line(kPatience);
+    EXPECT_EQ(line.rfind("DistBackendError [resilient:RANK_LOST] rank 1 ", 0), 0u) << line;
+    EXPECT_NE(line.find(one.said), std::string::npos) << one.does << ": " << line;
+    EXPECT_NE(victim->Wait(), 0);
+    survivor->Say("leave");
+    EXPECT_EQ(survivor->Wait(), 0);
+  }
 }
 
 TEST_F(ProcessGroupTest, MinWorld_TheRanksThatAreLeftGoOnWithTheirOwnParts) {
@@ -123,6 +153,16 @@ TEST_F(ProcessGroupTest, NobodyListens_NetworkErrorNamesTheAddress) {
 
 std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
 
+[[noreturn]] void RunOutOfMemory() { throw std::runtime_error("CUDA out of memory"); }
+
+// Does not come back where the command is a way to end.
+void EndBy(const std::string& command) {
+  if (command == "throw") RunOutOfMemory();
+  if (command == "throw on a thread") std::thread(&RunOutOfMemory).join();
+  if (command == "throw a number") throw 7;
+  if (command == "exit") std::exit(3);
+}
+
 // One rank: sums its rank + 1, exchanges a key, then does what it is told.
 int RunRank(int rank, int world_size, const std::string& address) {
   const ProcessGroup world = init_process_group(
@@ -138,6 +178,7 @@ int RunRank(int rank, int world_size, const std::string& address) {
 
   std::string command;
   while (std::getline(std::cin, command) && command != "leave") {
+    EndBy(command);
     const auto work = world->allreduce(tensors);
     std::cout << "submitted" << std::endl;
     try {

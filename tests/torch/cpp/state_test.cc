@@ -8,6 +8,7 @@
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -229,6 +230,18 @@ TEST_F(StateTest, ValuesThatDifferBetweenRanks_AreNamedOnceByRankZero) {
   for (auto& rank : ranks) EXPECT_EQ(rank->Wait(), 0);
 }
 
+TEST_F(StateTest, FunctionThrows_TheOthersHearOfIt) {
+  destroy_process_group(world_);
+  world_ = {};
+  auto survivor = StartRank(0, 2, "--throwing-rank");
+  auto victim = StartRank(1, 2, "--throwing-rank");
+  const std::string said = survivor->Line(kPatience);
+  EXPECT_NE(said.find("ended by std::runtime_error: CUDA out of memory, then exit(3)"),
+            std::string::npos)
+      << said;
+  EXPECT_EQ(WEXITSTATUS(victim->Wait()), 3);
+}
+
 TEST_F(StateTest, ReplacementMadeItsValueOtherwise_EveryRankHearsOfIt) {
   destroy_process_group(world_);
   world_ = {};
@@ -299,6 +312,24 @@ int RunLayersRank(int rank, int world_size, const std::string& address, int colu
   return 1;
 }
 
+// Rank 1 ends by an exception of the elastic function, by way of a main that catches it.
+int RunThrowingRank(int rank, int world_size, const std::string& address) {
+  const ProcessGroup world = init_process_group(
+      {.rank = rank, .world_size = world_size, .store = {address}, .job = "cpp"});
+  try {
+    State state(world);
+    elastic(state, [rank](State& committed) {
+      if (rank == 1) throw std::runtime_error("CUDA out of memory");
+      committed.world()->barrier()->wait();
+    });
+  } catch (const BackendError& error) {
+    return EndWith(error);
+  } catch (const std::runtime_error&) {
+    std::exit(3);
+  }
+  return 1;
+}
+
 // Prints the warnings that it gets.
 class Warnings final : public c10::WarningHandler {
  public:
@@ -342,6 +373,7 @@ int main(int argc, char** argv) {
   if (as == "--layers-rank") return resilient::RunLayersRank(number(2), number(3), argv[4], 3);
   if (as == "--other-layers-rank")
     return resilient::RunLayersRank(number(2), number(3), argv[4], 5);
+  if (as == "--throwing-rank") return resilient::RunThrowingRank(number(2), number(3), argv[4]);
   if (as == "--statistics-rank") return resilient::RunStatisticsRank(number(2), number(3), argv[4]);
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
