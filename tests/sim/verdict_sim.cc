@@ -329,27 +329,48 @@ bool VerdictSim::HasEntered(int peer, int waiter, const Step& step) {
   return other.entered[step.group] >= step.seq;
 }
 
-bool VerdictSim::CanGoOn(int rank, const std::vector<bool>& goes_on) {
-  Rank& self = ranks_[static_cast<std::size_t>(rank)];
-  if (!self.in_call) return self.at < self.steps.size();
-  const Step& step = StepOf(self);
+std::vector<int> VerdictSim::Needed(int rank) {
+  const Step& step = StepOf(ranks_[static_cast<std::size_t>(rank)]);
   std::vector<int> needed{step.peer};
   if (step.peer < 0) needed = MembersOf(step.group);
   if (step.kind == Kind::kBroadcast) needed.resize(1);
+  return needed;
+}
+
+// Who is missing in a chain is known to its neighbours alone, and only once these are in it.
+std::vector<int> VerdictSim::SeenMissing(int rank) {
+  const Step& step = StepOf(ranks_[static_cast<std::size_t>(rank)]);
+  if (step.kind != Kind::kAll && step.kind != Kind::kChain) return Missing(rank);
+  std::vector<int> missing;
+  for (const int member : MembersOf(step.group)) {
+    Rank& other = ranks_[static_cast<std::size_t>(member)];
+    if (!other.in_call || StepOf(other).group != step.group || StepOf(other).seq != step.seq)
+      continue;
+    const std::vector<int> there = Missing(member);
+    missing.insert(missing.end(), there.begin(), there.end());
+  }
+  return missing;
+}
+
+bool VerdictSim::CanGoOn(int rank, const std::vector<bool>& goes_on, Sight sight) {
+  Rank& self = ranks_[static_cast<std::size_t>(rank)];
+  if (!self.in_call) return self.at < self.steps.size();
+  const Step& step = StepOf(self);
+  const std::vector<int> needed = sight == Sight::kAll ? Needed(rank) : SeenMissing(rank);
   return std::all_of(needed.begin(), needed.end(), [&](int peer) {
     return peer == rank || goes_on[static_cast<std::size_t>(peer)] || HasEntered(peer, rank, step);
   });
 }
 
 // A rank that has come to its end is not blocked: what waits for it waits for its goodbye.
-bool VerdictSim::IsDeadlocked() {
+bool VerdictSim::IsDeadlocked(Sight sight) {
   std::vector<bool> goes_on(ranks_.size(), false);
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank)
     goes_on[rank] = ranks_[rank].at == ranks_[rank].steps.size();
   for (bool changed = true; changed;) {
     changed = false;
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      if (goes_on[rank] || !CanGoOn(static_cast<int>(rank), goes_on)) continue;
+      if (goes_on[rank] || !CanGoOn(static_cast<int>(rank), goes_on, sight)) continue;
       goes_on[rank] = changed = true;
     }
   }
@@ -360,7 +381,7 @@ void VerdictSim::CheckCircle(const Diagnosis::Verdict& verdict) {
   over_ = true;
   if (verdict.circle.empty()) return Violated("a rank is said to stand still");
   ++count_.deadlocks;
-  if (!IsDeadlocked()) return Violated("no circle is there");
+  if (!IsDeadlocked(Sight::kAll)) return Violated("no circle is there");
   for (const WaitEdge& edge : verdict.circle) {
     Rank& self = ranks_[static_cast<std::size_t>(edge.from)];
     if (!self.in_call) return Violated(StrCat("rank ", edge.from, " waits for nothing"));
@@ -394,10 +415,7 @@ bool VerdictSim::AllArrived() {
 }
 
 void VerdictSim::CheckLiveness() {
-  // Who is missing in a chain is known to its neighbours alone: all must have come to wait.
-  const bool any_computes = std::ranges::any_of(
-      ranks_, [](const Rank& rank) { return !rank.in_call && rank.at < rank.steps.size(); });
-  if (any_computes || !AllArrived() || !IsDeadlocked()) {
+  if (!AllArrived() || !IsDeadlocked(Sight::kMissing)) {
     deadlocked_since_.reset();
   } else if (!deadlocked_since_) {
     deadlocked_since_ = now_;

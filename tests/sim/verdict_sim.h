@@ -36,7 +36,8 @@ struct VerdictSimOptions {
 // message is not sent.
 //
 // The oracle knows the programs and what is on the links: a DEADLOCK is true when some rank could
-// not go on even if every link delivered at once, and such a circle must be found in kFoundWithin;
+// not go on even if every link delivered at once, and such a circle must be found in kFoundWithin
+// where the ranks that are in these calls know of it;
 // `all have entered` is true when it is, and a rank that waits for nothing but links must hear it
 // in time. The same seed gives the same run. Owner: the test.
 class VerdictSim {
@@ -122,9 +123,14 @@ class VerdictSim {
   void AskServer();
 
   bool HasEntered(int peer, int waiter, const Step& step);
+  // Of a rank in a call: whom the step needs, and who of them some rank in the same step misses.
+  std::vector<int> Needed(int rank);
+  std::vector<int> SeenMissing(int rank);
+  // What a circle is looked for in: all that is known here, or what ranks can tell.
+  enum class Sight : std::uint8_t { kAll, kMissing };
   // Whether it would go on if the ranks in `goes_on` did, and every link delivered at once.
-  bool CanGoOn(int rank, const std::vector<bool>& goes_on);
-  bool IsDeadlocked();
+  bool CanGoOn(int rank, const std::vector<bool>& goes_on, Sight sight);
+  bool IsDeadlocked(Sight sight);
   bool AllArrived();
   void CheckCircle(const Diagnosis::Verdict& verdict);
   void CheckEntered(int rank, const EnteredCall& call);
