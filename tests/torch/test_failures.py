@@ -52,6 +52,29 @@ def test_mismatch_is_an_error_on_every_rank(world, kind):
     assert time.monotonic() - started < 10
 
 
+def mismatch_on_threads():
+    dist.init_process_group("resilient")
+    rank = dist.get_rank()
+    texts = []
+
+    def reduce():
+        try:
+            dist.all_reduce(torch.ones(4 if rank else 6))
+            dist.barrier()
+        except torch_resilient.MismatchError as error:
+            texts.append(str(error))
+
+    thread = threading.Thread(target=reduce)
+    thread.start()
+    thread.join()
+    return texts
+
+
+def test_a_mismatch_names_the_lines_of_threads_other_than_main(world):
+    for texts in world.run(mismatch_on_threads, 2):
+        assert len(texts) == 1 and texts[0].count("test_failures.py:") == 2, texts
+
+
 def check_lost(error, rank):
     assert isinstance(error, torch_resilient.RankLostError), repr(error)
     assert isinstance(error, dist.DistBackendError)

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <pybind11/pybind11.h>
+#include <resilient/exit.h>
 #include <torch/csrc/Exceptions.h>
 
 #include "torch_plugin/csrc/convert.h"
@@ -99,10 +100,12 @@ Status PythonHost::Interrupted() {
   return Status(StatusCode::kInterrupted, "a signal ended the wait");
 }
 
-// Only on the main thread: there the lock is what the caller just gave up, and will take again
-// anyway.
+// Only on a thread that runs Python code: there the lock is what the caller just gave up, and will
+// take again anyway. Others, as those of autograd, would wait for it in the midst of their work.
 std::string PythonHost::CallSite() {
-  if (!OnMainThread() || Ending()) return {};
+  if (Ending() || PyGILState_GetThisThreadState() == nullptr) return {};
+  // The interpreter ends a thread that waits for the lock by then.
+  if (!OnMainThread() && ExitHasBegun()) return {};
   const py::gil_scoped_acquire lock;
   return frames_->UsersLine(PyEval_GetFrame());
 }

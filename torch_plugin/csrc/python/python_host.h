@@ -13,7 +13,7 @@ namespace resilient::plugin {
 
 // The interpreter as Host: exceptions made by the installed factory and thrown as torch's
 // python_error, which keeps their class through autograd; Ctrl-C by PyErr_CheckSignals on the main
-// thread; call sites from the frames of the main thread.
+// thread; call sites from the frames of the calling thread.
 //
 // Owner: the extension module and everything it makes. Thread: thread-safe; the methods take the
 // interpreter's lock, so no mutex of ours may be held. Lifetime: its references to Python objects
