@@ -1,11 +1,13 @@
 """init_process_group: good and bad starts, again and again, beside other backends."""
 
 import atexit
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -91,6 +93,36 @@ def test_an_exit_handler_from_before_init_may_use_the_world(world):
     for rank in world.start(uses_the_world_at_exit, 2):
         assert rank.wait(20) == 0, rank.stderr()
         assert "last words of 2" in rank.stderr()
+
+
+def ends_beside_a_daemon_thread(joined):
+    started, stopped = threading.Event(), threading.Event()
+
+    def submit():
+        while not stopped.is_set():
+            with contextlib.suppress(RuntimeError):
+                add_together()
+                started.set()
+
+    thread = threading.Thread(target=submit, daemon=True)
+
+    def stop():
+        stopped.set()
+        thread.join()
+        print("the thread has ended", file=sys.stderr, flush=True)
+
+    if joined:
+        atexit.register(stop)  # From before init.
+    dist.init_process_group("resilient")
+    thread.start()
+    assert started.wait(20)
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["alone", "joined at exit"])
+def test_a_daemon_thread_that_submits_does_not_abort_the_end(world, joined):
+    for rank in world.start(ends_beside_a_daemon_thread, 2, joined):
+        assert rank.wait(20) == 0, rank.stderr()
+        assert ("the thread has ended" in rank.stderr()) == joined
 
 
 def is_late_at_exit():

@@ -1,5 +1,9 @@
 #include "torch_plugin/csrc/python/python_host.h"
 
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include <pybind11/pybind11.h>
@@ -21,6 +25,9 @@ struct Stash {
   PyObject* traceback = nullptr;
 };
 thread_local Stash stash;
+
+constexpr Duration kExitMoment = std::chrono::seconds(1);
+constexpr Duration kExitPoll = std::chrono::milliseconds(1);
 
 }  // namespace
 
@@ -67,7 +74,23 @@ PyObject* PythonHost::MakeException(const Status& status) const {
   }
 }
 
+// A thread that comes back from a call of ours takes the interpreter's lock below frames of torch,
+// and where the interpreter shuts down it is ended there, which ends the process by SIGABRT. So it
+// stays in the call, as from Python 3.14 on it would stay in the lock. Before that it is held for a
+// moment, in which the exit comes by: an exit handler may wait for the thread.
+void PythonHost::StayInEndingProcess() const {
+  if (!ExitHasBegun() || OnMainThread() || PyGILState_GetThisThreadState() == nullptr) return;
+  if (PyGILState_Check() != 0) return;  // A call that keeps the lock.
+  const Deadline moment = Deadline::After(clock_.Now(), kExitMoment);
+  while (!Ending()) {
+    if (moment.ExpiredAt(clock_.Now())) return;
+    std::this_thread::sleep_for(kExitPoll);
+  }
+  for (;;) pause();  // Until the process has ended.
+}
+
 void PythonHost::DoThrow(const Status& status) {
+  StayInEndingProcess();
   if (Ending()) ThrowNative(status);
   {
     const py::gil_scoped_acquire lock;

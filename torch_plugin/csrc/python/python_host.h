@@ -38,6 +38,7 @@ class PythonHost final : public Host {
 
  private:
   void DoThrow(const Status& status) override;
+  void StayInEndingProcess() const;
   bool OnMainThread() const { return pthread_equal(pthread_self(), main_thread_) != 0; }
 
   const pthread_t main_thread_;
