@@ -39,6 +39,7 @@ class ElasticRun {
         state_.EndRun();
         return;
       } catch (...) {
+        if (state_.ThrownOnAll()) throw;  // A rank that ends by it is no loss to go on after.
         cause = Failure();
         if (cause.ok()) {
           plugin::NoteException();

@@ -103,6 +103,7 @@ struct State::Impl {
   std::int64_t number = 0;                 // Of the newest commit.
   bool begun = false;              // Commit 1 was complete, and values may have changed since.
   std::function<void()> observer;  // Called after each commit.
+  bool thrown_on_all = false;      // By the present use.
   plugin::ReplicaCheck replica_check;
 
   void Check(const Status& status) const { plugin::Check(*context->host(), status); }
@@ -123,13 +124,15 @@ struct State::Impl {
   // Begins a use: what an elastic run that has ended has left goes, and the State has a name.
   void Enter();
   plugin::Place PresentPlace() const;
-  // kSetting on all ranks where `said` is not empty on any.
-  void RefuseOnAll(const Status& said) const;
+  // Throws what all ranks throw here.
+  [[noreturn]] void ThrowOnAll(const Status& status);
+  // kSetting on all ranks where `said` is an error on any.
+  void RefuseOnAll(const Status& said);
   const Snapshot* Find(const Key& key) const;
   HeldCommit Hold(const Key& key) const { return {key, rank(), world->getSize()}; }
   // `any_begun`: on any rank. kSetting on all ranks where they are at different places.
-  Holdings GatherHeld(bool* any_begun) const;
-  void RefusePlaces() const;
+  Holdings GatherHeld(bool* any_begun);
+  [[noreturn]] void RefusePlaces();
   Decision Choose(const Holdings& holdings, bool any_begun) const;
   Decision Agree(const Holdings& holdings, bool any_begun) const;
   std::vector<std::uint8_t> PackPerRank() const;
@@ -166,6 +169,7 @@ void State::Impl::Enter() {
     number = 0;
     name.reset();
   }
+  thrown_on_all = false;
   if (!name) name = whereabouts().NameState();
 }
 
@@ -176,12 +180,23 @@ plugin::Place State::Impl::PresentPlace() const {
   return place;
 }
 
-void State::Impl::RefusePlaces() const {
-  const auto places = plugin::GatherTexts(world, PresentPlace().Text(), kTextBytesMax);
-  Check(Status(StatusCode::kSetting, plugin::DifferenceOf(places)));
+void State::Impl::ThrowOnAll(const Status& status) {
+  thrown_on_all = true;
+  try {
+    // One that ended before the others know what this one does would be a loss to them.
+    world->barrier()->wait();
+  } catch (const c10::DistError&) {
+    // By then all have begun to throw it.
+  }
+  context->host()->Throw(status);
 }
 
-void State::Impl::RefuseOnAll(const Status& said) const {
+void State::Impl::RefusePlaces() {
+  const auto places = plugin::GatherTexts(world, PresentPlace().Text(), kTextBytesMax);
+  ThrowOnAll(Status(StatusCode::kSetting, plugin::DifferenceOf(places)));
+}
+
+void State::Impl::RefuseOnAll(const Status& said) {
   at::Tensor any = at::full({1}, said.ok() ? 0 : 1, at::kLong);
   std::vector<at::Tensor> tensors = {any};
   world->allreduce(tensors)->wait();
@@ -191,7 +206,7 @@ void State::Impl::RefuseOnAll(const Status& said) const {
   for (std::size_t i = 0; i < texts.size(); ++i) {
     if (!texts[i].empty()) all += c10::str(" / on rank ", i, ": ", texts[i]);
   }
-  Check(Status(StatusCode::kSetting, all));
+  ThrowOnAll(Status(StatusCode::kSetting, all));
 }
 
 void State::Impl::Add(StateValue value, Part part) {
@@ -212,7 +227,7 @@ const Snapshot* State::Impl::Find(const Key& key) const {
   return nullptr;
 }
 
-Holdings State::Impl::GatherHeld(bool* any_begun) const {
+Holdings State::Impl::GatherHeld(bool* any_begun) {
   constexpr std::size_t kNumbersPerCommit = 4;
   constexpr auto kNumbers = static_cast<std::int64_t>(2 + kNumbersPerCommit * kKeptCommits);
   at::Tensor mine = at::full({kNumbers}, -1, at::kLong);
@@ -406,10 +421,11 @@ void State::sync() {
   const Holdings holdings = own.GatherHeld(&any_begun);
   Decision decision = own.Agree(holdings, any_begun);
   if (decision.verdict == Verdict::kIncomplete) {
-    own.Check(Status(StatusCode::kCommFailed,
-                     "no commit is complete: for each of those that the ranks hold the per-rank "
-                     "part of some rank is missing in the store. The run cannot go on from memory: "
-                     "start it from a checkpoint, and commit on every rank at the same steps"));
+    own.ThrowOnAll(
+        Status(StatusCode::kCommFailed,
+               "no commit is complete: for each of those that the ranks hold the per-rank "
+               "part of some rank is missing in the store. The run cannot go on from memory: "
+               "start it from a checkpoint, and commit on every rank at the same steps"));
   }
   const bool chosen = decision.verdict == Verdict::kChosen;
   const auto holds = [key = decision.key](const std::vector<HeldCommit>& commits_there) {
@@ -447,6 +463,8 @@ void State::sync() {
   std::erase(own.parts, kept);
   if (chosen) own.parts.push_back(kept);
 }
+
+bool State::ThrownOnAll() const { return impl_->thrown_on_all; }
 
 void State::NoteBegun() { impl_->begun = true; }
 

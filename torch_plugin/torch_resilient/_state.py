@@ -337,7 +337,7 @@ class State:
         dist.broadcast_object_list(decision, src=0)
         chosen, why_none = decision[0]
         if why_none:
-            raise _errors.CommError(why_none)
+            _raise_on_all(why_none, _errors.CommError)
         return chosen
 
     def _put_part(self, world, key, part):
@@ -401,14 +401,14 @@ def _raise_failure(world):
         raise cause
 
 
-def _raise_on_all(text):
-    """ConfigError, where there is a text, which all ranks have. One that raised and ended before
-    the others have the text as well would be a loss to them."""
+def _raise_on_all(text, kind=_errors.ConfigError):
+    """Where there is a text, which all ranks have. One that raised and ended before the others have
+    the text as well would be a loss to them."""
     if not text:
         return
     with contextlib.suppress(Exception):
         dist.barrier()
-    error = _errors.ConfigError(text)
+    error = kind(text)
     error.on_all_ranks = True
     raise error
 

@@ -122,6 +122,8 @@ class State {
   struct Impl;
   // Commit 1 is complete on all ranks: from here on values change.
   void NoteBegun();
+  // What its last use has thrown, all ranks throw.
+  bool ThrownOnAll() const;
   // An elastic run with it has ended on all ranks. What uses it next begins with its values as they
   // are then.
   void EndRun();
