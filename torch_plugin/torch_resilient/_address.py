@@ -258,6 +258,7 @@ def _is_open(numbers, port):
     """Whether something listens at that port of one of these addresses."""
     for number in numbers:
         with contextlib.suppress(OSError):
+            # tidy: allow(blocking-resolve): of numbers.
             socket.create_connection((number, port), timeout=PROBE_SECONDS).close()
             return True
     return False
