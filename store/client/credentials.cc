@@ -80,7 +80,7 @@ Result<Credentials> Credentials::Open(const ConnectOptions& options,
 }
 
 Instant FreshCredentials::Refresh(Instant now) {
-  if (latest_.empty() || std::exchange(just_read_, false)) return now;
+  if (latest_.empty()) return now;
   if (reread_ == nullptr || reread_->done()) {
     reread_ = Offloaded<Credentials>::Start(
         kThread, now, [before = latest_]() -> Result<Credentials> { return Reread(before); });

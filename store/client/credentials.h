@@ -36,11 +36,10 @@ inline constexpr Duration kFreshFilesPatience = Millis(250);
 // Owner: StoreLink. Thread: caller-synchronised.
 class FreshCredentials {
  public:
-  // They were read just now.
   explicit FreshCredentials(Credentials credentials) : latest_(std::move(credentials)) {}
 
-  // For the next connection: has them read again, unless there is nothing to read, or that was done
-  // just now, or is under way. Returns when the read that is under way began.
+  // For the next connection: has them read again, unless there is nothing to read, or that is under
+  // way. Returns when the read that is under way began.
   Instant Refresh(Instant now);
   bool reading() const { return reread_ != nullptr && !reread_->done(); }
   int fd() const { return reread_ == nullptr ? -1 : reread_->fd(); }  // Readable: not reading().
@@ -49,7 +48,6 @@ class FreshCredentials {
 
  private:
   Credentials latest_;
-  bool just_read_ = true;
   bool told_ = false;  // That the read under way does not answer.
   std::shared_ptr<const Offloaded<Credentials>> reread_;
 };

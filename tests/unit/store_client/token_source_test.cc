@@ -140,8 +140,6 @@ TEST_F(TokenSourceTest, Credentials_AreReadAgainForTheNextConnection) {
   ASSERT_TRUE(opened.ok()) << opened.status().ToString();
   const auto first = opened->tokens;
   FreshCredentials credentials(std::move(*opened));
-  credentials.Refresh(clock.Now());  // They were read just now.
-  EXPECT_FALSE(credentials.reading());
   EXPECT_EQ(credentials.Latest(clock.Now()).tokens, first);
 
   credentials.Refresh(clock.Now());
