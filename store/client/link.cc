@@ -216,8 +216,8 @@ void StoreLink::AdvanceLookup(Instant now) {
 }
 
 void StoreLink::ConnectTo(const Addresses& hosts, Instant now) {
-  lookup_.reset();
   for (const std::string& host : hosts) numeric_.push_back({host, target_.port});
+  lookup_.reset();  // They may be its own.
   StartConnect(now);
 }
 
