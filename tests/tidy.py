@@ -147,6 +147,50 @@ BLOCKING_WRITES = (
         ("torch_plugin/torch_resilient/_launch/output.py",),
     ),
 )
+# What asks the system's resolver, for as long as a name server is silent. Of a number it asks
+# nobody: NUMERIC in the call, or an allowance that says so.
+BLOCKING_LOOKUPS = (
+    (
+        ".cc",
+        ("runtime/", "store/", "torch_plugin/"),
+        re.compile(
+            r"\b(?:getaddrinfo(?:_a)?|gethostby\w+|getnameinfo|res_n?(?:query|search))\s*\("
+        ),
+        ("runtime/net/resolver.cc",),
+    ),
+    (
+        ".py",
+        (PLUGIN_PYTHON,),
+        re.compile(
+            r"\b(?:getaddrinfo|gethostby\w+|getnameinfo|getfqdn|create_connection)\s*\("
+            r"|\burlopen\s*\("
+        ),
+        (PLUGIN_PYTHON + "_resolver.py",),
+    ),
+)
+NUMERIC = re.compile(r"\b(?:AI|NI)_NUMERICHOST\b")
+# What waits for a file system, which may be one of a network: where it is done, on no thread that
+# beats, fences, decides, reaps or serves.
+BLOCKING_READS = re.compile(
+    r"\bReadSmallFile\s*\(|\bstd::[io]?fstream\b|\bfopen\s*\("
+    r"|(?:^|[=(,!&|]|\breturn\b)\s*(?:::)?open(?:at)?\s*\((?!\))"
+    r"|\bSSL_CTX_(?:load_verify_file|use_\w+_file)\s*\("
+)
+READS_FOLDERS = ("runtime/", "store/", "torch_plugin/csrc/")
+READS_PLACES = (
+    "runtime/base/file.",  # What the others call.
+    # Kernel's own: /proc, /dev/shm, the terminal or pipe of stderr.
+    *("runtime/base/process.cc", "runtime/base/robust_token.cc", "runtime/base/try_write.cc"),
+    *("runtime/recovery/thread_census.cc", "runtime/comm/shm_segment.cc"),
+    "store/server/metrics.cc",
+    # On a thread of their own, but for a server that starts.
+    *("store/server/access.cc", "store/client/token_source.cc", "store/tls/context.cc"),
+    # While a server starts, and on the thread that persists.
+    *("store/server/data_directory.cc", "store/server/sqlite_engine.cc"),
+    "store/server/serve_command.cc",
+    # On the thread of init, which starts a server.
+    *("store/client/server_process.cc", "torch_plugin/csrc/world.cc"),
+)
 # Waits on a clock of the standard library: only where a thread shell waits for its own queue.
 SHELLS = (
     "runtime/base/",
@@ -331,6 +375,42 @@ def check_writes(source: Source) -> Iterator[Finding]:
                 yield Finding(source.path, line, "blocking-write", finding)
 
 
+def statement(source: Source, line: int) -> str:
+    """From that line on to the end of its statement, which is a call in a few lines."""
+    text = ""
+    for more in source.code[line - 1 : line + 5]:
+        text += more + "\n"
+        closed = text.count("(") <= text.count(")")
+        if closed and "(" in text:
+            break
+    return text
+
+
+def check_lookups(source: Source) -> Iterator[Finding]:
+    for suffix, folders, pattern, places in BLOCKING_LOOKUPS:
+        if not source.path.endswith(suffix) or not source.path.startswith(folders):
+            continue
+        if source.path.startswith(places):
+            continue
+        for line, text in enumerate(source.code, 1):
+            found = pattern.search(text)
+            if found and not NUMERIC.search(statement(source, line)):
+                finding = f"'{found.group(0)}' may wait for a name server: ask the resolver"
+                yield Finding(source.path, line, "blocking-resolve", finding)
+
+
+def check_reads(source: Source) -> Iterator[Finding]:
+    if not source.path.endswith(".cc") or not source.path.startswith(READS_FOLDERS):
+        return
+    if source.path.startswith(READS_PLACES):
+        return
+    for line, text in enumerate(source.code, 1):
+        if found := BLOCKING_READS.search(text):
+            call = found.group(0).strip()
+            finding = f"'{call}' may wait for a file system: read it off the thread"
+            yield Finding(source.path, line, "blocking-read", finding)
+
+
 def check_timeouts(source: Source) -> Iterator[Finding]:
     if not source.is_cpp or not source.path.startswith("torch_plugin/csrc/"):
         return
@@ -498,6 +578,7 @@ def check(sources: list[Source]) -> list[Finding]:
     enums = enum_names(source for source in sources if source.is_cpp)
     simple = (
         *(check_layers, check_confinement, check_world, check_writes),
+        *(check_lookups, check_reads),
         *(check_purity, check_text, check_factories, check_timeouts),
         *(check_file_size, check_function_size, check_captures),
     )

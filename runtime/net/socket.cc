@@ -20,6 +20,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
 #include "runtime/base/numbers.h"
+#include "runtime/net/resolver.h"
 
 namespace resilient {
 namespace {
@@ -29,6 +30,8 @@ namespace {
 constexpr int kKeepAliveIdleS = 15;
 constexpr int kKeepAliveIntervalS = 5;
 constexpr int kKeepAliveProbes = 4;
+// Of the resolver, for a name to listen at.
+constexpr Duration kListenLookupPatience = std::chrono::seconds(30);
 // Time for one address of a name that has several.
 constexpr Duration kOneOfSeveralMax = std::chrono::seconds(5);
 
@@ -53,34 +56,26 @@ void TuneStream(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &kKeepAliveProbes, sizeof kKeepAliveProbes);
 }
 
-Status ResolveFailed(const HostPort& address, int error) {
-  const std::string why = error == EAI_SYSTEM ? ErrorText() : gai_strerror(error);
-  return {StatusCode::kResolve,
-          StrCat("the name '", address.host, "' does not resolve: ", why,
-                 "; check its spelling and the DNS of this host (a pod's name appears with the "
-                 "pod)")};
-}
-
-Result<std::vector<SocketAddress>> Resolve(const HostPort& address, int flags) {
+// Of an address that is a number: asks no resolver.
+Result<SocketAddress> ToSocketAddress(const HostPort& numeric) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags | AI_NUMERICSERV;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  const std::string port = std::to_string(address.port);
-  const int error = getaddrinfo(address.host.c_str(), port.c_str(), &hints, &found);
-  if (error != 0) return ResolveFailed(address, error);
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
-  std::vector<SocketAddress> addresses;
-  for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
-    if (entry->ai_addrlen > sizeof(sockaddr_storage)) continue;
-    SocketAddress one;
-    std::memcpy(&one.storage, entry->ai_addr, entry->ai_addrlen);
-    one.size = entry->ai_addrlen;
-    addresses.push_back(one);
+  const std::string port = std::to_string(numeric.port);
+  // tidy: allow(blocking-resolve): of a number.
+  const int error = getaddrinfo(numeric.host.c_str(), port.c_str(), &hints, &found);
+  if (error != 0) {
+    return Status(StatusCode::kResolve,
+                  StrCat("'", numeric.host, "' is no numeric address: ", gai_strerror(error)));
   }
-  if (addresses.empty()) return ResolveFailed(address, EAI_NONAME);
-  return addresses;
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
+  SocketAddress address;
+  RESILIENT_CHECK(found->ai_addrlen <= sizeof address.storage);
+  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
+  address.size = found->ai_addrlen;
+  return address;
 }
 
 HostPort ToHostPort(const SocketAddress& address) {
@@ -113,6 +108,11 @@ Status TimedOut(const HostPort& address) {
           StrCat("no answer from ", FormatHostPort(address),
                  " before the deadline: the host is down, or a firewall drops the packets; check "
                  "the address and the rules between the two hosts")};
+}
+
+Status GivenUp(const HostPort& address) {
+  return {StatusCode::kCancelled,
+          StrCat("connecting to ", FormatHostPort(address), " was given up")};
 }
 
 Status ConnectFailed(const HostPort& address, int error) {
@@ -155,8 +155,7 @@ Result<FileDescriptor> ConnectOne(const SocketAddress& target, const HostPort& n
   if (interrupt_fd >= 0) entries.push_back({.fd = interrupt_fd, .events = POLLIN});
   if (PollUntil(entries, clock, deadline) == 0) return TimedOut(named);
   if (interrupt_fd >= 0 && entries.back().revents != 0) {
-    return Status(StatusCode::kCancelled,
-                  StrCat("connecting to ", FormatHostPort(named), " was given up"));
+    return GivenUp(named);
   }
   RESILIENT_RETURN_IF_ERROR(ConnectOutcome(*started, named));
   return std::move(started).value();
@@ -247,11 +246,16 @@ std::string FormatHostPort(const HostPort& address) {
 }
 
 Result<FileDescriptor> ListenTcp(const HostPort& address, int backlog) {
-  Result<std::vector<SocketAddress>> targets = Resolve(address, AI_PASSIVE);
-  if (!targets.ok()) return targets.status();
+  const SystemClock clock;
+  const Result<Addresses> hosts =
+      ResolveWithin(Resolver::OfProcess(), address.host, {}, clock,
+                    Deadline::After(clock.Now(), kListenLookupPatience));
+  if (!hosts.ok()) return hosts.status();
   Status first_error;
-  for (const SocketAddress& target : *targets) {
-    Result<FileDescriptor> listener = ListenOne(target, address, backlog);
+  for (const std::string& host : *hosts) {
+    const Result<SocketAddress> target = ToSocketAddress({host, address.port});
+    if (!target.ok()) return target.status();
+    Result<FileDescriptor> listener = ListenOne(*target, address, backlog);
     if (listener.ok()) return listener;
     if (first_error.ok()) first_error = listener.status();
   }
@@ -267,28 +271,36 @@ Result<HostPort> LocalAddress(const FileDescriptor& socket) {
   return ToHostPort(address);
 }
 
-Result<std::string> OwnAddressTowards(const std::string& host) {
+Result<std::string> OwnAddressTowards(const std::string& numeric_host) {
   // The port counts for nothing: connecting a datagram socket only picks a route.
-  Result<std::vector<SocketAddress>> targets = Resolve({.host = host, .port = 9}, 0);
-  if (!targets.ok()) return targets.status();
-  for (const SocketAddress& target : *targets) {
-    const FileDescriptor datagram(socket(target.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    if (!datagram.valid() || connect(datagram.get(), target.get(), target.size) != 0) continue;
+  const Result<SocketAddress> target = ToSocketAddress({.host = numeric_host, .port = 9});
+  if (!target.ok()) return target.status();
+  const FileDescriptor datagram(socket(target->storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (datagram.valid() && connect(datagram.get(), target->get(), target->size) == 0) {
     const Result<HostPort> own = LocalAddress(datagram);
     if (own.ok()) return own->host;
   }
-  return Status(StatusCode::kUnreachable, StrCat("this host has no way to '", host, "'"));
+  return Status(StatusCode::kUnreachable, StrCat("this host has no way to ", numeric_host));
 }
 
 Result<FileDescriptor> ConnectTcp(const HostPort& address, const Clock& clock, Deadline deadline,
                                   int interrupt_fd) {
-  Result<std::vector<SocketAddress>> targets = Resolve(address, 0);
-  if (!targets.ok()) return targets.status();
+  InterruptCheck interrupt;
+  if (interrupt_fd >= 0) {
+    interrupt = [&] {
+      std::vector<PollEntry> entries{{.fd = interrupt_fd, .events = POLLIN}};
+      return PollUntil(entries, clock, Deadline::At(clock.Now())) > 0 ? GivenUp(address) : Status();
+    };
+  }
+  const Result<Addresses> hosts =
+      ResolveWithin(Resolver::OfProcess(), address.host, interrupt, clock, deadline);
+  if (!hosts.ok()) return hosts.status();
   Status outcome = TimedOut(address);
-  for (std::size_t i = 0; i < targets->size(); ++i) {
-    const Deadline share = ShareOf(deadline, clock.Now(), targets->size() - i);
-    Result<FileDescriptor> connected =
-        ConnectOne((*targets)[i], address, clock, share, interrupt_fd);
+  for (std::size_t i = 0; i < hosts->size(); ++i) {
+    const Result<SocketAddress> target = ToSocketAddress({(*hosts)[i], address.port});
+    if (!target.ok()) return target.status();
+    const Deadline share = ShareOf(deadline, clock.Now(), hosts->size() - i);
+    Result<FileDescriptor> connected = ConnectOne(*target, address, clock, share, interrupt_fd);
     if (connected.ok() || connected.status().code() == StatusCode::kCancelled) return connected;
     // That something refused is the better news: the host is there.
     if (i == 0 || outcome.code() != StatusCode::kRefused) outcome = connected.status();
@@ -297,9 +309,9 @@ Result<FileDescriptor> ConnectTcp(const HostPort& address, const Clock& clock, D
 }
 
 Result<FileDescriptor> StartConnectTcp(const HostPort& numeric_address) {
-  Result<std::vector<SocketAddress>> targets = Resolve(numeric_address, AI_NUMERICHOST);
-  if (!targets.ok()) return targets.status();
-  return StartConnect(targets->front(), numeric_address);
+  const Result<SocketAddress> target = ToSocketAddress(numeric_address);
+  if (!target.ok()) return target.status();
+  return StartConnect(*target, numeric_address);
 }
 
 Status ConnectOutcome(const FileDescriptor& socket, const HostPort& address) {

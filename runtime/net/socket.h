@@ -46,15 +46,16 @@ Result<HostPort> ParseHostPort(std::string_view text);
 std::string FormatHostPort(const HostPort& address);  // Brackets for IPv6.
 
 // A non-blocking listening TCP socket. kRefused when the port is taken, kUnreachable or kResolve
-// otherwise. port 0: chosen by the kernel.
+// otherwise. port 0: chosen by the kernel. Half a minute is the most that it waits for the
+// resolver, where the host is a name.
 Result<FileDescriptor> ListenTcp(const HostPort& address, int backlog);
 Result<HostPort> LocalAddress(const FileDescriptor& socket);
 
-// The numeric address that this host has on the way to `host`; sends nothing. kResolve,
-// kUnreachable.
-Result<std::string> OwnAddressTowards(const std::string& host);
+// The numeric address that this host has on the way to another one; sends nothing. kResolve (it is
+// no number), kUnreachable.
+Result<std::string> OwnAddressTowards(const std::string& numeric_host);
 
-// Resolves and tries each address once, non-blocking with `deadline`; the socket has TCP_NODELAY
+// Resolves and tries each address once, all of it until `deadline`; the socket has TCP_NODELAY
 // and keep-alive. kResolve, kRefused (host is up, nothing listens), kUnreachable (no route, timed
 // out: firewall?). `interrupt_fd` (or -1): readable means give up with kCancelled.
 Result<FileDescriptor> ConnectTcp(const HostPort& address, const Clock& clock, Deadline deadline,

@@ -31,22 +31,34 @@ struct Overloaded : Handlers... {
 template <typename... Handlers>
 Overloaded(Handlers...) -> Overloaded<Handlers...>;
 
+Status ClosedWhileItBegan() {
+  return {StatusCode::kCancelled, "the session was closed while it began"};
+}
+
 }  // namespace
 
 ControlClient::ControlClient(const ConnectOptions& options, std::vector<HostPort> addresses,
-                             Credentials credentials, InterruptCheck interrupt, const Clock& clock)
+                             InterruptCheck interrupt, const Clock& clock)
     : clock_(clock),
       interrupt_(std::move(interrupt)),
+      options_(options),
       job_(options.job),
       found_server_(options.expected_server),
       core_(MakeHello(options, Role::kControl)),
-      link_(std::move(addresses), RandomSeed(), std::move(credentials)),
+      link_(std::move(addresses), RandomSeed()),
       outage_(StrCat("the membership line of job ", options.job), clock.Now()),
       last_tick_(clock.Now()) {}
 
 ControlClient::~ControlClient() { Close(Deadline::At(clock_.Now())); }
 
 Status ControlClient::Start(RendezvousEvents& events, Deadline deadline) {
+  const auto interrupt = [this] {
+    if (closing()) return ClosedWhileItBegan();
+    return interrupt_ ? interrupt_() : Status();
+  };
+  Result<Credentials> credentials = Credentials::Open(options_, interrupt, clock_, deadline);
+  if (!credentials.ok()) return credentials.status();
+  link_.Use(std::move(*credentials));
   {
     std::lock_guard lock(join_mutex_);
     RESILIENT_CHECK(events_ == nullptr);
@@ -65,7 +77,7 @@ Status ControlClient::AwaitBeginning(Deadline deadline) {
     Beginning beginning;
     {
       std::lock_guard lock(mutex_);
-      if (closing_) return Status(StatusCode::kCancelled, "the session was closed while it began");
+      if (closing_) return ClosedWhileItBegan();
       beginning = beginning_;
     }
     if (beginning.open) return Status();
@@ -124,6 +136,11 @@ bool ControlClient::Post(std::function<void()> task) {
   return true;
 }
 
+bool ControlClient::closing() {
+  std::lock_guard lock(mutex_);
+  return closing_;
+}
+
 Duration ControlClient::lease() {
   std::lock_guard lock(mutex_);
   return beginning_.lease;
@@ -149,10 +166,8 @@ void ControlClient::Run() {
 
 bool ControlClient::Step() {
   const LinkStep step = link_.NextStep();
-  if (step.resolve) events_->OnAway();
   const LinkInput input = Perform(step, wake_, clock_, NextWake(clock_.Now()));
   const Instant now = clock_.Now();
-  if (step.resolve) last_tick_ = now;  // A slow resolver is not a pause of this process.
   NotePause(now);
   link_.Advance(input, core_, now, inbox_);
   if (link_.TakeOpened()) OnOpened(now);
@@ -164,7 +179,7 @@ bool ControlClient::Step() {
   if (!lost_) outage_.Note(link_, now);
   TellBeginning();
   RunTasks();
-  if (!lost_ && (step.resolve || now >= last_beat_event_ + BeatInterval())) TellBeat(now);
+  if (!lost_ && now >= last_beat_event_ + BeatInterval()) TellBeat(now);
   NoteContact(now);
   if (link_.open() && now >= last_beat_ + BeatInterval()) Beat(now);
   return !GoodbyeDone(now);
@@ -421,11 +436,8 @@ class SessionLine final : public Rendezvous {
     Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
     bad_options_ = addresses.status();
     if (!addresses.ok()) return;
-    Result<Credentials> credentials = Credentials::Open(options);
-    bad_options_ = credentials.status();
-    if (!credentials.ok()) return;
-    client_ = std::make_unique<ControlClient>(options, std::move(*addresses),
-                                              std::move(*credentials), std::move(interrupt), clock);
+    client_ = std::make_unique<ControlClient>(options, std::move(*addresses), std::move(interrupt),
+                                              clock);
   }
   ~SessionLine() override { LetGoInChild(); }
 

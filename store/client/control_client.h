@@ -21,14 +21,14 @@
 namespace resilient::store {
 
 // The control connection of a session: heartbeats, joins, pushed events. Its thread polls the
-// socket and a wake descriptor, never blocks on anything else (but a name that has to be resolved)
-// and holds no lock while it calls events or tasks. It outlives any outage of the store: running
-// collectives do not need it. Methods are those of Rendezvous. Owner: MakeRendezvous' result, which
-// leaves it alone in a forked child. Thread: thread-safe.
+// socket and a wake descriptor, never blocks on anything else (names and files of credentials have
+// threads of their own) and holds no lock while it calls events or tasks. It outlives any outage of
+// the store: running collectives do not need it. Methods are those of Rendezvous. Owner:
+// MakeRendezvous' result, which leaves it alone in a forked child. Thread: thread-safe.
 class ControlClient {
  public:
   ControlClient(const ConnectOptions& options, std::vector<HostPort> addresses,
-                Credentials credentials, InterruptCheck interrupt, const Clock& clock);
+                InterruptCheck interrupt, const Clock& clock);
   ~ControlClient();
 
   Status Start(RendezvousEvents& events, Deadline deadline);
@@ -52,6 +52,7 @@ class ControlClient {
   };
 
   Status AwaitBeginning(Deadline deadline);
+  bool closing();
 
   // From here on: on the control thread.
   void Run();
@@ -79,6 +80,7 @@ class ControlClient {
   // Constant.
   const Clock& clock_;
   const InterruptCheck interrupt_;
+  const ConnectOptions options_;
   const std::string job_;
   const std::string found_server_;  // That answered before this line began; empty: none was asked.
   // Self-synchronised.

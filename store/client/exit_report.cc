@@ -68,7 +68,7 @@ Result<Reply> Administer(const ConnectOptions& options, Op op, const Clock& cloc
                          Deadline deadline) {
   Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
   if (!addresses.ok()) return addresses.status();
-  Result<Credentials> credentials = Credentials::Open(options);
+  Result<Credentials> credentials = Credentials::Open(options, {}, clock, deadline);
   if (!credentials.ok()) return credentials.status();
   OneRequest request(MakeHello(options, Role::kAdmin), std::move(*addresses),
                      std::move(*credentials), clock);

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -29,39 +28,8 @@ constexpr unsigned kUnacknowledgedMaxMs = 20000;
 constexpr std::size_t kReadChunk = 64u << 10;
 constexpr int kReadChunksPerStep =
     64;  // So that one flood does not starve the caller's other work.
-constexpr std::size_t kNumericMax = 16;  // Addresses of one name that are tried.
-
-Result<std::vector<HostPort>> Resolve(const HostPort& name) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  int error = ::getaddrinfo(name.host.c_str(), nullptr, &hints, &found);
-  if (error != 0) {
-    return Status(StatusCode::kResolve,
-                  StrCat("the name of ", FormatHostPort(name), " does not resolve (",
-                         ::gai_strerror(error), "): does that host or pod exist yet? wrong name?"));
-  }
-  std::vector<HostPort> numeric;
-  for (addrinfo* one = found; one != nullptr && numeric.size() < kNumericMax; one = one->ai_next) {
-    char host[NI_MAXHOST];
-    if (::getnameinfo(one->ai_addr, one->ai_addrlen, host, sizeof host, nullptr, 0,
-                      NI_NUMERICHOST) == 0) {
-      numeric.push_back(HostPort{host, name.port});
-    }
-  }
-  ::freeaddrinfo(found);
-  return numeric;
-}
-
-bool IsNumeric(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_flags = AI_NUMERICHOST;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return false;
-  ::freeaddrinfo(found);
-  return true;
-}
+// From then on that a name is not resolved yet is told instead of an earlier trouble.
+constexpr Duration kSlowLookup = std::chrono::seconds(1);
 
 // A refusal in the words of a store.
 Status Explain(const Status& failure, const HostPort& where) {
@@ -104,10 +72,6 @@ Result<std::vector<HostPort>> ParseAddresses(const std::vector<std::string>& add
 
 LinkInput Perform(const LinkStep& step, const WakeFd& wake, const Clock& clock, Instant until) {
   LinkInput input;
-  if (step.resolve) {
-    input.resolved = Resolve(*step.resolve);
-    return input;
-  }
   std::vector<PollEntry> entries{{wake.fd(), POLLIN, 0}};
   if (step.fd >= 0) entries.push_back({step.fd, step.events, 0});
   PollUntil(entries, clock, Deadline::At(std::min(step.due, until)));
@@ -125,10 +89,13 @@ LinkInput PerformQuickly(const LinkStep& step) {
   return input;
 }
 
-StoreLink::StoreLink(std::vector<HostPort> addresses, std::uint64_t seed, Credentials credentials)
+StoreLink::StoreLink(std::vector<HostPort> addresses, std::uint64_t seed, Credentials credentials,
+                     Resolver& resolver)
     : addresses_(std::move(addresses)),
+      resolver_(resolver),
       credentials_(std::move(credentials)),
       backoff_(seed),
+      round_(addresses_.size()),
       splitter_(kMaxFrameBody) {
   RESILIENT_CHECK(!addresses_.empty());
 }
@@ -142,10 +109,13 @@ LinkStep StoreLink::NextStep() const {
       step.due = due_;
       break;
     case State::kResolving:
-      step.resolve = target_;
+      step = {lookup_->fd(), POLLIN, false, due_};
       break;
     case State::kConnecting:
-      step = {socket_.get(), POLLOUT, false, due_, std::nullopt};
+      step = {socket_.get(), POLLOUT, false, due_};
+      break;
+    case State::kPreparing:
+      step = {credentials_.fd(), POLLIN, false, due_};
       break;
     case State::kGreeting:
     case State::kOpen:
@@ -169,23 +139,21 @@ void StoreLink::Advance(const LinkInput& input, const ClientCore& core, Instant 
       if (now >= due_) TryNext(now);
       break;
     case State::kResolving:
-      if (!input.resolved) break;
-      if (!input.resolved->ok()) {
-        Fail(input.resolved->status(), false, now);
-        break;
-      }
-      numeric_.assign((*input.resolved)->begin(), (*input.resolved)->end());
-      StartConnect(now);
+      AdvanceLookup(now);
       break;
     case State::kConnecting:
       if (input.revents != 0) {
-        FinishConnect(core, now);
+        FinishConnect(now);
+        if (state_ == State::kPreparing && !credentials_.reading()) Greet(core, now);
       } else if (now >= due_) {
         Fail(Status(StatusCode::kUnreachable,
                     StrCat("no answer from ", FormatHostPort(current_),
                            " within 5 s: is the host up? a firewall in between? wrong address?")),
              false, now);
       }
+      break;
+    case State::kPreparing:
+      if (!credentials_.reading() || now >= due_) Greet(core, now);
       break;
     case State::kGreeting:
     case State::kOpen:
@@ -209,11 +177,15 @@ void StoreLink::Advance(const LinkInput& input, const ClientCore& core, Instant 
 
 // The next numeric address, else the next given one. One failed turn through all of them pauses.
 void StoreLink::TryNext(Instant now) {
+  if (tried_all_) BeginRound();
   if (numeric_.empty()) {
     target_ = addresses_[address_];
-    address_ = (address_ + 1) % addresses_.size();
-    if (!IsNumeric(target_.host)) {
+    if (!NumericForm(target_.host)) {
+      lookup_ = resolver_.Begin(target_.host, now);
       state_ = State::kResolving;
+      due_ = resolver_.Known(target_.host).empty() ? now + kLookupPatience
+                                                   : lookup_->since() + kFreshAnswerPatience;
+      AdvanceLookup(now);
       return;
     }
     numeric_.push_back(target_);
@@ -221,13 +193,35 @@ void StoreLink::TryNext(Instant now) {
   StartConnect(now);
 }
 
-void StoreLink::StartConnect(Instant now) {
-  if (numeric_.empty()) {
-    Fail(Status(StatusCode::kResolve,
-                StrCat("the name of ", FormatHostPort(target_), " has no address")),
-         false, now);
-    return;
+// The address that worked last comes first.
+void StoreLink::BeginRound() {
+  round_.assign(addresses_.size(), {});
+  tried_all_ = false;
+  address_ = home_.value_or(0);
+}
+
+void StoreLink::AdvanceLookup(Instant now) {
+  if (lookup_->done()) {
+    const Result<Addresses>& found = lookup_->result();
+    if (!found.ok()) return Fail(found.status(), false, now);
+    return ConnectTo(*found, now);
   }
+  const Addresses known = resolver_.Known(target_.host);
+  if (known.empty() && (trouble_.ok() || now - lookup_->since() >= kSlowLookup)) {
+    trouble_ = NotResolvedYet(target_.host, *lookup_, now);
+  }
+  if (now < due_) return;
+  if (known.empty()) return Fail(NotResolvedYet(target_.host, *lookup_, now), false, now);
+  ConnectTo(known, now);
+}
+
+void StoreLink::ConnectTo(const Addresses& hosts, Instant now) {
+  for (const std::string& host : hosts) numeric_.push_back({host, target_.port});
+  lookup_.reset();  // They may be its own.
+  StartConnect(now);
+}
+
+void StoreLink::StartConnect(Instant now) {
   current_ = std::move(numeric_.front());
   numeric_.pop_front();
   Result<FileDescriptor> socket = StartConnectTcp(current_);
@@ -240,7 +234,7 @@ void StoreLink::StartConnect(Instant now) {
   due_ = now + kConnectTimeout;
 }
 
-void StoreLink::FinishConnect(const ClientCore& core, Instant now) {
+void StoreLink::FinishConnect(Instant now) {
   Status outcome = ConnectOutcome(socket_, current_);
   if (!outcome.ok()) {
     Fail(Explain(outcome, current_), false, now);
@@ -250,18 +244,24 @@ void StoreLink::FinishConnect(const ClientCore& core, Instant now) {
   static_cast<void>(::setsockopt(socket_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT,
                                  &kUnacknowledgedMaxMs, sizeof kUnacknowledgedMaxMs));
   may_receive_ = AllowToReceive(socket_.get());
+  state_ = State::kPreparing;
+  due_ = credentials_.Refresh(now) + kFreshFilesPatience;
+}
+
+void StoreLink::Greet(const ClientCore& core, Instant now) {
   state_ = State::kGreeting;
   due_ = now + kGreetTimeout;
-  if (credentials_.tls != nullptr) {
-    tls_ = credentials_.tls->Begin(target_.host);
+  const Credentials& credentials = credentials_.Latest(now);
+  if (credentials.tls != nullptr) {
+    tls_ = credentials.tls->Begin(target_.host);
     static_cast<void>(tls_->Receive({}, decrypted_));  // Says the first word.
   }
   Queue(EncodePreamble());
   const Frame hello = EncodeRequest(core.MakeHello());
-  if (credentials_.tokens == nullptr) {
+  if (credentials.tokens == nullptr) {
     Queue(EncodeFrame(hello));
   } else {
-    handshake_.emplace(credentials_.tokens->Begin());
+    handshake_.emplace(credentials.tokens->Begin());
     Queue(handshake_->Begin(hello));
   }
   Flush();
@@ -419,6 +419,7 @@ bool StoreLink::OnWelcome(const ServerMessage& message, Instant now) {
   welcome_ = reply->welcome;
   state_ = State::kOpen;
   opened_ = true;
+  home_ = address_;
   trouble_ = Status();
   refused_ = false;
   return true;
@@ -471,15 +472,48 @@ void StoreLink::Fail(Status why, bool refused, Instant now) {
   output_sent_ = 0;
   write_failed_ = false;
   opened_ = false;
-  trouble_ = std::move(why);
-  refused_ = refused;
+  lookup_.reset();
   state_ = State::kPaused;
-  if (was_open) {  // The address that worked comes first.
+  if (was_open) {
+    BeginRound();
     numeric_.clear();
-    address_ = (address_ + addresses_.size() - 1) % addresses_.size();
+    trouble_ = std::move(why);
+    refused_ = refused;
+    due_ = now + backoff_.Next();
+    return;
   }
-  tried_all_ = numeric_.empty() && address_ == 0;
-  due_ = tried_all_ || was_open ? now + backoff_.Next() : now;
+  NoteAttempt(std::move(why), refused);
+  due_ = tried_all_ ? now + backoff_.Next() : now;
+}
+
+// An address that refuses this process does not speak for the others. When all were asked and the
+// store of this session refuses it, or any does where there is no session yet, waiting is no use.
+void StoreLink::NoteAttempt(Status why, bool refused) {
+  const bool final = refused && why.code() == StatusCode::kStaleGeneration;
+  trouble_ = why;
+  Attempt& attempt = round_[address_];
+  // That something there refuses is more than that one of its addresses is silent.
+  if (refused || !attempt.refused) attempt = {std::move(why), refused, numeric_.empty()};
+  attempt.over = numeric_.empty();
+  if (attempt.over) address_ = (address_ + 1) % addresses_.size();
+  tried_all_ = std::ranges::all_of(round_, &Attempt::over);
+  refused_ = final;
+  if (!tried_all_ || final) return;
+  const auto refuses = std::ranges::find_if(round_, &Attempt::refused);
+  refused_ = home_ ? round_[*home_].refused : refuses != round_.end();
+  trouble_ = RoundTrouble(home_ && refused_ ? *home_ : refuses - round_.begin());
+}
+
+// Why each address does not take this process. `first`: whose code counts; else the last one's.
+Status StoreLink::RoundTrouble(std::size_t first) const {
+  const Status& decisive = first < round_.size() ? round_[first].why : trouble_;
+  if (round_.size() == 1) return round_.front().why;
+  std::string text = "none of the addresses of the store takes this process:";
+  for (std::size_t i = 0; i < round_.size(); ++i) {
+    text += StrCat(i == 0 ? " " : "; ", FormatHostPort(addresses_[i]), " (",
+                   CodeName(round_[i].why.code()), "): ", round_[i].why.message());
+  }
+  return {decisive.code(), std::move(text), decisive.detail()};
 }
 
 void StoreLink::Close() {

@@ -14,6 +14,7 @@
 #include <resilient/status.h>
 
 #include "runtime/net/frame.h"
+#include "runtime/net/resolver.h"
 #include "runtime/net/socket.h"
 #include "store/client/client_core.h"
 #include "store/client/credentials.h"
@@ -29,15 +30,13 @@ inline constexpr Duration kQuickAnswer = Millis(4);
 struct LinkStep {
   int fd = -1;  // -1: nothing to poll.
   short events = 0;
-  bool may_receive = false;         // PerformQuickly may be tried first.
-  Instant due = kNever;             // Advance at the latest then.
-  std::optional<HostPort> resolve;  // This name first; may block as long as the resolver does.
+  bool may_receive = false;  // PerformQuickly may be tried first.
+  Instant due = kNever;      // Advance at the latest then.
 };
 
 // What came of a step. Thread: value type.
 struct LinkInput {
   short revents = 0;
-  std::optional<Result<std::vector<HostPort>>> resolved;
   // Of PerformQuickly: what recv returned, its error, and the bytes. There may be more to read.
   std::optional<ssize_t> received;
   int error = 0;
@@ -54,16 +53,22 @@ inline constexpr Duration kQuickAnswerMax = 5 * kQuickAnswer;  // The kernel rou
 
 // One connection to the store, made again whenever it is lost: resolves, connects to each address
 // in turn, greets (TLS where it is asked for, preamble and Hello), then carries messages. Never
-// blocks: NextStep says what to wait for and Advance goes on from there. Numbering and sending
+// blocks: NextStep says what to wait for and Advance goes on from there. Names and the files of
+// credentials are looked up for each connection, by threads of their own; where they do not answer
+// at once it goes on with what they were before. Numbering and sending
 // again are the caller's (see TakeOpened). Owner: the request connection, the control connection,
 // an exit report. Thread: caller-synchronised; only the thread that performs the steps calls
 // Advance, Drop or Close, since they may close the descriptor that is being polled.
 class StoreLink {
  public:
-  StoreLink(std::vector<HostPort> addresses, std::uint64_t seed, Credentials credentials = {});
+  StoreLink(std::vector<HostPort> addresses, std::uint64_t seed, Credentials credentials = {},
+            Resolver& resolver = Resolver::OfProcess());
   ~StoreLink();
   StoreLink(const StoreLink&) = delete;
   StoreLink& operator=(const StoreLink&) = delete;
+
+  // REQUIRES: nothing was done with it yet.
+  void Use(Credentials credentials) { credentials_ = FreshCredentials(std::move(credentials)); }
 
   LinkStep NextStep() const;
 
@@ -87,10 +92,12 @@ class StoreLink {
   bool open() const { return state_ == State::kOpen; }
   const Welcome& welcome() const { return welcome_; }  // Of the latest connection.
 
-  // Why there is no connection: the latest failure; what the peer answered when it refused.
+  // Why there is no connection: the latest failure; after a round over several addresses, that of
+  // each.
   const Status& trouble() const { return trouble_; }
-  // Set while the latest attempt met a peer that waiting does not change: another protocol, another
-  // job, a refused Hello.
+  // Set while waiting does not help: all addresses were tried, and the one of the latest connection
+  // (any, before the first) refuses this process: another protocol, another job, a refused Hello.
+  // At once when a store says that this session has ended.
   bool refused() const { return refused_; }
   // True when trouble() ended a round over all addresses, and none of them is left to try.
   bool tried_all() const { return tried_all_; }
@@ -101,11 +108,21 @@ class StoreLink {
   std::string peer() const;
 
  private:
-  enum class State { kPaused, kResolving, kConnecting, kGreeting, kOpen, kClosed };
+  enum class State { kPaused, kResolving, kConnecting, kPreparing, kGreeting, kOpen, kClosed };
+  // One address of a round.
+  struct Attempt {
+    Status why;
+    bool refused = false;
+    bool over = false;
+  };
 
   void TryNext(Instant now);
+  void BeginRound();
+  void AdvanceLookup(Instant now);
+  void ConnectTo(const Addresses& hosts, Instant now);
   void StartConnect(Instant now);
-  void FinishConnect(const ClientCore& core, Instant now);
+  void FinishConnect(Instant now);
+  void Greet(const ClientCore& core, Instant now);
   void Receive(const LinkInput& input, Instant now, std::vector<ServerMessage>& inbox);
   bool OnReceived(std::string_view bytes, Instant now, std::vector<ServerMessage>& inbox);
   bool Take(std::string_view bytes, Instant now, std::vector<ServerMessage>& inbox);
@@ -118,16 +135,22 @@ class StoreLink {
   void Queue(std::string bytes);
   bool Flush();
   void Fail(Status why, bool refused, Instant now);
+  void NoteAttempt(Status why, bool refused);
+  Status RoundTrouble(std::size_t first) const;
 
   const std::vector<HostPort> addresses_;
-  const Credentials credentials_;
+  Resolver& resolver_;
+  FreshCredentials credentials_;
   State state_ = State::kPaused;
   Backoff backoff_;
-  std::size_t address_ = 0;       // Index of the next address to try.
-  HostPort target_;               // Address being tried, as given.
-  std::deque<HostPort> numeric_;  // What it resolved to and was not tried yet.
-  HostPort current_;              // Numeric address of this connection.
-  Instant due_{};                 // End of the pause or of the time to connect and greet.
+  std::size_t address_ = 0;               // Index of the address that is tried, or is next.
+  std::optional<std::size_t> home_;       // That of the latest connection.
+  std::vector<Attempt> round_;            // At each address, since all were tried.
+  HostPort target_;                       // Address being tried, as given.
+  std::shared_ptr<const Lookup> lookup_;  // Of its name, while that is waited for.
+  std::deque<HostPort> numeric_;          // What it resolved to and was not tried yet.
+  HostPort current_;                      // Numeric address of this connection.
+  Instant due_{};                         // End of the pause or of the time to connect and greet.
   FileDescriptor socket_;
   bool may_receive_ = false;        // A recv of socket_ that may block ends after kQuickAnswer.
   std::unique_ptr<TlsStream> tls_;  // Of this connection; null: it is plain.

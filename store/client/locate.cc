@@ -13,30 +13,42 @@
 #include <resilient/store/server_process.h>
 
 #include "runtime/base/log.h"
+#include "runtime/net/resolver.h"
 #include "runtime/net/socket.h"
 #include "runtime/net/unix_address.h"
 
 namespace resilient::store {
 namespace {
 
+constexpr char kLoopback[] = "127.0.0.1";
 constexpr char kProgram[] = "resilient-store";
 constexpr Duration kProbeMax = std::chrono::seconds(2);  // For one answer of one that is there.
 constexpr Duration kFirstPause = std::chrono::milliseconds(20);
 constexpr Duration kLastPause = std::chrono::milliseconds(500);
 constexpr Duration kLogAfter = std::chrono::seconds(10);
 
-// OK when an interface of this host has the address. kResolve: it is none.
-Status IsLocal(const std::string& host) { return ListenTcp({.host = host, .port = 0}, 1).status(); }
+// Whether an interface of this host has one of the addresses.
+bool AnyIsLocal(const Addresses& hosts) {
+  return std::ranges::any_of(
+      hosts, [](const std::string& host) { return ListenTcp({.host = host, .port = 0}, 1).ok(); });
+}
 
-// Where a server that is started for the address listens. kResolve: nobody would find it there.
-Result<HostPort> ListenAt(const LocateOptions& options, const HostPort& address) {
-  const Status local = IsLocal(address.host);
-  if (local.code() == StatusCode::kResolve) return local;
+Result<std::string> OwnAddressTowards(const Addresses& hosts) {
+  Result<std::string> own = Status(StatusCode::kResolve, "no address");
+  for (const std::string& host : hosts) {
+    own = resilient::OwnAddressTowards(host);
+    if (own.ok()) break;
+  }
+  return own;
+}
+
+// Where a server that is started for the address, which has these numbers, listens.
+HostPort ListenAt(const LocateOptions& options, const HostPort& address, const Addresses& hosts) {
   HostPort listen = address;
   if (!options.bind.empty()) {
     listen.host = options.bind;
-  } else if (!local.ok()) {  // The name of a service, which no host has.
-    const Result<std::string> own = OwnAddressTowards(address.host);
+  } else if (!AnyIsLocal(hosts)) {  // The name of a service, which no host has.
+    const Result<std::string> own = OwnAddressTowards(hosts);
     if (own.ok()) listen.host = *own;
   }
   return listen;
@@ -83,13 +95,19 @@ Status NotYet(std::string why) { return {StatusCode::kUnreachable, std::move(why
 // One try; nullopt: not yet. `reason`: why not.
 Result<std::optional<Located>> Try(const LocateOptions& options, const HostPort& address,
                                    const InterruptCheck& interrupt, const Clock& clock,
-                                   Status* reason) {
-  // Each time anew: a pod's name may come with the pod.
-  const Result<HostPort> listen = ListenAt(options, address);
-  if (!listen.ok()) {
-    *reason = listen.status();
+                                   Deadline deadline, Status* reason) {
+  // At each try: a pod's name may come with the pod.
+  const Result<Addresses> hosts =
+      ResolveWithin(Resolver::OfProcess(), address.host, interrupt, clock, deadline);
+  if (!hosts.ok()) {
+    if (hosts.status().code() != StatusCode::kResolve) return hosts.status();
+    // Nobody would find a store there. What an earlier try was told says more than that this one's
+    // time is up.
+    const bool cut = reason->code() == StatusCode::kResolve && deadline.ExpiredAt(clock.Now());
+    if (!cut) *reason = hosts.status();
     return std::optional<Located>();
   }
+  const HostPort listen = ListenAt(options, address, *hosts);
   auto answer = Answer(options.connect, address, interrupt, clock);
   if (!answer.ok()) return answer.status();
   if (*answer) return std::optional(Located{.server_id = **answer});
@@ -105,7 +123,7 @@ Result<std::optional<Located>> Try(const LocateOptions& options, const HostPort&
   const Result<std::string> program = StoreProgram();
   if (!program.ok()) return program.status();
   const std::string where = FormatHostPort(address);
-  const std::string listening = FormatHostPort(*listen);
+  const std::string listening = FormatHostPort(listen);
   auto started = StartServer(*program, listening, options.linger, clock);
   if (started.ok()) {
     RESILIENT_LOG(kInfo, "started the store at ", where, "; its log is ", started->log_path);
@@ -156,12 +174,28 @@ Result<std::string> StoreProgram() {
                        "library nor in PATH; or start a store and set RESILIENT_STORE=host:port"));
 }
 
-std::string AddressTowards(const std::string& store_address) {
+Result<std::string> AddressTowards(const std::string& store_address,
+                                   const InterruptCheck& interrupt, const Clock& clock,
+                                   Deadline deadline) {
   const Result<HostPort> store = ParseHostPort(store_address);
-  const Result<std::string> own =
-      store.ok() ? OwnAddressTowards(store->host) : Result<std::string>(store.status());
-  if (!own.ok() || own->rfind("127.", 0) == 0 || *own == "::1") return "127.0.0.1";
+  if (!store.ok()) return std::string(kLoopback);
+  const Result<Addresses> hosts =
+      ResolveWithin(Resolver::OfProcess(), store->host, interrupt, clock, deadline);
+  if (!hosts.ok()) {
+    const bool waited = deadline.ExpiredAt(clock.Now());
+    if (hosts.status().code() != StatusCode::kResolve || waited) return hosts.status();
+    return std::string(kLoopback);
+  }
+  const Result<std::string> own = OwnAddressTowards(*hosts);
+  if (!own.ok() || own->rfind("127.", 0) == 0 || *own == "::1") return std::string(kLoopback);
   return *own;
+}
+
+std::string AddressTowards(const std::string& store_address) {
+  const SystemClock clock;
+  const Result<std::string> own =
+      AddressTowards(store_address, {}, clock, Deadline::After(clock.Now(), kLookupPatience));
+  return own.ok() ? *own : std::string(kLoopback);
 }
 
 Result<Located> FindOrStart(const LocateOptions& options, const InterruptCheck& interrupt,
@@ -171,14 +205,20 @@ Result<Located> FindOrStart(const LocateOptions& options, const InterruptCheck& 
   }
   const Result<HostPort> address = ParseHostPort(options.connect.addresses.front());
   if (!address.ok()) return address.status();
-  if (options.rank != 0 && !IsLocal(address->host).ok()) return Located{};
+  if (options.rank != 0) {
+    const Result<Addresses> hosts =
+        ResolveWithin(Resolver::OfProcess(), address->host, interrupt, clock, deadline);
+    const bool unknown = hosts.status().code() == StatusCode::kResolve;
+    if (!hosts.ok() && !unknown) return hosts.status();
+    if (unknown || !AnyIsLocal(*hosts)) return Located{};
+  }
   const std::string where = FormatHostPort(*address);
   Status reason = NotYet("nobody answers");
   Duration pause = kFirstPause;
   Instant log_at = clock.Now() + kLogAfter;
   std::vector<PollEntry> nothing;
   while (true) {
-    auto located = Try(options, *address, interrupt, clock, &reason);
+    auto located = Try(options, *address, interrupt, clock, deadline, &reason);
     if (!located.ok()) return located.status();
     if (*located) return **std::move(located);
     RESILIENT_RETURN_IF_ERROR(interrupt());

@@ -378,7 +378,7 @@ Result<std::shared_ptr<Client>> Connect(const ConnectOptions& options, Interrupt
                                         const Clock& clock, Deadline deadline) {
   Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
   if (!addresses.ok()) return addresses.status();
-  Result<Credentials> credentials = Credentials::Open(options);
+  Result<Credentials> credentials = Credentials::Open(options, interrupt, clock, deadline);
   if (!credentials.ok()) return credentials.status();
   std::shared_ptr<RequestClient> client(
       new RequestClient(options, std::move(*addresses), std::move(*credentials),

@@ -8,12 +8,12 @@
 
 namespace resilient::store {
 
-TlsSource::TlsSource(std::unique_ptr<TlsContext> context) : context_(std::move(context)) {}
+TlsSource::TlsSource(std::shared_ptr<const TlsContext> context) : context_(std::move(context)) {}
 
 TlsSource::~TlsSource() = default;
 
-Result<std::unique_ptr<TlsSource>> TlsSource::Open(const TlsFiles& files) {
-  if (files.empty()) return std::unique_ptr<TlsSource>();
+Result<std::shared_ptr<const TlsSource>> TlsSource::Open(const TlsFiles& files) {
+  if (files.empty()) return std::shared_ptr<const TlsSource>();
   if (files.authority.empty()) {
     return Status(StatusCode::kSetting,
                   "RESILIENT_TLS_CERT or RESILIENT_TLS_KEY is set, and RESILIENT_TLS_CA is not: "
@@ -28,17 +28,22 @@ Result<std::unique_ptr<TlsSource>> TlsSource::Open(const TlsFiles& files) {
   }
   const Result<TlsFunctions> functions = LoadTlsLibrary();
   if (!functions.ok()) return functions.status();
-  Result<std::unique_ptr<TlsContext>> context =
+  Result<std::shared_ptr<const TlsContext>> context =
       TlsContext::Open(*functions, TlsRole::kClient, files);
   if (!context.ok()) return context.status();
-  return std::unique_ptr<TlsSource>(new TlsSource(std::move(*context)));
+  return std::shared_ptr<const TlsSource>(new TlsSource(std::move(*context)));
 }
 
-std::unique_ptr<TlsStream> TlsSource::Begin(const std::string& host) {
-  const Result<bool> read = context_->Refresh();
-  if (!read.ok()) {
-    RESILIENT_LOG(kWarn, read.status().message(), "; going on with what was read before");
-  }
+Result<std::shared_ptr<const TlsSource>> TlsSource::Reread() const {
+  Result<std::shared_ptr<const TlsContext>> context = context_->Reread();
+  if (!context.ok()) return context.status();
+  return std::shared_ptr<const TlsSource>(*context == nullptr ? nullptr
+                                                              : new TlsSource(std::move(*context)));
+}
+
+const TlsFiles& TlsSource::files() const { return context_->files(); }
+
+std::unique_ptr<TlsStream> TlsSource::Begin(const std::string& host) const {
   return context_->NewStream(host);
 }
 

@@ -12,23 +12,27 @@ namespace resilient::store {
 
 class TlsContext;
 
-// The TLS of a client's connections. The files are looked at for each connection, so that a renewed
-// certificate needs no new process; while they cannot be used the last ones hold. Owner: StoreLink.
-// Thread: caller-synchronised. Lifetime: outlives its streams.
+// The TLS of a client's connections, as its files said once. Owner: Credentials. Thread:
+// thread-safe. Lifetime: its streams outlive it.
 class TlsSource {
  public:
-  // Null when there are no files: connections are plain. kSetting when OpenSSL or the files cannot
-  // be used, and for a certificate without the CA that has to sign the store's.
-  static Result<std::unique_ptr<TlsSource>> Open(const TlsFiles& files);
+  // Reads the files, for as long as their file system takes. Null when there are none: connections
+  // are plain. kSetting when OpenSSL or the files cannot be used, and for a certificate without the
+  // CA that has to sign the store's.
+  static Result<std::shared_ptr<const TlsSource>> Open(const TlsFiles& files);
   ~TlsSource();
 
+  // As Open, of the same files: null when they say what they said.
+  Result<std::shared_ptr<const TlsSource>> Reread() const;
+  const TlsFiles& files() const;
+
   // Of the next connection, to `host` as the user wrote it.
-  std::unique_ptr<TlsStream> Begin(const std::string& host);
+  std::unique_ptr<TlsStream> Begin(const std::string& host) const;
 
  private:
-  explicit TlsSource(std::unique_ptr<TlsContext> context);
+  explicit TlsSource(std::shared_ptr<const TlsContext> context);
 
-  const std::unique_ptr<TlsContext> context_;
+  const std::shared_ptr<const TlsContext> context_;
 };
 
 }  // namespace resilient::store

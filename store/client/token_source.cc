@@ -8,17 +8,23 @@
 
 namespace resilient::store {
 
-TokenSource::TokenSource(std::string path, std::string job, std::unique_ptr<Crypto> crypto)
+TokenSource::TokenSource(std::string path, std::string job, std::shared_ptr<const Crypto> crypto)
     : path_(std::move(path)), job_(std::move(job)), crypto_(std::move(crypto)) {}
 
-Result<std::unique_ptr<TokenSource>> TokenSource::Open(const std::string& path,
-                                                       const std::string& job) {
-  if (path.empty()) return std::unique_ptr<TokenSource>();
+Result<std::shared_ptr<const TokenSource>> TokenSource::Open(const std::string& path,
+                                                             const std::string& job) {
+  if (path.empty()) return std::shared_ptr<const TokenSource>();
   Result<std::unique_ptr<Crypto>> crypto = LoadCryptoLibrary();
   if (!crypto.ok()) return crypto.status();
-  std::unique_ptr<TokenSource> source(new TokenSource(path, job, std::move(*crypto)));
+  std::shared_ptr<TokenSource> source(new TokenSource(path, job, std::move(*crypto)));
   RESILIENT_RETURN_IF_ERROR(source->Read());
-  return source;
+  return std::shared_ptr<const TokenSource>(std::move(source));
+}
+
+Result<std::shared_ptr<const TokenSource>> TokenSource::Reread() const {
+  std::shared_ptr<TokenSource> source(new TokenSource(path_, job_, crypto_));
+  RESILIENT_RETURN_IF_ERROR(source->Read());
+  return std::shared_ptr<const TokenSource>(std::move(source));
 }
 
 Status TokenSource::Read() {
@@ -36,13 +42,6 @@ Status TokenSource::Read() {
   }
   token_ = *token;
   return {};
-}
-
-ClientHandshake TokenSource::Begin() {
-  if (const Status read = Read(); !read.ok()) {
-    RESILIENT_LOG(kWarn, read.message(), "; going on with the token that was read before");
-  }
-  return {*crypto_, token_};
 }
 
 }  // namespace resilient::store

@@ -6,44 +6,58 @@
 #include "runtime/base/log.h"
 
 namespace resilient::store {
+namespace {
+
+using TokenText = Access::TokenText;
+
+Result<TokenText> ReadTokens(const std::string& path) {
+  const Result<FileText> file = ReadSmallFile(path, kTokenFileBytesMax);
+  if (!file.ok()) return file.status();
+  Result<TokenSet> tokens = TokenSet::Parse(file->text, path);
+  if (!tokens.ok()) return tokens.status();
+  return TokenText{std::move(*tokens), file->open_to_others};
+}
+
+}  // namespace
 
 Access::Access(UvLoop& loop, const Clock& clock, std::string token_file)
     : loop_(loop), clock_(clock), token_file_(std::move(token_file)) {}
 
-Result<TokenSet> Access::Read() {
-  const Result<FileText> file = ReadSmallFile(token_file_, kTokenFileBytesMax);
-  if (!file.ok()) return file.status();
-  if (file->open_to_others && !std::exchange(openness_told_, true)) {
-    RESILIENT_LOG(kWarn, "every user of this host may read the token file ", token_file_,
-                  "; chmod o-rwx closes it");
-  }
-  return TokenSet::Parse(file->text, token_file_);
-}
-
 Status Access::Open() {
   if (!asks_for_token()) return {};
-  Result<TokenSet> tokens = Read();
-  if (!tokens.ok()) return tokens.status();
-  tokens_ = std::move(*tokens);
+  Result<TokenText> read = ReadTokens(token_file_);
+  if (!read.ok()) return read.status();
+  WarnOfOpenFile(*read);
+  tokens_ = std::move(read->tokens);
   return {};
+}
+
+void Access::WarnOfOpenFile(const TokenText& read) {
+  if (!read.open_to_others || std::exchange(openness_told_, true)) return;
+  RESILIENT_LOG(kWarn, "every user of this host may read the token file ", token_file_,
+                "; chmod o-rwx closes it");
 }
 
 void Access::Watch() {
   if (!asks_for_token()) return;
   watch_ = std::make_unique<FileWatch>(
-      loop_,
+      loop_, clock_,
       WatchedFile{
           .path = token_file_, .event = "tokens", .holds = "the tokens that were read before hold"},
-      kTokenFileInterval, [this] { return Reload(); });
+      kTokenFileInterval, [this]() -> FileWatch::Read {
+        return [this, path = token_file_]() -> FileWatch::TakeOver {
+          return [this, read = ReadTokens(path)] { return TakeOver(read); };
+        };
+      });
 }
 
 void Access::Close() { watch_.reset(); }
 
-Status Access::Reload() {
-  Result<TokenSet> tokens = Read();
-  if (!tokens.ok()) return tokens.status();
-  if (*tokens == *tokens_) return {};
-  tokens_ = std::move(*tokens);
+Status Access::TakeOver(const Result<TokenText>& read) {
+  if (!read.ok()) return read.status();
+  WarnOfOpenFile(*read);
+  if (read->tokens == *tokens_) return {};
+  tokens_ = read->tokens;
   RESILIENT_LOG_RECORD(kInfo, "tokens",
                        {{"file", token_file_}, {"count", std::to_string(tokens_->size())}},
                        "read anew; connections that were admitted stay");

@@ -27,6 +27,12 @@ inline constexpr Duration kRefusalLogInterval = std::chrono::seconds(1);
 // admitted stay. Owner: Server. Thread: the loop's.
 class Access {
  public:
+  // What the token file said. Thread: value type.
+  struct TokenText {
+    TokenSet tokens;
+    bool open_to_others = false;  // Users who are neither its owner nor in its group may read it.
+  };
+
   // `token_file`: empty when everybody is admitted.
   Access(UvLoop& loop, const Clock& clock, std::string token_file);
 
@@ -50,8 +56,8 @@ class Access {
   const std::string* ConfinedTo(ConnectionId id) const;
 
  private:
-  Result<TokenSet> Read();
-  Status Reload();
+  void WarnOfOpenFile(const TokenText& read);
+  Status TakeOver(const Result<TokenText>& read);
   void LogRefusal(std::string_view peer, const std::optional<Hello>& claimed, StatusCode code,
                   std::string_view text);
   std::string_view TextOf(const Status& why) const;

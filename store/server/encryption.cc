@@ -23,12 +23,13 @@ Status CheckServerFiles(const TlsFiles& files) {
   return {};
 }
 
-Encryption::Encryption(UvLoop& loop, TlsFiles files) : loop_(loop), files_(std::move(files)) {}
+Encryption::Encryption(UvLoop& loop, const Clock& clock, TlsFiles files)
+    : loop_(loop), clock_(clock), files_(std::move(files)) {}
 
 Status Encryption::Open() {
   RESILIENT_RETURN_IF_ERROR(CheckServerFiles(files_));
   if (files_.empty()) return {};
-  Result<std::unique_ptr<TlsContext>> context =
+  Result<std::shared_ptr<const TlsContext>> context =
       TlsContext::Open(LinkedTlsFunctions(), TlsRole::kServer, files_);
   if (!context.ok()) return context.status();
   context_ = std::move(*context);
@@ -45,19 +46,23 @@ void Encryption::WarnOfOpenKey() {
 void Encryption::Watch() {
   if (!on()) return;
   watch_ = std::make_unique<FileWatch>(
-      loop_,
+      loop_, clock_,
       WatchedFile{.path = files_.certificate,
                   .event = "certificate",
                   .holds = "the certificate that was read before holds"},
-      kTlsFilesInterval, [this] { return Reload(); });
+      kTlsFilesInterval, [this]() -> FileWatch::Read {
+        return [this, present = context_]() -> FileWatch::TakeOver {
+          return [this, read = present->Reread()] { return TakeOver(read); };
+        };
+      });
 }
 
 void Encryption::Close() { watch_.reset(); }
 
-Status Encryption::Reload() {
-  const Result<bool> changed = context_->Refresh();
-  if (!changed.ok()) return changed.status();
-  if (!*changed) return {};
+Status Encryption::TakeOver(const Result<std::shared_ptr<const TlsContext>>& read) {
+  if (!read.ok()) return read.status();
+  if (*read == nullptr) return {};
+  context_ = *read;
   WarnOfOpenKey();
   RESILIENT_LOG_RECORD(kInfo, "certificate", {{"file", files_.certificate}},
                        "read anew; connections that were made stay");

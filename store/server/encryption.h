@@ -17,12 +17,11 @@ inline constexpr Duration kTlsFilesInterval =
     std::chrono::seconds(1);  // Between two looks at them.
 
 // The TLS of the server's connections: certificate, key and CA, read again when a file changes or
-// SIGHUP comes. Connections that were made stay. Owner: Server. Thread: the loop's. Lifetime:
-// outlives the streams.
+// SIGHUP comes. Connections that were made stay. Owner: Server. Thread: the loop's.
 class Encryption {
  public:
   // Without files connections are plain.
-  Encryption(UvLoop& loop, TlsFiles files);
+  Encryption(UvLoop& loop, const Clock& clock, TlsFiles files);
 
   // Reads the files. kSetting when they cannot be used, or one is missing.
   Status Open();
@@ -37,12 +36,13 @@ class Encryption {
   std::unique_ptr<TlsStream> NewStream() const;
 
  private:
-  Status Reload();
+  Status TakeOver(const Result<std::shared_ptr<const TlsContext>>& read);
   void WarnOfOpenKey();
 
   UvLoop& loop_;
+  const Clock& clock_;
   const TlsFiles files_;
-  std::unique_ptr<TlsContext> context_;
+  std::shared_ptr<const TlsContext> context_;
   bool openness_told_ = false;
   std::unique_ptr<FileWatch> watch_;
 };

@@ -1,17 +1,17 @@
 #include "store/server/server.h"
 
-#include <netdb.h>
-#include <netinet/in.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <csignal>
+#include <optional>
 #include <utility>
 #include <variant>
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
+#include "runtime/net/resolver.h"
 #include "store/core/codec.h"
 
 namespace resilient::store {
@@ -72,21 +72,8 @@ std::uint64_t ToMillis(Duration duration) {
 
 bool IsWildcardHost(const std::string& host) {
   if (host.empty() || host == "*") return true;
-  addrinfo hints{};
-  hints.ai_flags = AI_NUMERICHOST;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return false;
-  bool wildcard = false;
-  if (found->ai_family == AF_INET) {
-    const auto* v4 = reinterpret_cast<const sockaddr_in*>(found->ai_addr);
-    wildcard = v4->sin_addr.s_addr == htonl(INADDR_ANY);
-  } else if (found->ai_family == AF_INET6) {
-    const in6_addr& address = reinterpret_cast<const sockaddr_in6*>(found->ai_addr)->sin6_addr;
-    const bool mapped_any = IN6_IS_ADDR_V4MAPPED(&address) && address.s6_addr32[3] == 0;
-    wildcard = IN6_IS_ADDR_UNSPECIFIED(&address) || mapped_any;
-  }
-  freeaddrinfo(found);
-  return wildcard;
+  const std::optional<std::string> number = NumericForm(host);
+  return number == "0.0.0.0" || number == "::" || number == "::ffff:0.0.0.0";
 }
 
 Server::Server(UvLoop& loop, const Clock& clock, ServerOptions options,
@@ -97,7 +84,7 @@ Server::Server(UvLoop& loop, const Clock& clock, ServerOptions options,
       server_id_(RandomHexId()),
       connections_max_(ConnectionLimit(options_.limits.connections)),
       access_(loop, clock, options_.token_file),
-      encryption_(loop, options_.tls),
+      encryption_(loop, clock, options_.tls),
       started_unix_s_(clock.WallSeconds()),
       engine_(std::move(engine)),
       processes_(loop, [this](std::uint64_t watch) { OnProcessExit(watch); }),

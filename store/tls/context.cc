@@ -14,52 +14,56 @@ int NoPassword(char*, int, int, void*) { return -1; }
 
 }  // namespace
 
-TlsContext::TlsContext(const TlsFunctions& functions, TlsRole role, TlsFiles files)
-    : functions_(functions),
+TlsContext::TlsContext(std::shared_ptr<const TlsFunctions> functions, TlsRole role, TlsFiles files)
+    : functions_(std::move(functions)),
       role_(role),
       files_(std::move(files)),
-      context_(nullptr, functions_.SSL_CTX_free) {}
+      context_(nullptr, functions_->SSL_CTX_free) {}
 
 TlsContext::~TlsContext() = default;
 
-Result<std::unique_ptr<TlsContext>> TlsContext::Open(const TlsFunctions& functions, TlsRole role,
-                                                     const TlsFiles& files) {
+Result<std::shared_ptr<const TlsContext>> TlsContext::Open(const TlsFunctions& functions,
+                                                           TlsRole role, const TlsFiles& files) {
   RESILIENT_CHECK(files.certificate.empty() == files.key.empty());
   RESILIENT_CHECK(!(role == TlsRole::kServer ? files.certificate : files.authority).empty());
-  std::unique_ptr<TlsContext> context(new TlsContext(functions, role, files));
-  const Result<bool> read = context->Refresh();
-  if (!read.ok()) return read.status();
-  return context;
+  std::shared_ptr<TlsContext> context(
+      new TlsContext(std::make_shared<const TlsFunctions>(functions), role, files));
+  RESILIENT_RETURN_IF_ERROR(context->ReadAll());
+  RESILIENT_RETURN_IF_ERROR(context->Load());
+  return std::shared_ptr<const TlsContext>(std::move(context));
 }
 
-Result<bool> TlsContext::Refresh() {
-  Result<std::string> texts = ReadAll();
-  if (!texts.ok()) return texts.status();
-  if (context_ != nullptr && *texts == texts_) return false;
-  Context fresh(functions_.SSL_CTX_new(functions_.TLS_method()), functions_.SSL_CTX_free);
-  RESILIENT_CHECK(fresh != nullptr);
-  const Status loaded = Load(fresh.get());
-  functions_.ERR_clear_error();  // Others of this thread may use OpenSSL too.
-  if (!loaded.ok()) return loaded;
-  context_ = std::move(fresh);
-  texts_ = std::move(*texts);
-  return true;
+Result<std::shared_ptr<const TlsContext>> TlsContext::Reread() const {
+  std::shared_ptr<TlsContext> context(new TlsContext(functions_, role_, files_));
+  RESILIENT_RETURN_IF_ERROR(context->ReadAll());
+  const bool same =
+      context->texts_ == texts_ && context->key_open_to_others_ == key_open_to_others_;
+  if (same) return std::shared_ptr<const TlsContext>();
+  RESILIENT_RETURN_IF_ERROR(context->Load());
+  return std::shared_ptr<const TlsContext>(std::move(context));
 }
 
-Result<std::string> TlsContext::ReadAll() {
-  std::string all;
+Status TlsContext::ReadAll() {
   for (const std::string* path : {&files_.certificate, &files_.key, &files_.authority}) {
     if (path->empty()) continue;
     const Result<FileText> file = ReadSmallFile(*path, kTlsFileBytesMax);
     if (!file.ok()) return file.status();
     if (path == &files_.key) key_open_to_others_ = file->open_to_others;
-    all += StrCat(file->text.size(), ":", file->text);
+    texts_ += StrCat(file->text.size(), ":", file->text);
   }
-  return all;
+  return {};
 }
 
-Status TlsContext::Load(SSL_CTX* context) const {
-  const TlsFunctions& call = functions_;
+Status TlsContext::Load() {
+  context_.reset(functions_->SSL_CTX_new(functions_->TLS_method()));
+  RESILIENT_CHECK(context_ != nullptr);
+  Status loaded = LoadFiles(context_.get());
+  functions_->ERR_clear_error();  // Others of this thread may use OpenSSL too.
+  return loaded;
+}
+
+Status TlsContext::LoadFiles(SSL_CTX* context) const {
+  const TlsFunctions& call = *functions_;
   call.SSL_CTX_ctrl(context, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, nullptr);
   call.SSL_CTX_ctrl(context, SSL_CTRL_SET_MAX_PROTO_VERSION, TLS1_3_VERSION, nullptr);
   call.SSL_CTX_ctrl(context, SSL_CTRL_MODE, SSL_MODE_RELEASE_BUFFERS, nullptr);
@@ -94,12 +98,12 @@ Status TlsContext::Load(SSL_CTX* context) const {
 
 Status TlsContext::Bad(const std::string& file, const std::string& what) const {
   return {StatusCode::kSetting,
-          StrCat(file, " holds no ", what, " that can be used (", TlsReason(functions_),
+          StrCat(file, " holds no ", what, " that can be used (", TlsReason(*functions_),
                  "); it has to be PEM text (docs/operations.md, Security)")};
 }
 
 std::unique_ptr<TlsStream> TlsContext::NewStream(const std::string& host) const {
-  const TlsFunctions& call = functions_;
+  const TlsFunctions& call = *functions_;
   SSL* ssl = call.SSL_new(context_.get());
   BIO* in = call.BIO_new(call.BIO_s_mem());
   BIO* out = call.BIO_new(call.BIO_s_mem());

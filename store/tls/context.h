@@ -17,22 +17,23 @@ inline constexpr std::size_t kTlsFileBytesMax = 1u << 20;
 
 // Certificate, key and CA of one side, and the streams made with them: TLS 1.3 alone, no tickets,
 // no resumption. A server with a CA asks every client for a certificate; a client always checks
-// that the server's certificate was signed by the CA and names the host that was asked for. Owner:
-// Encryption (server), TlsSource (client). Thread: caller-synchronised. Lifetime: outlives its
-// streams; those that were made stay as they are when the files change.
+// that the server's certificate was signed by the CA and names the host that was asked for. It is
+// what the files said once: changed files make another one. Owner: Encryption (server), TlsSource
+// (client), and whoever reads the files again meanwhile. Thread: thread-safe. Lifetime: streams
+// that were made outlive it.
 class TlsContext {
  public:
-  // kSetting when a file cannot be used; the text names it. REQUIRES: certificate and key for a
-  // server, the CA for a client; certificate and key together.
-  static Result<std::unique_ptr<TlsContext>> Open(const TlsFunctions& functions, TlsRole role,
-                                                  const TlsFiles& files);
+  // Reads the files, for as long as their file system takes. kSetting when one cannot be used; the
+  // text names it. REQUIRES: certificate and key for a server, the CA for a client; certificate and
+  // key together.
+  static Result<std::shared_ptr<const TlsContext>> Open(const TlsFunctions& functions, TlsRole role,
+                                                        const TlsFiles& files);
   ~TlsContext();
   TlsContext(const TlsContext&) = delete;
   TlsContext& operator=(const TlsContext&) = delete;
 
-  // Looks at the files: true when they have changed and count from now on. As Open when the new
-  // ones cannot be used; those that were read before hold.
-  Result<bool> Refresh();
+  // Reads the files as Open does: null when nothing has changed.
+  Result<std::shared_ptr<const TlsContext>> Reread() const;
 
   // `host`: of the server as it was asked for, a name or a number; empty on a server.
   std::unique_ptr<TlsStream> NewStream(const std::string& host) const;
@@ -44,16 +45,18 @@ class TlsContext {
 
  private:
   using Context = std::unique_ptr<SSL_CTX, void (*)(SSL_CTX*)>;
-  TlsContext(const TlsFunctions& functions, TlsRole role, TlsFiles files);
-  Result<std::string> ReadAll();
-  Status Load(SSL_CTX* context) const;
+  TlsContext(std::shared_ptr<const TlsFunctions> functions, TlsRole role, TlsFiles files);
+  Status ReadAll();
+  Status Load();
+  Status LoadFiles(SSL_CTX* context) const;
   Status Bad(const std::string& file, const std::string& what) const;
 
-  const TlsFunctions functions_;
+  const std::shared_ptr<const TlsFunctions> functions_;
   const TlsRole role_;
   const TlsFiles files_;
+  // Not changed once it is given out.
   Context context_;
-  std::string texts_;  // Of the files, as they were read last.
+  std::string texts_;  // Of the files.
   bool key_open_to_others_ = false;
 };
 

@@ -17,9 +17,14 @@ constexpr std::string_view kPlainMagic = "RSL1";
 
 }  // namespace
 
-TlsStream::TlsStream(const TlsFunctions& functions, ssl_st* ssl, bio_st* in, bio_st* out,
-                     TlsParty party)
-    : functions_(functions), party_(std::move(party)), ssl_(ssl), in_(in), out_(out) {}
+TlsStream::TlsStream(std::shared_ptr<const TlsFunctions> functions, ssl_st* ssl, bio_st* in,
+                     bio_st* out, TlsParty party)
+    : table_(std::move(functions)),
+      functions_(*table_),
+      party_(std::move(party)),
+      ssl_(ssl),
+      in_(in),
+      out_(out) {}
 
 TlsStream::~TlsStream() { functions_.SSL_free(ssl_); }
 

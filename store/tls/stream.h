@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -17,12 +18,13 @@ namespace resilient::store {
 inline constexpr std::size_t kTlsHandshakeBytesMax = 16u << 10;
 
 // One end of a connection over TLS 1.3, without a socket: takes what came from the network, gives
-// what is to be sent. Made by TlsContext, which outlives it. Owner: Connection or StoreLink.
+// what is to be sent. Made by TlsContext. Owner: Connection or StoreLink.
 // Thread: caller-synchronised. Pure.
 class TlsStream {
  public:
   // Takes over `ssl`, and the two memory BIOs that belong to it.
-  TlsStream(const TlsFunctions& functions, ssl_st* ssl, bio_st* in, bio_st* out, TlsParty party);
+  TlsStream(std::shared_ptr<const TlsFunctions> functions, ssl_st* ssl, bio_st* in, bio_st* out,
+            TlsParty party);
   ~TlsStream();
   TlsStream(const TlsStream&) = delete;
   TlsStream& operator=(const TlsStream&) = delete;
@@ -53,6 +55,7 @@ class TlsStream {
   Status FailFrom(int result);
   void Drain();
 
+  const std::shared_ptr<const TlsFunctions> table_;
   const TlsFunctions& functions_;
   const TlsParty party_;
   ssl_st* const ssl_;

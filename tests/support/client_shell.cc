@@ -6,6 +6,7 @@
 //   set KEY VALUE | get KEY | await KEY | add KEY AMOUNT | fill PREFIX COUNT | join RANK SIZE |
 //   leave
 // What the membership tells comes as lines "event ..." in between. It ends with its input.
+// CLIENT_TOKEN_FILE: with the token that the store asks for.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -154,6 +155,7 @@ int Run(const std::string& addresses, const std::string& job, int seconds) {
   ConnectOptions options;
   options.addresses = Split(addresses);
   options.job = job;
+  if (const char* const file = std::getenv("CLIENT_TOKEN_FILE")) options.token_file = file;
   Shell shell(options, std::chrono::seconds(seconds));
   const Status connected = shell.Connect();
   if (!connected.ok()) {

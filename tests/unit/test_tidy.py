@@ -155,6 +155,55 @@ def test_writes_are_allowed_in_their_places() -> None:
     assert rules("torch_plugin/torch_resilient/_launch/output.py", "os.write(2, text)\n") == []
 
 
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("runtime/net/socket.cc", "const int error = getaddrinfo(host, port, &hints, &found);"),
+        ("store/server/a.cc", "hostent* const found = ::gethostbyname(name);"),
+        ("store/client/a.cc", "getnameinfo(address, size, host, sizeof host, nullptr, 0, 0);"),
+        ("torch_plugin/torch_resilient/a.py", "socket.getaddrinfo(host, 0)"),
+        ("torch_plugin/torch_resilient/_launch/a.py", "socket.create_connection((host, 1))"),
+        ("torch_plugin/torch_resilient/a.py", "socket.getfqdn()"),
+    ],
+)
+def test_lookup_that_may_block_is_found(path: str, line: str) -> None:
+    body = f"void F() {{\n  {line}\n}}\n" if path.endswith(".cc") else f"{line}\n"
+    assert rules(path, body) == ["blocking-resolve"]
+
+
+def test_lookups_are_allowed_in_their_places_and_of_numbers() -> None:
+    line = "getaddrinfo(host, nullptr, &hints, &found);"
+    assert rules("runtime/net/resolver.cc", f"void F() {{\n  {line}\n}}\n") == []
+    numeric = "getnameinfo(address, size, host, n, nullptr, 0,\n      NI_NUMERICHOST);"
+    assert rules("runtime/net/a.cc", f"void F() {{\n  {numeric}\n}}\n") == []
+    call = "socket.getaddrinfo(\n    host, 0, flags=socket.AI_NUMERICHOST\n)\n"
+    assert rules("torch_plugin/torch_resilient/a.py", call) == []
+    assert rules("torch_plugin/torch_resilient/_resolver.py", "socket.getaddrinfo(host, 0)\n") == []
+    assert rules("torch_plugin/torch_resilient/a.py", "socket.gethostname()\n") == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "const auto file = ReadSmallFile(path, 10);",
+        "std::ifstream file(path);",
+        "const int fd = open(path.c_str(), O_RDONLY);",
+        "const int fd = ::openat(folder, path.c_str(), O_RDONLY);",
+        'FILE* file = std::fopen(path, "r");',
+        "call.SSL_CTX_load_verify_file(context, path);",
+    ],
+)
+def test_read_that_may_block_is_found(line: str) -> None:
+    for path in ("store/client/link.cc", "store/server/server.cc", "runtime/recovery/a.cc"):
+        assert rules(path, f"void F() {{\n  {line}\n}}\n") == ["blocking-read"]
+    assert rules("store/client/token_source.cc", f"void F() {{\n  {line}\n}}\n") == []
+
+
+def test_what_is_called_open_is_no_read() -> None:
+    for line in ("if (link_.open()) return;", "RESILIENT_CHECK(open());", "context->Open(files);"):
+        assert rules("store/client/link.cc", f"void F() {{\n  {line}\n}}\n") == []
+
+
 def test_pure_modules_stay_pure() -> None:
     assert rules("store/core/a.cc", "#include <thread>\n") == ["pure"]
     assert rules("store/core/a.h", '#include "runtime/net/socket.h"\n') == ["pure"]

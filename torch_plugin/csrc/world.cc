@@ -196,7 +196,10 @@ Result<std::shared_ptr<SessionContext>> Join(ContextOptions options, const Setti
     options.connect.expected_server = located->server_id;
     options.connect.hosts_store = located->spawned;
   }
-  options.bind_address = store::AddressTowards(options.connect.addresses.front());
+  const auto own = store::AddressTowards(
+      options.connect.addresses.front(), [&] { return host->Interrupted(); }, clock, deadline);
+  if (!own.ok()) return own.status();
+  options.bind_address = *own;
   options.session.init_timeout =
       std::max(deadline.LeftAt(clock.Now()), Duration(std::chrono::milliseconds(1)));
   auto context = SessionContext::Open(std::move(options), host);

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from urllib.parse import urlparse
 
-from torch_resilient import _errors, _server
+from torch_resilient import _errors, _resolver, _server
 
 PROBE_SECONDS = 2.0  # For one answer of a server that should be there.
 _FIRST_PAUSE_SECONDS = 0.02
@@ -133,24 +133,36 @@ def from_url(url):
     return host, port
 
 
-def is_local(host):
-    """True when an interface of this host has the address."""
-    with contextlib.suppress(OSError):
-        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
-            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+def addresses_of(host, deadline):
+    """The numeric addresses of a name; none where it has none. ConnectError when that is not known
+    by `deadline`, of time.monotonic()."""
+    try:
+        return _resolver.addresses(host, deadline)
+    except _resolver.NoAnswerError as error:
+        raise _errors.ConnectError(str(error), code="RESOLVE") from None
+    except OSError:
+        return ()
+
+
+def is_local(numbers):
+    """True when an interface of this host has one of these addresses."""
+    for number in numbers:
+        with contextlib.suppress(OSError):
+            family, kind, *_, address = socket.getaddrinfo(
+                number, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+            )[0]
+            with socket.socket(family, kind) as probe:
                 probe.bind(address)
                 return True
     return False
 
 
-def own_address_towards(host):
-    """The address of this host, of either family, on the way to `host`; also for names that no host
-    owns (services)."""
-    with contextlib.suppress(OSError):
-        for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
-            with contextlib.suppress(OSError), socket.socket(family, kind) as datagram:
-                datagram.connect(address)  # Sends nothing: it only picks a route.
-                return datagram.getsockname()[0]
+def own_address_towards(numbers):
+    """The address of this host, of either family, on the way to one of these; also to those that no
+    host owns (services)."""
+    for number in numbers:
+        with contextlib.suppress(OSError):
+            return _resolver.own_towards(number)
     return "127.0.0.1"
 
 
@@ -179,7 +191,8 @@ def _publish(search, store, key, host):
     endpoint = _living(search, text)
     if endpoint is not None:
         return endpoint
-    own = host if is_local(host) else own_address_towards(host)
+    numbers = addresses_of(host, search.deadline)
+    own = host if is_local(numbers) else own_address_towards(numbers)
     bind = search.bind or own
     address, server_id = search.start(bind)
     if bind in _WILDCARDS:  # Where it listens is not where others reach it.
@@ -231,9 +244,7 @@ def _answer(search, address):
     """Id of the server at `address`; None while nobody answers there. What waiting cannot mend
     (another protocol, a wrong token) is raised."""
     host, port = _server.split_host_port(address)
-    try:
-        socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
-    except OSError:
+    if not _is_open(addresses_of(host, search.deadline), port):
         return None
     try:
         return search.probe(address)
@@ -241,6 +252,16 @@ def _answer(search, address):
         if error.code in ("PROTOCOL", "AUTH"):
             raise
         return None
+
+
+def _is_open(numbers, port):
+    """Whether something listens at that port of one of these addresses."""
+    for number in numbers:
+        with contextlib.suppress(OSError):
+            # tidy: allow(blocking-resolve): of numbers.
+            socket.create_connection((number, port), timeout=PROBE_SECONDS).close()
+            return True
+    return False
 
 
 def _rounds(search, slow):

@@ -4,7 +4,6 @@ init on the session's store."""
 import inspect
 import io
 import os
-import socket
 import sys
 import time
 import uuid
@@ -319,7 +318,7 @@ def _open_world(native, arguments, settings, process, processes, timeout, starte
         host_watch=settings["host_watch"],
         expected_server=endpoint.server_id,
         hosts_store=endpoint.spawned and not scope,  # Others go on without this process.
-        bind_address=_bind_address(endpoint.addresses[0]),
+        bind_address=_bind_address(endpoint.addresses[0], search.deadline),
         token_file=settings["token_file"],
         tls=settings["tls"],
         socket_ifname=settings["socket_ifname"],
@@ -388,13 +387,9 @@ def _launcher_host(environment):
     return environment.get("MASTER_ADDR") or "127.0.0.1"
 
 
-def _bind_address(store_address):
+def _bind_address(store_address, deadline):
     """Where this rank listens for its peers: the address of this host on the way to the store."""
-    host = _server.split_host_port(store_address)[0]
-    try:
-        address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]
-    except OSError:
+    numbers = _address.addresses_of(_server.split_host_port(store_address)[0], deadline)[:1]
+    if not numbers or numbers[0].startswith("127.") or numbers[0] == "::1":
         return "127.0.0.1"
-    if address.startswith("127.") or address == "::1":
-        return "127.0.0.1"
-    return address if _address.is_local(address) else _address.own_address_towards(address)
+    return numbers[0] if _address.is_local(numbers) else _address.own_address_towards(numbers)

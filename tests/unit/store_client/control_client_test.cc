@@ -480,6 +480,42 @@ TEST_F(ControlClientTest, Start_HelloRefused_FailsAtOnce) {
   EXPECT_EQ(starting.get().code(), StatusCode::kJob);
 }
 
+TEST_F(ControlClientTest, Start_OneAddressRefuses_TheOtherIsAsked) {
+  ScriptedServer other;
+  ConnectOptions options = Options();
+  options.addresses.insert(options.addresses.begin(), other.address());
+  auto rendezvous = MakeRendezvous(options, {}, clock_);
+  auto starting =
+      std::async(std::launch::async, [&] { return rendezvous->Start(events_, In(kPatience)); });
+  other.Accept().Refuse(Status(StatusCode::kJob, "another job"));
+  line_ = std::make_unique<ScriptedConnection>(server_.Accept());
+  line_->Greet(TestWelcome());
+  EXPECT_TRUE(starting.get().ok());
+  // Nor does it count for a session that has its store elsewhere.
+  line_.reset();
+  line_ = std::make_unique<ScriptedConnection>(server_.Accept());
+  line_->Greet(KnownWelcome());
+  rendezvous->Post([&] { events_.Note("alive"); });
+  EXPECT_THAT(events_.Await(1), ElementsAre("alive"));
+  CloseOrderly(*rendezvous);
+}
+
+TEST_F(ControlClientTest, Reconnect_AnotherAddressRefuses_LosesNothing) {
+  ScriptedServer other;
+  ConnectOptions options = Options();
+  options.addresses.push_back(other.address());
+  auto rendezvous = MakeRendezvous(options, {}, clock_);
+  StartAndGreet(*rendezvous, events_, TestWelcome());
+  server_.StopListening();
+  line_.reset();
+  for (int round = 0; round < 3; ++round) {
+    other.Accept().Refuse(Status(StatusCode::kAuth, "who are you?"));
+  }
+  rendezvous->Post([&] { events_.Note("alive"); });
+  EXPECT_THAT(events_.Await(1), ElementsAre("alive"));
+  rendezvous->Close(Deadline::At(clock_.Now()));
+}
+
 // The line is open by then, and has to be closed.
 TEST_F(ControlClientTest, Start_FailsWithWhatIsStartedBehindIt) {
   auto rendezvous = MakeRendezvous(Options(), {}, clock_,

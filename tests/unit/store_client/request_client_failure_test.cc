@@ -449,5 +449,43 @@ TEST_F(RequestClientTest, Reconnect_RefusedAsStale_EndsAllCalls) {
   EXPECT_EQ(client->Add("n", 1, Patient()).status().code(), StatusCode::kStaleGeneration);
 }
 
+// What stands at the other address knows nothing of the store of this session, which may come back.
+TEST_F(RequestClientTest, Reconnect_AnotherAddressRefuses_EndsNothing) {
+  ScriptedServer other;
+  ConnectOptions options = Options();
+  options.addresses.push_back(other.address());
+  auto connecting = StartConnect(options, In(kPatience));
+  line_ = std::make_unique<ScriptedConnection>(server_.Accept());
+  line_->Greet(TestWelcome());
+  const auto client = *connecting.get();
+  server_.StopListening();
+  line_.reset();
+  auto getting = StartGet(*client, "k", Within(Millis(1500)));
+  for (int round = 0; round < 2; ++round) {
+    other.Accept().Refuse(Status(StatusCode::kAuth, "who are you?"));
+  }
+  other.StopListening();
+  const Status status = getting.get().status();
+  EXPECT_EQ(status.code(), StatusCode::kStoreLost) << status.ToString();
+  EXPECT_EQ(client->NumKeys(Within(Millis(10))).status().code(), StatusCode::kStoreLost);
+}
+
+TEST_F(RequestClientTest, Reconnect_TheStoreOfTheSessionRefuses_EndsAllCalls) {
+  ScriptedServer nobody;
+  nobody.StopListening();
+  ConnectOptions options = Options();
+  options.addresses.insert(options.addresses.begin(), nobody.address());
+  auto connecting = StartConnect(options, In(kPatience));
+  line_ = std::make_unique<ScriptedConnection>(server_.Accept());
+  line_->Greet(TestWelcome());
+  const auto client = *connecting.get();
+  line_.reset();
+  auto getting = StartGet(*client, "k", Patient());
+  server_.Accept().Refuse(Status(StatusCode::kAuth, "the token has changed"));
+  const Status status = getting.get().status();
+  EXPECT_EQ(status.code(), StatusCode::kAuth);
+  EXPECT_THAT(status.message(), HasSubstr("the token has changed"));
+}
+
 }  // namespace
 }  // namespace resilient::store

@@ -93,6 +93,48 @@ TEST_F(RequestClientTest, Connect_HelloRefused_ReturnsTheServersStatus) {
   EXPECT_THAT(status.message(), HasSubstr("serves job other"));
 }
 
+TEST_F(RequestClientTest, Connect_OneAddressRefuses_TheOtherIsAsked) {
+  ScriptedServer other;
+  ConnectOptions options = Options();
+  options.addresses.push_back(other.address());
+  for (const StatusCode code : {StatusCode::kJob, StatusCode::kAuth, StatusCode::kProtocol}) {
+    auto connecting = StartConnect(options, In(kPatience));
+    server_.Accept().Refuse(Status(code, "not here"));
+    ScriptedConnection line = other.Accept();
+    line.Greet(TestWelcome());
+    const Status status = connecting.get().status();
+    EXPECT_TRUE(status.ok()) << status.ToString();
+  }
+}
+
+TEST_F(RequestClientTest, Connect_AllAddressesRefuse_EachCauseIsTold) {
+  ScriptedServer other;
+  ConnectOptions options = Options();
+  options.addresses.push_back(other.address());
+  auto connecting = StartConnect(options, Deadline::Never());
+  server_.Accept().Refuse(Status(StatusCode::kAuth, "a wrong token"));
+  other.Accept().Refuse(Status(StatusCode::kJob, "another job"));
+  const Status status = connecting.get().status();
+  EXPECT_EQ(status.code(), StatusCode::kAuth);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr(server_.address() + " (AUTH): "),
+                                      HasSubstr("a wrong token; " + other.address() + " (JOB): "),
+                                      HasSubstr("another job")));
+}
+
+// Waiting for the other one would be no use as far as anybody knows.
+TEST_F(RequestClientTest, Connect_OneRefusesAndTheOtherIsNotThere_EndsAndTellsBoth) {
+  ScriptedServer nobody;
+  nobody.StopListening();
+  ConnectOptions options = Options();
+  options.addresses.insert(options.addresses.begin(), nobody.address());
+  auto connecting = StartConnect(options, Deadline::Never());
+  server_.Accept().Refuse(Status(StatusCode::kJob, "another job"));
+  const Status status = connecting.get().status();
+  EXPECT_EQ(status.code(), StatusCode::kJob);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr(nobody.address() + " (REFUSED): "),
+                                      HasSubstr(server_.address() + " (JOB): another job")));
+}
+
 TEST_F(RequestClientTest, Connect_ClosedBeforeWelcome_TriesAgain) {
   auto connecting = StartConnect(Options(), In(kPatience));
   { ScriptedConnection dropped = server_.Accept(); }

@@ -87,6 +87,16 @@ class ScriptedConnection {
     return *hello;
   }
 
+  // Reads the Hello and answers it with an error.
+  void Refuse(const Status& why) {
+    const std::optional<Request> hello = Read();
+    SendBytes(EncodePreamble());
+    Reply reply;
+    reply.seq = hello ? hello->seq : 0;
+    reply.status = why;
+    SendReply(std::move(reply));
+  }
+
   // The client has closed its end, after whatever it still sent.
   bool SeesEnd() {
     while (Read()) {

@@ -1,5 +1,5 @@
 // Goal: libcrypto, loaded at run time, computes what RFC 4231 and docs/protocol.md say; the token a
-// client presents is read from its file, anew for each connection. Method: known vectors; files in
+// client presents is read from its file, again for each connection. Method: known vectors; files in
 // a temporary directory.
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -13,13 +13,15 @@
 #include <gtest/gtest.h>
 
 #include "runtime/base/file.h"
-#include "runtime/base/log.h"
+#include "store/client/credentials.h"
 #include "store/client/crypto_library.h"
 #include "store/client/token_source.h"
+#include "tests/support/captured_stderr.h"
 
 namespace resilient::store {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::string Hex(const std::string& bytes) {
@@ -119,13 +121,52 @@ TEST_F(TokenSourceTest, ReplacedFile_CountsFromTheNextConnectionOn) {
   ClientHandshake first = (*source)->Begin();
   EXPECT_TRUE(server_proof(first, "first-token-of-16-or-more"));
   Write("second-token-of-16-or-more");
-  ClientHandshake second = (*source)->Begin();
+  const auto reread = (*source)->Reread();
+  ASSERT_TRUE(reread.ok()) << reread.status().ToString();
+  ClientHandshake second = (*reread)->Begin();
   EXPECT_TRUE(server_proof(second, "second-token-of-16-or-more"));
   std::remove(path_.c_str());
-  SetLogLevel(LogLevel::kOff);
-  ClientHandshake third = (*source)->Begin();
-  SetLogLevel(LogLevel::kWarn);
-  EXPECT_TRUE(server_proof(third, "second-token-of-16-or-more"));
+  EXPECT_EQ((*reread)->Reread().status().code(), StatusCode::kSetting);
+}
+
+TEST_F(TokenSourceTest, Credentials_AreReadAgainForTheNextConnection) {
+  const SystemClock clock;
+  const Deadline patient = Deadline::After(clock.Now(), std::chrono::seconds(20));
+  ConnectOptions options;
+  options.token_file = path_;
+  options.job = "train";
+  Write("first-token-of-16-or-more");
+  Result<Credentials> opened = Credentials::Open(options, {}, clock, patient);
+  ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+  const auto first = opened->tokens;
+  FreshCredentials credentials(std::move(*opened));
+  EXPECT_EQ(credentials.Latest(clock.Now()).tokens, first);
+
+  credentials.Refresh(clock.Now());
+  ASSERT_TRUE(AwaitReadable(credentials.fd(), {}, clock, patient).ok());
+  const auto second = credentials.Latest(clock.Now()).tokens;
+  EXPECT_NE(second, first);
+
+  std::remove(path_.c_str());
+  testing::internal::CaptureStderr();
+  credentials.Refresh(clock.Now());
+  ASSERT_TRUE(AwaitReadable(credentials.fd(), {}, clock, patient).ok());
+  EXPECT_EQ(credentials.Latest(clock.Now()).tokens, second);
+  EXPECT_THAT(TakeCapturedStderr(),
+              AllOf(HasSubstr(path_), HasSubstr("going on with what was read before")));
+}
+
+TEST_F(TokenSourceTest, Credentials_WithoutFilesAreNotRead) {
+  const SystemClock clock;
+  const Result<Credentials> none =
+      Credentials::Open({}, {}, clock, Deadline::After(clock.Now(), Duration::zero()));
+  ASSERT_TRUE(none.ok());
+  FreshCredentials credentials(*none);
+  for (int i = 0; i < 2; ++i) {
+    credentials.Refresh(clock.Now());
+    EXPECT_FALSE(credentials.reading());
+    EXPECT_EQ(credentials.fd(), -1);
+  }
 }
 
 TEST_F(TokenSourceTest, ReadSmallFile_TellsWhetherOthersMayRead) {

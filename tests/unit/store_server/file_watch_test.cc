@@ -1,11 +1,15 @@
 // Goal: a watched file is read at its interval and when SIGHUP comes, and a trouble with it is told
-// once, not at each look. Method: a real loop and real signals; the test says what each look finds.
+// once, not at each look; a file system that does not answer keeps nobody, and is named. Method: a
+// real loop and real signals; the test says what each look finds, and when.
 #include "store/server/file_watch.h"
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
+#include <future>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,12 +22,26 @@
 namespace resilient::store {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr Duration kPatience = std::chrono::seconds(20);
-constexpr Duration kNever = std::chrono::hours(1);
+constexpr Duration kSeldom = std::chrono::hours(1);
+
+// Real time that a test can move on. Thread: thread-safe.
+class JumpingClock final : public Clock {
+ public:
+  Instant Now() const override { return clock_.Now() + ahead_.load(); }
+  double WallSeconds() const override { return clock_.WallSeconds(); }
+  void Jump(Duration by) { ahead_ = by; }
+
+ private:
+  const SystemClock clock_{};
+  std::atomic<Duration> ahead_{Duration::zero()};
+};
 
 class FileWatchTest : public testing::Test {
  protected:
@@ -46,17 +64,18 @@ class FileWatchTest : public testing::Test {
     std::size_t looks = 0;
     testing::internal::CaptureStderr();
     {
-      const FileWatch watch(
-          loop_, {.path = "/etc/tokens", .event = "tokens", .holds = "the old ones hold"}, interval,
-          [&] {
-            const Status status = found.at(looks++);
-            if (looks == found.size()) {
+      const FileWatch watch(loop_, clock_, kFile, interval, [&]() -> FileWatch::Read {
+        return [&, status = found.at(looks)]() -> FileWatch::TakeOver {
+          return [&, status] {
+            if (++looks == found.size()) {
               uv_stop(loop_.get());
             } else if (by_signal) {
               std::raise(SIGHUP);
             }
             return status;
-          });
+          };
+        };
+      });
       if (by_signal) std::raise(SIGHUP);
       loop_.Run();
     }
@@ -64,7 +83,6 @@ class FileWatchTest : public testing::Test {
     return Lines(TakeCapturedStderr());
   }
 
- private:
   static std::vector<std::string> Lines(const std::string& text) {
     std::vector<std::string> lines;
     for (std::size_t begin = 0; begin < text.size();) {
@@ -75,6 +93,9 @@ class FileWatchTest : public testing::Test {
     return lines;
   }
 
+  static inline const WatchedFile kFile{
+      .path = "/etc/tokens", .event = "tokens", .holds = "the old ones hold"};
+  JumpingClock clock_;
   UvLoop loop_;
   UvTimer guard_;
 };
@@ -96,12 +117,82 @@ TEST_F(FileWatchTest, Interval_NoTrouble_SaysNothing) {
 }
 
 TEST_F(FileWatchTest, Hangup_LooksAtOnceAndTellsTheTroubleAgain) {
-  EXPECT_THAT(LogOf({kMissing, kMissing, Status()}, kNever, /*by_signal=*/true),
+  EXPECT_THAT(LogOf({kMissing, kMissing, Status()}, kSeldom, /*by_signal=*/true),
               ElementsAre(EndsWith("SIGHUP: reading /etc/tokens"),
                           EndsWith("no such file (the old ones hold)"),
                           EndsWith("SIGHUP: reading /etc/tokens"),
                           EndsWith("no such file (the old ones hold)"),
                           EndsWith("SIGHUP: reading /etc/tokens")));
+}
+
+// Of a file system that does not answer. Owner: the test and the thread that reads.
+struct StuckRead {
+  std::promise<void> begun;
+  std::promise<void> answered;
+};
+
+TEST_F(FileWatchTest, NoAnswer_KeepsNobodyAndIsToldOnce) {
+  const auto stuck = std::make_shared<StuckRead>();
+  int reads = 0;
+  testing::internal::CaptureStderr();
+  {
+    const FileWatch watch(loop_, clock_, kFile, Millis(1), [&]() -> FileWatch::Read {
+      return [stuck, wait = reads++ == 0, &loop = loop_]() -> FileWatch::TakeOver {
+        if (wait) {
+          stuck->begun.set_value();
+          stuck->answered.get_future().wait();
+        }
+        return [&loop, wait] {
+          if (!wait) uv_stop(loop.get());
+          return Status();
+        };
+      };
+    });
+    int turns = 0;
+    UvTimer other(loop_, [&] {
+      if (++turns == 1) stuck->begun.get_future().wait();
+      if (turns == 10) clock_.Jump(2 * kFileSilence);
+      if (turns == 20) stuck->answered.set_value();
+    });
+    other.Start(1, 1);
+    loop_.Run();
+    EXPECT_GE(turns, 20);
+    other.Close();
+  }
+  EXPECT_EQ(reads, 2) << "one at a time";
+  EXPECT_THAT(
+      Lines(TakeCapturedStderr()),
+      ElementsAre(AllOf(HasSubstr("file=/etc/tokens: its file system has not answered for "),
+                        EndsWith("(the old ones hold)")),
+                  HasSubstr("file=/etc/tokens: its file system answers again, after ")));
+}
+
+// Nothing waits for it, nor touches what is gone.
+TEST_F(FileWatchTest, NoAnswer_OutlivesTheWatch) {
+  const auto stuck = std::make_shared<StuckRead>();
+  auto read = std::make_shared<int>(0);
+  const std::weak_ptr<int> alive = read;
+  {
+    const FileWatch watch(loop_, clock_, kFile, Millis(1), [&]() -> FileWatch::Read {
+      return [stuck, owned = std::move(read)]() -> FileWatch::TakeOver {
+        stuck->begun.set_value();
+        stuck->answered.get_future().wait();
+        return [] {
+          ADD_FAILURE() << "nobody is there to take it over";
+          return Status();
+        };
+      };
+    });
+    UvTimer end(loop_, [&] {
+      stuck->begun.get_future().wait();
+      uv_stop(loop_.get());
+    });
+    end.Start(5, 0);
+    loop_.Run();
+    end.Close();
+  }
+  EXPECT_FALSE(alive.expired());
+  stuck->answered.set_value();
 }
 
 }  // namespace

@@ -82,15 +82,16 @@ TEST_F(TlsFilesTest, ChangedFiles_CountAndBrokenOnesDoNot) {
   const TlsFiles files = folder_.Write("server", ca_.Issue(), ca_.certificate());
   auto context = TlsContext::Open(LinkedTlsFunctions(), TlsRole::kServer, files);
   ASSERT_TRUE(context.ok());
-  EXPECT_FALSE(*(*context)->Refresh()) << "nothing has changed";
+  EXPECT_EQ(*(*context)->Reread(), nullptr) << "nothing has changed";
   // A certificate whose key comes later.
   const TestCertificate next = ca_.Issue();
   folder_.Write("server.pem", next.certificate);
-  ExpectBad((*context)->Refresh().status(), files.key, "does not belong");
+  ExpectBad((*context)->Reread().status(), files.key, "does not belong");
   EXPECT_NE((*context)->NewStream(""), nullptr) << "the old ones hold";
   folder_.Write("server.key", next.key);
-  EXPECT_TRUE(*(*context)->Refresh());
-  EXPECT_FALSE(*(*context)->Refresh());
+  const auto changed = (*context)->Reread();
+  ASSERT_TRUE(changed.ok() && *changed != nullptr);
+  EXPECT_EQ(*(*changed)->Reread(), nullptr);
 }
 
 TEST_F(TlsFilesTest, KeyOpenToOthers_IsKnown) {
@@ -99,8 +100,9 @@ TEST_F(TlsFilesTest, KeyOpenToOthers_IsKnown) {
   ASSERT_TRUE(context.ok());
   EXPECT_FALSE((*context)->key_open_to_others());
   ASSERT_EQ(chmod(files.key.c_str(), 0644), 0);
-  EXPECT_FALSE(*(*context)->Refresh());
-  EXPECT_TRUE((*context)->key_open_to_others());
+  const auto changed = (*context)->Reread();
+  ASSERT_TRUE(changed.ok() && *changed != nullptr);
+  EXPECT_TRUE((*changed)->key_open_to_others());
 }
 
 }  // namespace

@@ -84,8 +84,8 @@ class TlsStreams : public ::testing::Test {
   const TestCa ca_;
   TlsFiles server_files_;
   TlsFiles client_files_;
-  std::unique_ptr<TlsContext> client_context_;
-  std::unique_ptr<TlsContext> server_context_;
+  std::shared_ptr<const TlsContext> client_context_;
+  std::shared_ptr<const TlsContext> server_context_;
   std::unique_ptr<TlsStream> client_;
   std::unique_ptr<TlsStream> server_;
   std::string client_text_;

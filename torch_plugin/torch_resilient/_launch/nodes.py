@@ -10,7 +10,7 @@ import subprocess
 import time
 import uuid
 
-from torch_resilient import _server
+from torch_resilient import _resolver, _server
 from torch_resilient._launch.output import Output
 from torch_resilient._launch.roster import Entry, Roster
 from torch_resilient._launch.worker import die_with_parent
@@ -223,11 +223,8 @@ class Nodes:
 
 def _own_address(store):
     """The address of this host on the way to the store; nothing is sent."""
-    host, port = _server.split_host_port(store.split(",")[0])
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return probe.getsockname()[0]
+    host, _ = _server.split_host_port(store.split(",")[0])
+    return _resolver.own_towards(_resolver.addresses(host)[0])
 
 
 def free_port(host):

@@ -34,7 +34,12 @@ Result<Located> FindOrStart(const LocateOptions& options, const InterruptCheck& 
                             const Clock& clock, Deadline deadline);
 
 // Where a rank listens for its peers, numeric: the address of this host on the way to the store at
-// "host:port". Loopback where the store is there, or its host does not resolve.
+// "host:port". Loopback where the store is there, or its host has no address. kResolve: it is not
+// known by `deadline`; what `interrupt` returns.
+Result<std::string> AddressTowards(const std::string& store_address,
+                                   const InterruptCheck& interrupt, const Clock& clock,
+                                   Deadline deadline);
+// The same with some seconds for the resolver; loopback where it does not answer.
 std::string AddressTowards(const std::string& store_address);
 
 // The server program that belongs to this library: beside it (bin/ or ../bin/), else in PATH.
