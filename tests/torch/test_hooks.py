@@ -29,6 +29,7 @@ WAIT = {"RESILIENT_SEAT_WAIT": "30s"}
 SECONDS = 20
 OURS = 1_000_001  # Number of a hook; torch's own begin at another one.
 ABSENT_SECONDS = 0.3  # In which a hook would run that must not.
+AT_ONCE_SECONDS = 2.0  # On a busy machine.
 
 
 class Calls:
@@ -149,6 +150,59 @@ def test_a_hook_that_is_slow_or_raises_holds_nobody_up(world):
     assert "a bug in a hook" in ranks[0].stderr()
 
 
+def leaves_a_hook_behind(returns):
+    """Destroys its groups beside a hook that nothing ends; seconds that this took."""
+    dist.init_process_group("resilient")
+    group = dist.new_group(range(dist.get_world_size()))
+    begun, end, taken_out = threading.Event(), threading.Event(), threading.Event()
+
+    def stuck():
+        begun.set()
+        end.wait()
+        group.unregister_abort_hook(OURS)  # As torch's recorder does, on this thread.
+        taken_out.set()
+
+    group.register_abort_hook(OURS, stuck)
+    outlive(1)
+    started = time.monotonic()
+    dist.destroy_process_group(group)
+    dist.destroy_process_group()
+    seconds = time.monotonic() - started
+    assert begun.wait(SECONDS)
+    if returns:
+        end.set()
+        assert taken_out.wait(AT_ONCE_SECONDS)
+    return seconds
+
+
+@pytest.mark.parametrize("returns", [True, False], ids=["returns", "stuck"])
+def test_neither_destroy_nor_the_end_of_the_process_waits_for_a_hook(world, returns):
+    ranks = world.start(leaves_a_hook_behind, 2, returns)
+    for rank in ranks:
+        assert rank.told() == "ready"
+    ranks[1].signal()
+    assert ranks[0].value() < AT_ONCE_SECONDS
+    assert "FATAL" not in ranks[0].stderr()
+
+
+def takes_its_hook_out():
+    """At the moment it knows of the failure."""
+    dist.init_process_group("resilient")
+    calls = hook_on(dist.group.WORLD)
+    outlive(1)
+    dist.group.WORLD.unregister_abort_hook(OURS)
+    assert calls.next() == "res-hooks"
+    dist.destroy_process_group()
+
+
+def test_a_failure_that_is_known_finds_a_hook_that_is_taken_out(world):
+    ranks = world.start(takes_its_hook_out, 2)
+    for rank in ranks:
+        assert rank.told() == "ready"
+    ranks[1].signal()
+    ranks[0].value()
+
+
 def keeps_its_hooks():
     member = Member()
     calls = hook_on(dist.group.WORLD)
@@ -216,9 +270,19 @@ def records():
     with pytest.raises(torch_resilient.RankLostError):
         late.wait()
     path = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}"
-    dist.destroy_process_group()  # Waits for the hook.
-    with open(path, "rb") as file:
-        return entries(pickle.load(file))
+    dist.destroy_process_group()
+    return trace_in(path)
+
+
+def trace_in(path):
+    """Once it is written to its end: nobody waits for that."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            with open(path, "rb") as file:
+                return entries(pickle.load(file))
+        except (FileNotFoundError, EOFError, pickle.UnpicklingError):
+            assert time.monotonic() < deadline
 
 
 def test_the_flight_recorder_tells_what_was_completed(world, tmp_path):

@@ -158,7 +158,7 @@ void ResilientBackend::registerAbortHook(std::int64_t id, c10d::AbortHook hook) 
 }
 
 void ResilientBackend::unregisterAbortHook(std::int64_t id) {
-  context_->RunHooksOfKnownFailures();
+  context_->TakeHooksOfKnownFailures();
   parts_.abort->Remove(id);
 }
 #endif
@@ -172,6 +172,7 @@ void ResilientBackend::unregisterCompletionHook(std::int64_t id) { parts_.comple
 #endif
 
 void ResilientBackend::shutdown() {
+  context_->LetHooksBegin();  // Torch lets go of the group's next.
   release_resources();
   context_->ledger()->Drain();
 }

@@ -89,8 +89,8 @@ class ResilientBackend final : public c10d::Backend {
   void enableCollectivesTiming() override {}  // Every Work has its duration.
 #ifdef C10D_BACKEND_HAS_HOOKS                 // From torch 2.14 on.
   // Runs once for each failure, or abort(), that ends a generation while it is registered, on the
-  // thread "res-hooks", behind the fence; recovery does not wait for it. Who takes one out does,
-  // for failures that are known by then, 5 s at most.
+  // thread "res-hooks", behind the fence, also when it is taken out once the failure is known.
+  // Nobody waits for it.
   void registerAbortHook(std::int64_t id, c10d::AbortHook hook) override;
   void unregisterAbortHook(std::int64_t id) override;
 #endif

@@ -9,7 +9,8 @@
 namespace resilient::plugin {
 namespace {
 
-constexpr Duration kHooksMax = std::chrono::seconds(5);
+// Of what a thread does that nothing keeps: microseconds, where it is given a core.
+constexpr Duration kAtOnce = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -96,10 +97,15 @@ Status SessionContext::Rebuild(std::optional<Duration> budget, int min_world,
                             .seat_wait = seat_wait});
 }
 
-void SessionContext::RunHooksOfKnownFailures() const {
+void SessionContext::TakeHooksOfKnownFailures() const {
   if (host_->Ending() || session_->InForkedChild()) return;
-  const Deadline deadline = Deadline::After(clock_.Now(), kHooksMax);
-  host_->WithoutLock([&] { abort_watch_.CatchUp(*session_, deadline); });
+  abort_watch_.Take(*session_);
+}
+
+void SessionContext::LetHooksBegin() const {
+  if (host_->Ending() || session_->InForkedChild() || ExitHasBegun()) return;
+  const Deadline deadline = Deadline::After(clock_.Now(), kAtOnce);
+  host_->WithoutLock([&] { abort_watch_.LetBegin(*session_, deadline); });
 }
 
 void SessionContext::Close() {
@@ -116,7 +122,7 @@ void SessionContext::Close() {
   host_->WithoutLock([&] {
     termination.reset();
     session_->Close();
-    abort_watch_.Stop(in_child);
+    if (!in_child) abort_watch_.AwaitEnd(Deadline::After(clock_.Now(), kAtOnce));
     if (client) client->Close();
     finisher_->Stop(in_child);
   });

@@ -70,8 +70,11 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
     return abort_watch_.Follow(session_, hooks);
   }
 
-  // Before one of them is taken out: a failure that is known already still finds it. Blocks.
-  void RunHooksOfKnownFailures() const;
+  // Before one of them is taken out: a failure that is known already still finds it.
+  void TakeHooksOfKnownFailures() const;
+  // Before their owners are let go of: those of a failure that is known have begun. What they do
+  // nobody waits for.
+  void LetHooksBegin() const;
 
   Session& session() { return *session_; }
   AutoHeal& heal() { return *heal_; }
@@ -88,7 +91,8 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   Whereabouts& whereabouts() { return whereabouts_; }
 
   // Ends what is in flight, says goodbye, joins every thread of the session, releases every Work.
-  // Idempotent; at most ~1 s, and as long as a callback or a hook of the user's runs.
+  // Idempotent; at most ~1 s, and as long as a callback of the user's runs. A hook of the user's
+  // may go on behind it.
   void Close();
 
  private:

@@ -1,7 +1,15 @@
 #include "torch_plugin/csrc/hooks.h"
 
+#include <stdio_ext.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <thread>
 #include <vector>
 
 #include <resilient/exit.h>
@@ -9,47 +17,9 @@
 #include "torch_plugin/csrc/thread.h"
 
 namespace resilient::plugin {
-
-struct AbortWatch::Shared {
-  struct Followed {
-    std::uint64_t after;  // Number of the last event before it was put here.
-    std::weak_ptr<AbortHooks> hooks;
-  };
-
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::vector<Followed> followed;  // Guarded by mutex.
-  std::uint64_t watched = 0;       // Guarded by mutex. The last event whose hooks have been run.
-
-  void RunHooks(std::uint64_t number) {
-    std::vector<std::shared_ptr<AbortHooks>> all;
-    {
-      const std::lock_guard lock(mutex);
-      for (const Followed& one : followed) {
-        auto hooks = one.after < number ? one.hooks.lock() : nullptr;
-        if (hooks) all.push_back(std::move(hooks));
-      }
-    }
-    for (const auto& hooks : all) hooks->Run();
-  }
-
-  void Watch(const Session& session, std::uint64_t after) {
-    while (true) {
-      const auto event = session.AwaitEvent(after, Deadline::Never());
-      if (!event.ok()) return;  // The session is closed.
-      after = event->number;
-      const bool failed =
-          event->kind == SessionEvent::Kind::kFenced && event->cause.code() != StatusCode::kGrowth;
-      // A process that ends needs no record of its own end, and must not wait for one.
-      if (failed && !ExitHasBegun()) RunHooks(event->number);
-      const std::lock_guard lock(mutex);
-      watched = after;
-      changed.notify_all();
-    }
-  }
-};
-
 namespace {
+
+using Hooks = std::shared_ptr<const AbortHooks::Table>;
 
 // Number of the session's last event so far; 0: none.
 std::uint64_t LastEvent(const Session& session) {
@@ -61,21 +31,168 @@ std::uint64_t LastEvent(const Session& session) {
   return last;
 }
 
+constexpr Duration kHooksEnd = std::chrono::milliseconds(300);
+
+// How many threads of this process are in hooks now, and the end of the process beside them.
+//
+// Owner: the process, which never destroys it. Thread: thread-safe.
+class RunningHooks {
+ public:
+  RunningHooks() {
+    (void)::on_exit([](int code, void* self) { OnExit(code, self); }, this);
+  }
+
+  void Begin() { Add(1); }
+  void End() { Add(-1); }
+
+  // For the end of the process.
+  bool AwaitNone(Deadline deadline) {
+    awaited_.store(true);
+    std::unique_lock lock(mutex_);
+    const bool none = changed_.wait_for(lock, deadline.LeftAt(SystemClock().Now()),
+                                        [this] { return count_.load() == 0; });
+    if (!none) FreeStderr();
+    return none;
+  }
+
+ private:
+  void Add(int change) {
+    const std::lock_guard lock(mutex_);
+    count_ += change;
+    changed_.notify_all();
+  }
+
+  // One that hangs in a write that nobody reads has the stream's lock, for which the interpreter
+  // and the library of C++ wait at the exit, to write out what this stream never keeps.
+  static void FreeStderr() {
+    if (::ftrylockfile(stderr) == 0) {
+      ::funlockfile(stderr);
+    } else {
+      ::__fsetlocking(stderr, FSETLOCKING_BYCALLER);
+    }
+  }
+
+  // Registered late, it runs before what was there already is taken down, which one that still runs
+  // may be using.
+  static void OnExit(int code, void* self) {
+    auto* const running = static_cast<RunningHooks*>(self);
+    // In a forked child nothing runs of what did.
+    if (running->count_.load() == 0 || ::getpid() != running->process_) return;
+    if (!running->awaited_.load() &&
+        running->AwaitNone(Deadline::After(SystemClock().Now(), kHooksEnd))) {
+      return;
+    }
+    if (::ftrylockfile(stdout) == 0) (void)::fflush_unlocked(stdout);
+    ::_exit(code);
+  }
+
+  const pid_t process_ = ::getpid();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<int> count_{0};         // Written under mutex_.
+  std::atomic<bool> awaited_{false};  // Who ends the process has waited already.
+};
+
+// Made with the first watch, on a thread of the program's.
+RunningHooks& AllRunning() {
+  static auto* const running = new RunningHooks();
+  return *running;
+}
+
+// What a hook owns may be Python's, and nobody may let go of that in a process that is ending.
+template <typename Owned>
+void Drop(Owned owned) {
+  if (ExitHasBegun()) new Owned(std::move(owned));
+}
+
 }  // namespace
 
-AbortWatch::~AbortWatch() { Stop(false); }
+struct AbortWatch::Shared {
+  struct Followed {
+    std::uint64_t after;  // Number of the last event before it was put here.
+    std::weak_ptr<AbortHooks> hooks;
+  };
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  // Guarded by mutex:
+  std::vector<Followed> followed;
+  std::uint64_t taken = 0;  // The last event that was looked at.
+  std::deque<Hooks> due;    // Of the failures up to that one.
+  bool running = false;     // The thread is in foreign code, and may stay there.
+  bool ended = false;
+
+  void Take(const Session& session) {
+    const std::lock_guard lock(mutex);
+    const Deadline now = Deadline::At(SystemClock().Now());
+    while (true) {
+      const auto event = session.AwaitEvent(taken, now);
+      if (!event.ok()) return;
+      taken = event->number;
+      if (event->kind != SessionEvent::Kind::kFenced) continue;
+      if (event->cause.code() == StatusCode::kGrowth) continue;
+      for (const Followed& one : followed) {
+        const auto hooks = one.after < taken ? one.hooks.lock() : nullptr;
+        if (hooks && !hooks->empty()) due.push_back(hooks->Now());
+      }
+    }
+  }
+
+  // On the thread.
+  void RunDue() {
+    std::unique_lock lock(mutex);
+    while (!due.empty()) {
+      Hooks hooks = std::move(due.front());
+      due.pop_front();
+      running = true;
+      changed.notify_all();
+      lock.unlock();
+      // A process that ends needs no record of its own end, and must not wait for one.
+      AllRunning().Begin();
+      if (!ExitHasBegun()) AbortHooks::Run(*hooks);
+      Drop(std::move(hooks));
+      AllRunning().End();
+      lock.lock();
+      running = false;
+    }
+  }
+
+  // On the thread.
+  void Watch(std::shared_ptr<Session> session, std::uint64_t after) {
+    while (true) {
+      const auto event = session->AwaitEvent(after, Deadline::Never());
+      if (!event.ok()) break;  // The session is closed.
+      after = event->number;
+      Take(*session);
+      RunDue();
+    }
+    Drop(std::move(session));
+    const std::lock_guard lock(mutex);
+    ended = true;
+    changed.notify_all();
+  }
+};
+
+bool AwaitAbortHooks(Deadline deadline) { return AllRunning().AwaitNone(deadline); }
+
+std::shared_ptr<AbortWatch::Shared> AbortWatch::shared() const {
+  const std::lock_guard lock(mutex_);
+  return shared_;
+}
 
 Status AbortWatch::Follow(const std::shared_ptr<Session>& session,
                           const std::shared_ptr<AbortHooks>& hooks) {
   const std::uint64_t last = LastEvent(*session);
   const std::lock_guard lock(mutex_);
   if (shared_ == nullptr) {
+    (void)AllRunning();
     const auto shared = std::make_shared<Shared>();
-    shared->watched = last;
-    auto thread =
-        StartThread("res-hooks", [shared, session, last] { shared->Watch(*session, last); });
+    shared->taken = last;
+    auto thread = StartThread("res-hooks", [shared, own = session, last]() mutable {
+      shared->Watch(std::move(own), last);
+    });
     if (!thread.ok()) return thread.status();
-    thread_ = std::move(thread).value();
+    thread->detach();
     shared_ = shared;
   }
   const std::lock_guard shared_lock(shared_->mutex);
@@ -89,37 +206,25 @@ Status AbortWatch::Follow(const std::shared_ptr<Session>& session,
   return Status::Ok();
 }
 
-void AbortWatch::CatchUp(const Session& session, Deadline deadline) const {
-  std::shared_ptr<Shared> shared;
-  {
-    const std::lock_guard lock(mutex_);
-    if (thread_.get_id() == std::this_thread::get_id()) return;
-    shared = shared_;
-  }
-  if (shared == nullptr) return;
-  const std::uint64_t last = LastEvent(session);
-  std::unique_lock lock(shared->mutex);
-  shared->changed.wait_for(lock, deadline.LeftAt(SystemClock().Now()),
-                           [&] { return shared->watched >= last; });
+void AbortWatch::Take(const Session& session) const {
+  if (const auto shared = this->shared()) shared->Take(session);
 }
 
-void AbortWatch::Stop(bool in_forked_child) {
-  if (in_forked_child) {
-    // The thread does not exist here, and a std::thread that is joinable ends the process.
-    if (thread_.joinable()) new std::thread(std::move(thread_));
-    return;
-  }
-  std::thread thread;
-  {
-    const std::lock_guard lock(mutex_);
-    thread = std::move(thread_);
-  }
-  if (!thread.joinable()) return;
-  if (thread.get_id() == std::this_thread::get_id()) {
-    thread.detach();  // A hook has closed the session; Watch ends behind it.
-  } else {
-    thread.join();
-  }
+void AbortWatch::LetBegin(const Session& session, Deadline deadline) const {
+  const auto shared = this->shared();
+  if (shared == nullptr) return;
+  shared->Take(session);
+  std::unique_lock lock(shared->mutex);
+  shared->changed.wait_for(lock, deadline.LeftAt(SystemClock().Now()),
+                           [&] { return shared->due.empty() || shared->running; });
+}
+
+void AbortWatch::AwaitEnd(Deadline deadline) const {
+  const auto shared = this->shared();
+  if (shared == nullptr) return;
+  std::unique_lock lock(shared->mutex);
+  shared->changed.wait_for(lock, deadline.LeftAt(SystemClock().Now()),
+                           [&] { return shared->ended || shared->running; });
 }
 
 }  // namespace resilient::plugin

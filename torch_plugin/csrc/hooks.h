@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -39,14 +38,16 @@ class HookTable {
 
   bool empty() const { return empty_.load(std::memory_order_relaxed); }
 
-  void Run(const Args&... args) const {
-    if (empty()) return;
-    std::shared_ptr<const Table> table;
-    {
-      const std::lock_guard lock(mutex_);
-      table = table_;
-    }
-    for (const auto& [id, hook] : *table) {
+  using Table = std::map<std::int64_t, std::shared_ptr<const Hook>>;
+
+  // Those that are there now, kept alive; never null.
+  std::shared_ptr<const Table> Now() const {
+    const std::lock_guard lock(mutex_);
+    return table_;
+  }
+
+  static void Run(const Table& table, const Args&... args) {
+    for (const auto& [id, hook] : table) {
       try {
         (*hook)(args...);
       } catch (const std::exception& error) {
@@ -55,9 +56,11 @@ class HookTable {
     }
   }
 
- private:
-  using Table = std::map<std::int64_t, std::shared_ptr<const Hook>>;
+  void Run(const Args&... args) const {
+    if (!empty()) Run(*Now(), args...);
+  }
 
+ private:
   template <typename Edit>
   void Change(Edit edit) {
     std::shared_ptr<const Table> before;  // What only it holds dies behind the lock.
@@ -82,6 +85,10 @@ using AbortHooks = HookTable<>;
 // short, take no interpreter's lock and call nothing of ours.
 using CompletionHooks = HookTable<std::uint64_t, float>;
 
+// True when no thread of this process is in an abort hook by `deadline`, of whichever session. For
+// who ends the process; the exit does not wait for those that are left. Blocks.
+bool AwaitAbortHooks(Deadline deadline);
+
 // What one process group keeps over all its sessions. Thread: as its members.
 struct GroupParts {
   std::shared_ptr<AbortHooks> abort = std::make_shared<AbortHooks>();
@@ -90,14 +97,14 @@ struct GroupParts {
 };
 
 // The thread "res-hooks", which waits for the failures of one session and runs the abort hooks of
-// its groups; started with the first of them. They may take their time, and hold up nothing but the
-// session's end, and each other.
+// its groups; started with the first of them. They may take their time, for ever too, and hold up
+// nothing but each other: nobody waits for one. What runs is kept alive until it has returned.
 //
-// Owner: SessionContext. Thread: thread-safe. Lifetime: Stop, behind Session::Close, joins it.
+// Owner: SessionContext. Thread: thread-safe. Lifetime: the thread is never joined. It ends by
+// itself behind Session::Close and what it has to run, and touches only what it owns.
 class AbortWatch {
  public:
   AbortWatch() = default;
-  ~AbortWatch();
   AbortWatch(const AbortWatch&) = delete;
   AbortWatch& operator=(const AbortWatch&) = delete;
 
@@ -105,18 +112,24 @@ class AbortWatch {
   // there can be no thread.
   Status Follow(const std::shared_ptr<Session>& session, const std::shared_ptr<AbortHooks>& hooks);
 
-  // Returns when the hooks have been run for all failures that the session has told of, or when
-  // `deadline` is over; at once on the thread itself.
-  void CatchUp(const Session& session, Deadline deadline) const;
+  // What is registered now will run for the failures that the session has told of so far, even if
+  // it is taken out before its turn.
+  void Take(const Session& session) const;
 
-  // Idempotent. REQUIRES: the session is closed. In a forked child the thread is only forgotten.
-  void Stop(bool in_forked_child);
+  // Take, and returns when the thread is at it: some microseconds, unless it cannot run. For
+  // whoever lets go of hooks next that know their owner weakly, and do nothing without it.
+  void LetBegin(const Session& session, Deadline deadline) const;
+
+  // Returns when the thread has ended, or a hook keeps it from that. REQUIRES: the session is
+  // closed; not in a forked child.
+  void AwaitEnd(Deadline deadline) const;
 
  private:
   struct Shared;
 
+  std::shared_ptr<Shared> shared() const;
+
   mutable std::mutex mutex_;
-  std::thread thread_;              // Guarded by mutex_.
   std::shared_ptr<Shared> shared_;  // Guarded by mutex_. With the thread; null: not started.
 };
 

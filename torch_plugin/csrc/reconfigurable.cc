@@ -352,7 +352,7 @@ void ReconfigurableBackend::registerAbortHook(std::int64_t id, c10d::AbortHook h
 }
 
 void ReconfigurableBackend::unregisterAbortHook(std::int64_t id) {
-  context()->RunHooksOfKnownFailures();
+  context()->TakeHooksOfKnownFailures();
   parts_.abort->Remove(id);
 }
 #endif

@@ -73,6 +73,7 @@ def init_process_group(original, asked, *args, **kwargs):
             world_size=world.world_size,
             timeout=timeout,
         )
+        _leave_stacks_out(os.environ)
         original(*call.args, **call.kwargs)
     except BaseException:
         world.close()
@@ -84,6 +85,14 @@ def init_process_group(original, asked, *args, **kwargs):
         world.asked[world.process_group.group_name] = str(asked or _names.TORCH_DEFAULT)
     _worlds.registry.add(world)
     _worlds.claim_ownership()
+
+
+def _leave_stacks_out(environment):
+    """From 2.15 on torch's flight recorder writes a trace at a failure. To put call stacks into it
+    torch imports its compiler, 900 modules, with the GIL held for most of some seconds in which the
+    program is to be in its next generation."""
+    if hasattr(dist.ProcessGroup, "supports_completion_hooks"):
+        environment.setdefault(_worlds.STACKS_VARIABLE, "0")
 
 
 def _wants_reconfigure(arguments):

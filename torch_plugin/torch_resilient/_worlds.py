@@ -15,6 +15,10 @@ OWNER_VARIABLE = "RESILIENT_OWNER"
 # Python has no public way to come first; concurrent.futures goes this one too.
 _before_exit_handlers = getattr(threading, "_register_atexit", atexit.register)
 _seat_file = ""  # RESILIENT_SEATED, which is for this process and none that it starts.
+# Of torch's flight recorder: whether its trace has the call stacks.
+STACKS_VARIABLE = "TORCH_INCLUDE_STACK_TRACE"
+_HOOKS_SECONDS = 0.3
+_STACKS_SECONDS = 20.0
 COMMITTED = ".committed"  # What follows its name where this process has made a commit.
 _commit = 0  # The newest one of this process.
 
@@ -143,6 +147,16 @@ class Registry:
             world.close()
         if self._on_end is not None:
             self._on_end()
+        if self._began:
+            _native.load().await_abort_hooks(_hooks_end_seconds())
+
+
+def _hooks_end_seconds():
+    """How long abort hooks may go on in the end of the process. A thread that takes the GIL when
+    the interpreter has gone ends, inside torch's recorder with the whole process: it does so where
+    the program wants call stacks in the trace."""
+    wanted = os.environ.get(STACKS_VARIABLE, "").lower() in ("y", "yes", "1", "t", "true")
+    return _STACKS_SECONDS if wanted else _HOOKS_SECONDS
 
 
 registry = Registry()

@@ -207,6 +207,12 @@ void AnnounceEnd(SessionContext& self, const std::string& why, double timeout) {
   self.session().AnnounceEnd(why, Deadline::After(self.clock().Now(), patience));
 }
 
+bool AwaitHooks(double seconds) {
+  const auto patience =
+      std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+  return AwaitAbortHooks(Deadline::After(SystemClock().Now(), patience));
+}
+
 template <auto kGet>
 py::dict MembershipObject(SessionContext& context) {
   Membership membership;
@@ -221,6 +227,8 @@ py::dict MembershipObject(SessionContext& context) {
 
 void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
   m.def("exit_begins", &ExitBegins);
+  m.def("await_abort_hooks", &AwaitHooks, py::arg("seconds"),
+        py::call_guard<py::gil_scoped_release>());
   py::class_<SessionContext, ContextPtr> session(m, "Session");
   DefineInit(session, host);
   session
