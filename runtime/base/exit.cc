@@ -107,6 +107,12 @@ ProcessExit& ThisExit() {
 
 void SetExitBudget(Duration budget) { ThisExit().SetBudget(budget); }
 void ExitBegins() { ThisExit().OnExit(); }
+void EndProcess(std::string_view why) {
+  RESILIENT_LOG(kError, "the process is ended now with exit code ", kBlockedExitCode, ": ", why,
+                "; only the end of a process ends such a wait");
+  (void)FlushLog();
+  ::_exit(kBlockedExitCode);
+}
 bool ExitHasBegun() { return ThisExit().begun(); }
 
 DriverCall::DriverCall(std::string what) : id_(ThisExit().Begin(std::move(what))) {}

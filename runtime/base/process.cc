@@ -156,6 +156,7 @@ std::uint64_t StartTimeOf(std::int64_t pid) {
 
 ProcessUsage UsageWithoutOurOwn() {
   ProcessUsage sum;
+  sum.main_seconds = ReadStat(StrCat("/proc/self/task/", getpid(), "/stat")).OwnSeconds();
   std::deque<std::int64_t> pids = {getpid()};
   for (std::size_t count = 0; count < kProcessesMax && !pids.empty(); ++count) {
     const std::int64_t pid = pids.front();

@@ -25,6 +25,7 @@ std::uint64_t StartTimeOf(std::int64_t pid);
 // What processes have used since they began. Thread: value type.
 struct ProcessUsage {
   double cpu_seconds = 0;
+  double main_seconds = 0;       // What the main thread of this process has of that.
   std::uint64_t call_bytes = 0;  // Read and written by calls, on files, pipes and terminals.
   std::uint64_t disk_bytes = 0;  // Read from and written to storage, also through mapped files.
 };

@@ -69,6 +69,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_TIMEOUT_POLICY", Form::kPolicy},
     Known{"RESILIENT_OP_DEADLINE", Form::kDuration, 1},
     Known{"RESILIENT_STALL", Form::kDuration, 1},
+    Known{"RESILIENT_DEVICE_STALL", Form::kDuration, 1},
     Known{"RESILIENT_WAIT_LOG", Form::kDuration, 1},
     Known{"RESILIENT_REPLAY", Form::kSwitch},
     Known{"RESILIENT_ALLOW_SHARED_GPU", Form::kSharedGpu},
@@ -325,6 +326,7 @@ void Assign(const Values& values, Settings* settings) {
   is("RESILIENT_TIMEOUT_POLICY", "strict", &settings->strict_timeouts);
   duration("RESILIENT_OP_DEADLINE", &settings->op_deadline);
   duration("RESILIENT_STALL", &settings->stall);
+  duration("RESILIENT_DEVICE_STALL", &settings->device_stall);
   duration("RESILIENT_WAIT_LOG", &settings->wait_log);
   if (const auto found = values.find("RESILIENT_SHM_LIMIT"); found != values.end())
     settings->shm_limit = ParseBytes(found->second).value_or(settings->shm_limit);

@@ -25,6 +25,7 @@ constexpr std::array kCodes = {
     CodeEntry{StatusCode::kDeadlock, "DEADLOCK"},
     CodeEntry{StatusCode::kStalled, "STALLED"},
     CodeEntry{StatusCode::kDeviceLost, "DEVICE_LOST"},
+    CodeEntry{StatusCode::kDeviceStalled, "DEVICE_STALLED"},
     CodeEntry{StatusCode::kGrowth, "GROWTH"},
     CodeEntry{StatusCode::kDuplicateRank, "DUPLICATE_RANK"},
     CodeEntry{StatusCode::kWorldSize, "WORLD_SIZE"},

@@ -33,12 +33,18 @@ NcclGroup::NcclGroup(std::shared_ptr<GroupPort> port, NcclContext& context)
                 context.doorbell) {}
 
 NcclGroup::~NcclGroup() {
+  context_.device_clock.NoteRuns(this, false);
   if (control_ != nullptr) control_->link().Leave();
   if (release_ == nullptr || release_->IsFinished()) return;
   RESILIENT_LOG(kError, "the end of ", Where(),
                 " has not come back from NCCL; its memory and the thread stay until it does");
   release_->Abandon(captures_.Keep());
   release_->Abandon(std::make_shared<Ring<Launched>>(std::move(launched_)));
+}
+
+std::string NcclGroup::DeviceName() const {
+  const std::string& uuid = context_.options.identity.device.uuid;
+  return StrCat("GPU ", context_.options.device, uuid.empty() ? "" : StrCat(" (", uuid, ")"));
 }
 
 std::string NcclGroup::Where() const { return WhereOf(spec_, context_.options.device); }
@@ -125,6 +131,7 @@ void NcclGroup::Step() {
   TakeMail();
   HearPeers();
   Advance();
+  NoteDevice();
   Watch();
   CheckDeadline();  // Of what is complete by now nobody is told that it is late.
 }
@@ -244,6 +251,7 @@ void NcclGroup::CompleteLaunched() {
     if (!launched_.front().entered) EnterFirst();
     Launched one = launched_.pop_front();
     if (!IsPointToPoint(one.op.op.kind)) watch_.OnEnded(one.op.seq);
+    if (over == 1) context_.device_clock.OnEnded(one.op.op, one.op.seq, spec_.name, context_.now);
     if (one.op.op.sender != nullptr) *one.op.op.sender = one.op.op.peer;
     finished_.Add(std::move(one.op), Status::Ok());  // Before its event is used again.
   }

@@ -104,6 +104,7 @@ class NcclGroup final : public DeviceGroup {
     PooledEvent end;
     bool recorded = false;     // `end` is on the stream.
     bool entered = false;      // `start` has been seen.
+    bool reached = false;      // So has `op.ready`, while it was behind others.
     std::uint64_t number = 0;  // Of NcclWatch::OnEntered.
     Instant entered_at{};
     bool told = false;  // Its completion has run; its memory may still be in use.
@@ -127,6 +128,9 @@ class NcclGroup final : public DeviceGroup {
   void WatchConnecting();
   void NoteEntered();
   void EnterFirst();
+  void NoteDevice();
+  void NoteReached();
+  bool IsQueued() const;
   void TellPeers();
   void TellAll(bool asks);
   void TellWaiting();
@@ -192,6 +196,8 @@ class NcclGroup final : public DeviceGroup {
   std::optional<NcclResult> AsyncResult(std::string_view what);
   // "rank 1 (device 0) of group 'world/cuda', generation 7"
   std::string Where() const;
+  // "GPU 0 (GPU-8f2c...)"
+  std::string DeviceName() const;
   // Of what this rank has brought about.
   FailureDetail Detail() const { return DetailOf(spec_, spec_.rank, 0); }
   Status DeviceStatus() const;

@@ -51,6 +51,8 @@ void NcclGroup::WatchReplay() {
   const Instant since = before == nullptr ? Instant::min() : before->since;
   if (Failed(captures_.Look(context_.now), "work on the device")) return;
   NcclCaptures::Replay* replay = captures_.replay();
+  const bool moved = replay == nullptr ? before != nullptr : replay->since != since;
+  if (moved) context_.device_clock.OnMoved(context_.now);
   if (replay == nullptr) return;
   if (replay->since != since) watch_.OnReplay();
   if (watch_.NotInReplay(replay->place).empty()) replay->op.timeouts.OnAllEntered(context_.now);

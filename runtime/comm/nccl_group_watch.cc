@@ -59,6 +59,7 @@ void NcclGroup::Watch() {
   NoteEntered();
   if (context_.now < next_tell_) return;
   next_tell_ = context_.now + kTellPeers;
+  NoteReached();
   for (std::size_t i = 0; i < HeadSize(); ++i) {
     Launched& one = launched_[i];
     if (watch_.Missing(one.op.op, one.number, NcclWatch::Stage::kBegun).empty())
@@ -102,8 +103,33 @@ void NcclGroup::NoteEntered() {
   if (begun == CudaResult::kSuccess) EnterFirst();
 }
 
+// Whether the device has not begun what is the first in its queue.
+bool NcclGroup::IsQueued() const {
+  return state_ == State::kReady && HeadSize() == 0 && (!launched_.empty() || !pending_.empty());
+}
+
+// Each turn. A communicator that has failed may still have a kernel there.
+void NcclGroup::NoteDevice() {
+  if (state_ < State::kReady) return;
+  context_.device_clock.NoteRuns(this, HeadSize() > 0 || captures_.replay() != nullptr);
+  if (IsQueued()) context_.device_clock.OnQueued(context_.now);
+}
+
+// Operations begin one after the other. That the device has come to what a later one waits for on
+// its caller's stream shows that it works.
+void NcclGroup::NoteReached() {
+  if (!IsQueued()) return;
+  for (std::size_t i = 1; i < launched_.size(); ++i) {
+    Launched& one = launched_[i];
+    if (one.reached || cuda_.EventQuery(HandleOf(one.op.ready)) != CudaResult::kSuccess) continue;
+    one.reached = true;
+    context_.device_clock.OnMoved(context_.now);
+  }
+}
+
 // With the rest of its batch.
 void NcclGroup::EnterFirst() {
+  context_.device_clock.OnMoved(context_.now);
   const std::size_t rest = launched_[0].op.batch_rest;
   for (std::size_t i = 0; i <= rest; ++i) {
     Launched& one = launched_[i];
@@ -142,16 +168,22 @@ void NcclGroup::TellWaiting() {
   if (context_.now < next_wait_told_) return;
   std::vector<WaitingOperation> waiting;
   const auto add = [&](const SubmittedOp& op, Instant since, std::vector<int> missing) {
-    if (context_.now - since < kWaitTellAfter || waiting.size() == kWaitingOperationsMax) return;
+    if (context_.now - since < kWaitTellAfter || waiting.size() == kWaitingOperationsMax)
+      return false;
     WaitingOperation told = ToldOf(op, context_.now);
     told.age = context_.now - since;
     told.missing = std::move(missing);
     waiting.push_back(std::move(told));
+    return true;
   };
   for (std::size_t i = 0; i < HeadSize(); ++i) {
     const Launched& one = launched_[i];
-    add(one.op, one.entered_at,
-        GlobalRanks(spec_, watch_.Missing(one.op.op, one.number, NcclWatch::Stage::kSubmitted)));
+    const Operation& op = one.op.op;
+    if (!add(one.op, one.entered_at,
+             GlobalRanks(spec_, watch_.Missing(op, one.number, NcclWatch::Stage::kSubmitted))))
+      continue;
+    waiting.back().not_begun = GlobalRanks(spec_, watch_.NotBegun(op, one.number));
+    if (IsPointToPoint(op.kind)) waiting.back().number = one.number;
   }
   const std::size_t head = waiting.size();
   if (head > 0 && head == HeadSize()) {
@@ -185,7 +217,10 @@ void NcclGroup::TellProgress() {
   for (std::size_t i = 0; i < launched_.size(); ++i) {
     if (launched_[i].entered) waiting.push_back(&launched_[i].op.op);
   }
-  context_.events.OnProgress(spec_.generation, watch_.Progress(waiting));
+  GroupProgress progress = watch_.Progress(waiting);
+  progress.device = context_.device_clock.Tell(DeviceName(), IsQueued(), context_.now);
+  progress.device->begun = watch_.begun();
+  context_.events.OnProgress(spec_.generation, std::move(progress));
 }
 
 // NCCL knows no goodbye: who waits for a rank that has said one would wait for ever.

@@ -55,6 +55,7 @@ NcclLoop::NcclLoop(const NcclFabricOptions& options, CommunicatorFactory& contro
                .clock = clock,
                .doorbell = requests.doorbell(),
                .now = clock.Now(),
+               .device_clock = {},
                .discarded = {}},
       requests_(requests),
       make_(std::move(make)) {}

@@ -8,6 +8,7 @@
 #include <resilient/clock.h>
 #include <resilient/communicator.h>
 
+#include "runtime/comm/device_clock.h"
 #include "runtime/comm/fabric.h"
 #include "runtime/comm/nccl_communicator.h"
 #include "runtime/comm/nccl_events.h"
@@ -30,6 +31,7 @@ struct NcclContext {
   const Clock& clock;
   const std::shared_ptr<Doorbell> doorbell;
   Instant now;  // Of this turn.
+  DeviceClock device_clock;
   // Communicators of attempts that have failed, until they have ended.
   std::vector<std::shared_ptr<NcclRelease>> discarded;
 };

@@ -1,5 +1,6 @@
 #include "runtime/comm/nccl_watch.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -197,6 +198,14 @@ std::vector<int> NcclWatch::Missing(const Operation& op, std::uint64_t number, S
   return missing;
 }
 
+std::vector<int> NcclWatch::NotBegun(const Operation& op, std::uint64_t number) const {
+  const std::vector<int> late = Missing(op, number, Stage::kSubmitted);
+  std::vector<int> ranks = Missing(op, number, Stage::kBegun);
+  std::erase_if(ranks,
+                [&late](int rank) { return std::binary_search(late.begin(), late.end(), rank); });
+  return ranks;
+}
+
 void NcclWatch::OnReplay() {
   for (auto& [peer, told] : heard_) {
     told.replay = 0;
@@ -242,7 +251,10 @@ GroupProgress NcclWatch::Progress(const std::vector<const Operation*>& waiting) 
         {.rank = spec_.members[static_cast<std::size_t>(peer)].global_rank,
          .sent = messages.sends_given,
          .received = messages.recvs - std::min<std::uint64_t>(messages.recvs, open),
-         .unclaimed = begun_there > messages.recvs_given});
+         .unclaimed = begun_there > messages.recvs_given,
+         .sends_on_device = messages.sends,
+         .recvs_given = messages.recvs_given,
+         .recvs_on_device = messages.recvs});
   }
   return progress;
 }

@@ -103,10 +103,12 @@ class NcclWatch {
   Status Compare();
 
   // Group ranks that are not known to have come so far with it, ascending. `number`: of OnEntered.
-  // Who has submitted it will come to it by itself, for all that the program does meanwhile;
-  // nothing can move before all devices have begun it.
+  // Who has submitted it has done its part: its device is to begin it. Nothing can move before all
+  // devices have.
   enum class Stage { kSubmitted, kBegun };
   std::vector<int> Missing(const Operation& op, std::uint64_t number, Stage stage) const;
+  // Those that are known to have submitted it and not that their devices have begun it, ascending.
+  std::vector<int> NotBegun(const Operation& op, std::uint64_t number) const;
   // A replay has come to a captured operation: what was told of replays was of others.
   void OnReplay();
   // Group ranks that take part in it and are not known to be in it, ascending.
@@ -114,8 +116,10 @@ class NcclWatch {
   // Whether `peer`, which tells nothing any more, has gone without its part in it.
   bool GoneBefore(int peer, const Operation& op, std::uint64_t number) const;
   // What the program has submitted, of which `waiting` has been begun and is not over. NCCL knows
-  // no tags: a message is for the next recv.
+  // no tags: a message is for the next recv. Without the device's.
   GroupProgress Progress(const std::vector<const Operation*>& waiting) const;
+  // The latest collective that the device has begun; 0: none.
+  std::uint64_t begun() const { return entered_; }
   // Whether there is something that the next rank has not been told.
   bool HasNews() const { return ended_ > told_; }
   void NoteTold() { told_ = ended_; }

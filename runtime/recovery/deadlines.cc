@@ -61,6 +61,7 @@ LogRecord DeadlinesRecord(const SessionOptions& options, Duration lease) {
   }
   record.fields.emplace_back("op_deadline", Seconds(options.op_deadline));
   record.fields.emplace_back("stall", Seconds(options.stall));
+  record.fields.emplace_back("device_stall", Seconds(options.device_stall));
   record.fields.emplace_back("wait_log", Seconds(options.wait_log));
   record.text = "abort, build and ready share the budget of one failure";
   return record;

@@ -201,6 +201,7 @@ Whereabouts Watch::Look() {
   const ProcessUsage usage = parts_.usage();
   sample.now = clock_.Now();
   sample.cpu_seconds = usage.cpu_seconds;
+  sample.main_seconds = usage.main_seconds;
   sample.call_bytes = usage.call_bytes;
   sample.disk_bytes = usage.disk_bytes;
   sample.operations = operations_->load(std::memory_order_relaxed);

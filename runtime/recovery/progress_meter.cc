@@ -51,9 +51,16 @@ void ProgressMeter::Restart(const ProgressSample& sample) {
 
 void ProgressMeter::AddUp(const ProgressSample& sample) {
   sum_.when = sample.now;
-  sum_.cpu_seconds += Growth(last_.cpu_seconds, sample.cpu_seconds);
+  double used = Growth(last_.cpu_seconds, sample.cpu_seconds);
+  if (StaysAtItsLine(sample))
+    used = std::max(0.0, used - Growth(last_.main_seconds, sample.main_seconds));
+  sum_.cpu_seconds += used;
   sum_.call_bytes += Growth(last_.call_bytes, sample.call_bytes);
   sum_.disk_bytes += Growth(last_.disk_bytes, sample.disk_bytes);
+}
+
+bool ProgressMeter::StaysAtItsLine(const ProgressSample& sample) const {
+  return frame_ != 0 && (sample.frame == 0 || sample.frame == frame_);
 }
 
 bool ProgressMeter::HasNewWork(const ProgressSample& sample) {

@@ -11,6 +11,7 @@ namespace resilient::recovery {
 struct ProgressSample {
   Instant now{};
   double cpu_seconds = 0;        // Of the process and its children, without our own threads.
+  double main_seconds = 0;       // What the main thread has of that.
   std::uint64_t call_bytes = 0;  // Read and written by calls.
   std::uint64_t disk_bytes = 0;  // Of storage, also through mapped files.
   std::uint64_t frame = 0;       // Of the main thread; the same for the same stack; 0: not known.
@@ -26,8 +27,17 @@ inline constexpr Duration kSamplesStale = 3 * kSampleEvery;
 inline constexpr double kProgressShareOfCore = 0.05;
 inline constexpr std::uint64_t kProgressBytes = 1 << 20;
 
-// Since when a process has made no progress. Owner: the observer. Thread: caller-synchronised.
-// Pure: time arrives in the samples.
+// Since when a process has made no progress.
+//
+// Progress is a new operation, another frame of the main thread, or in some part of the last
+// kProgressWindow kProgressShareOfCore of a core, or kProgressBytes of input or output. What the
+// main thread computes counts only while its frame is not known, as in a program without an
+// interpreter: one that stays at one line may spin in one call into a driver, as a
+// cudaStreamSynchronize does behind a kernel that never ends. A frame that cannot be read is the
+// one that was read last: the call has the interpreter's lock. What other threads and children
+// compute counts whatever the main thread does.
+//
+// Owner: the observer. Thread: caller-synchronised. Pure: time arrives in the samples.
 class ProgressMeter {
  public:
   void Take(const ProgressSample& sample);
@@ -47,6 +57,7 @@ class ProgressMeter {
   void Restart(const ProgressSample& sample);
   void AddUp(const ProgressSample& sample);
   bool HasNewWork(const ProgressSample& sample);
+  bool StaysAtItsLine(const ProgressSample& sample) const;
   bool HasEnoughUse() const;
 
   bool started_ = false;

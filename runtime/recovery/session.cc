@@ -62,7 +62,7 @@ SessionImpl::SessionImpl(SessionOptions options, std::unique_ptr<Rendezvous> ren
       machine_(ladder_),
       incidents_({options_.rank, opener_host_, opener_pid_}),
       wish_{0, options_.seat_wait},
-      waits_({options_.rank, options_.wait_log, options_.stall}),
+      waits_({options_.rank, options_.wait_log, options_.stall, options_.device_stall}),
       host_watch_(
           options_.host_watch,
           [this](const Neighbour& neighbour, const ProcessEnd& end) {

@@ -305,6 +305,14 @@ void SessionImpl::OnRunning(std::uint64_t generation) {
 }
 
 void SessionImpl::OnFence(const Fence& fence) {
+  const bool own = fence.cause.code() == StatusCode::kDeviceStalled &&
+                   fence.cause.detail().rank == rank_ && IsPresent(fence.generation);
+  if (own) {
+    // As one that is lost: nothing runs behind a kernel that never ends, in whatever generation.
+    hung_device_.OnHangs(clock_.Now());
+    LookWhileDeviceHangs();
+    return Apply({EventKind::kSessionLost, 0, fence.cause, {}});
+  }
   Apply({EventKind::kFence, fence.generation, fence.cause, {}});
 }
 

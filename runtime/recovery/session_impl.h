@@ -24,6 +24,7 @@
 #include "runtime/recovery/event_ring.h"
 #include "runtime/recovery/flight.h"
 #include "runtime/recovery/host_watch.h"
+#include "runtime/recovery/hung_device.h"
 #include "runtime/recovery/incident.h"
 #include "runtime/recovery/pause_watch.h"
 #include "runtime/recovery/state_machine.h"
@@ -203,6 +204,7 @@ class SessionImpl final : public Session,
 
   // In session_waits.cc, on the control thread: what this rank waits for.
   void PostTellWaiting();
+  void LookWhileDeviceHangs();
   // `again`: only what has been told differently before.
   void TellWaiting(Instant now, bool again);
   void AskForThreads();
@@ -282,6 +284,7 @@ class SessionImpl final : public Session,
   ThreadCensus census_;
   Duration no_progress_{};  // Of this process, as the observer told it then.
   Instant no_progress_told_{};
+  HungDevice hung_device_;
   std::vector<std::shared_ptr<Communicator>> aborting_;  // Until they are quiet.
 
   // Last: their threads call into everything above until they are closed. The factory is set once

@@ -1,5 +1,7 @@
 #include <utility>
 
+#include <resilient/exit.h>
+
 #include "runtime/base/log.h"
 #include "runtime/comm/endpoint.h"
 #include "runtime/net/presence.h"
@@ -73,6 +75,7 @@ void SessionImpl::AskForThreads() {
 
 void SessionImpl::OnBeat(Instant now, Instant contact, Duration lease) {
   pause_watch_.OnBeat(now, lease);
+  if (hung_device_.hangs()) LookWhileDeviceHangs();
   bool joining = false;
   bool first = false;
   {
@@ -185,8 +188,27 @@ void SessionImpl::OnWhere(std::uint64_t ask) {
   options_.observer->Ask([session = weak_from_this(), ask](const Whereabouts& whereabouts) {
     const std::shared_ptr<SessionImpl> self = session.lock();
     if (self == nullptr) return;
-    (void)self->rendezvous_->Post([rendezvous = self->rendezvous_.get(), ask, whereabouts] {
-      rendezvous->Tell(ask, whereabouts);
+    (void)self->rendezvous_->Post([raw = self.get(), ask, whereabouts] {
+      raw->hung_device_.OnSeen(whereabouts, raw->clock_.Now());
+      raw->rendezvous_->Tell(ask, whereabouts);
+    });
+  });
+}
+
+// Only the end of the process ends a wait for a kernel that never ends, and only then somebody
+// takes its seat.
+void SessionImpl::LookWhileDeviceHangs() {
+  if (options_.observer == nullptr) return;
+  options_.observer->Ask([session = weak_from_this()](const Whereabouts& whereabouts) {
+    const std::shared_ptr<SessionImpl> self = session.lock();
+    if (self == nullptr) return;
+    (void)self->rendezvous_->Post([raw = self.get(), whereabouts] {
+      raw->hung_device_.OnSeen(whereabouts, raw->clock_.Now());
+      if (!raw->hung_device_.IsStuck(raw->options_.budget)) return;
+      EndProcess(
+          StrCat("its device hangs, and its main thread has waited for it since before that "
+                 "was known, for RESILIENT_BUDGET (",
+                 ToSeconds(raw->options_.budget), " s) by now, in ", whereabouts.main_thread));
     });
   });
 }

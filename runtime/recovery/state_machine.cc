@@ -307,7 +307,8 @@ void StateMachine::Lose(const Event& event, Actions* actions) {
   // Being out of date, or without a device, is a verdict about this very process and hides what
   // happened to others.
   const StatusCode code = event.status.code();
-  if (code == StatusCode::kStaleGeneration || code == StatusCode::kDeviceLost) {
+  if (code == StatusCode::kStaleGeneration || code == StatusCode::kDeviceLost ||
+      code == StatusCode::kDeviceStalled) {
     first_cause_ = Status::Ok();
   }
   NoteCause(event.status);

@@ -1,6 +1,7 @@
 #include "runtime/recovery/wait_desk.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -112,6 +113,7 @@ std::optional<WaitingReport> WaitDesk::Report(std::uint64_t generation,
   report.generation = generation;
   if (report.calls.empty()) return report;
   report.stall = options_.stall;
+  report.device_stall = options_.device_stall;
   std::size_t matched = 0;
   for (WaitingCall& call : report.calls) {
     call.blocked = IsBlockedIn(call, callers);
@@ -178,9 +180,12 @@ std::string WaitDesk::OverdueLine(Instant now) {
     return StrCat(options_.rank == kSpareRank ? "this spare" : StrCat("rank ", options_.rank),
                   " has waited ", age, " s to join; the store does not say for whom");
   }
-  const std::vector<int>& missing = asked_about_->operation.missing;
+  const WaitingOperation& operation = asked_about_->operation;
+  std::vector<int> awaited;  // They, or their devices.
+  std::set_union(operation.missing.begin(), operation.missing.end(), operation.not_begun.begin(),
+                 operation.not_begun.end(), std::back_inserter(awaited));
   return StrCat("rank ", options_.rank, " has waited ", age, " s in ", CallText(*asked_about_),
-                missing.empty() ? "" : StrCat(" for ", RanksText(missing)),
+                awaited.empty() ? "" : StrCat(" for ", RanksText(awaited)),
                 "; the store does not say where they are");
 }
 

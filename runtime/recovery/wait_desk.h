@@ -25,6 +25,7 @@ class WaitDesk {
     int rank = -1;
     Duration wait_log = std::chrono::seconds(30);
     Duration stall = std::chrono::hours(1);
+    Duration device_stall = std::chrono::minutes(10);
   };
   explicit WaitDesk(Options options) : options_(options) {}
 

@@ -35,6 +35,17 @@ void Put(const WaitingCall& call, pb::WaitingCall* out) {
   out->set_blocked(call.blocked);
   out->set_sends(operation.sends);
   out->set_needs_all(operation.needs_all);
+  for (const int rank : operation.not_begun) out->add_not_begun(rank);
+  out->set_number(operation.number);
+}
+
+void Put(const DeviceProgress& device, pb::DeviceProgress* out) {
+  out->set_name(Utf8(device.name));
+  out->set_begun(device.begun);
+  out->set_runs(device.runs);
+  out->set_still_ms(ToMillis(device.still));
+  out->set_last(Utf8(device.last));
+  out->set_last_ago_ms(ToMillis(device.last_ago));
 }
 
 void Put(const GroupProgress& progress, pb::GroupProgress* out) {
@@ -47,7 +58,11 @@ void Put(const GroupProgress& progress, pb::GroupProgress* out) {
     entry->set_sent(peer.sent);
     entry->set_received(peer.received);
     entry->set_unclaimed(peer.unclaimed);
+    entry->set_sends_on_device(peer.sends_on_device);
+    entry->set_recvs_given(peer.recvs_given);
+    entry->set_recvs_on_device(peer.recvs_on_device);
   }
+  if (progress.device) Put(*progress.device, out->mutable_device());
 }
 
 GroupProgress ToProgress(const pb::GroupProgress& message) {
@@ -60,8 +75,19 @@ GroupProgress ToProgress(const pb::GroupProgress& message) {
     progress.peers.push_back({.rank = peer.rank(),
                               .sent = peer.sent(),
                               .received = peer.received(),
-                              .unclaimed = peer.unclaimed()});
+                              .unclaimed = peer.unclaimed(),
+                              .sends_on_device = peer.sends_on_device(),
+                              .recvs_given = peer.recvs_given(),
+                              .recvs_on_device = peer.recvs_on_device()});
   }
+  if (!message.has_device()) return progress;
+  const pb::DeviceProgress& device = message.device();
+  progress.device = {.name = device.name(),
+                     .begun = device.begun(),
+                     .runs = device.runs(),
+                     .still = FromMillis(device.still_ms()),
+                     .last = device.last(),
+                     .last_ago = FromMillis(device.last_ago_ms())};
   return progress;
 }
 
@@ -77,6 +103,8 @@ WaitingCall ToCall(const pb::WaitingCall& message) {
   call.operation.any = message.any();
   call.operation.sends = message.sends();
   call.operation.needs_all = message.needs_all();
+  call.operation.not_begun.assign(message.not_begun().begin(), message.not_begun().end());
+  call.operation.number = message.number();
   call.blocked = message.blocked();
   return call;
 }
@@ -90,6 +118,7 @@ void PutOp(const WaitingOp& op, pb::Request* out) {
   message->set_blocked(op.report.blocked);
   message->set_tell(op.report.tell);
   message->set_stall_ms(ToMillis(op.report.stall));
+  message->set_device_stall_ms(ToMillis(op.report.device_stall));
   for (const int rank : op.report.present) message->add_present(rank);
   for (const GroupProgress& progress : op.report.progress) Put(progress, message->add_progress());
   message->set_threads(op.report.threads);
@@ -115,6 +144,7 @@ std::optional<Op> ToWaitingOp(const pb::Request& message) {
     report.blocked = waiting.blocked();
     report.tell = waiting.tell();
     report.stall = FromMillis(waiting.stall_ms());
+    report.device_stall = FromMillis(waiting.device_stall_ms());
     report.present.assign(waiting.present().begin(), waiting.present().end());
     report.progress.reserve(static_cast<std::size_t>(waiting.progress_size()));
     for (const pb::GroupProgress& one : waiting.progress())

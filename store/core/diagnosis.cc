@@ -1,6 +1,7 @@
 #include "store/core/diagnosis.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -21,6 +22,10 @@ constexpr Duration kAskForProof = kCircleConfirmed;
 constexpr Duration kSayEnteredAgain = std::chrono::seconds(5);
 // An answer this old still says where a rank is.
 constexpr Duration kAnswerLife = std::chrono::seconds(15);
+// What a device is judged by is no older than what its waiters have told.
+constexpr Duration kDeviceAnswerLife = kWaitingLife;
+// Between two questions to a rank whose device has stood still for long enough.
+constexpr Duration kAskOfDevice = Millis(500);
 
 bool SameCircle(const std::vector<WaitEdge>& a, const std::vector<WaitEdge>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
@@ -28,6 +33,14 @@ bool SameCircle(const std::vector<WaitEdge>& a, const std::vector<WaitEdge>& b) 
                       return x.from == y.from && x.to == y.to && x.call.group == y.call.group &&
                              x.call.seq == y.call.seq && x.call.what == y.call.what;
                     });
+}
+
+// The ranks that it waits for, them or their devices, ascending.
+std::vector<int> AwaitedIn(const WaitingOperation& operation) {
+  std::vector<int> awaited;
+  std::set_union(operation.missing.begin(), operation.missing.end(), operation.not_begun.begin(),
+                 operation.not_begun.end(), std::back_inserter(awaited));
+  return awaited;
 }
 
 const WaitingCall* Oldest(const WaitingReport& report) {
@@ -72,6 +85,8 @@ Diagnosis::Steps Diagnosis::Advance(Instant now, const Excused& excused) {
   FindEntered(now, &steps);
   AskForStalls(now, &steps);
   if (!steps.verdict) steps.verdict = FindStall(now, excused);
+  AskForDevices(now, &steps);
+  if (!steps.verdict) steps.verdict = FindDeviceStall(now, excused);
   AskForListeners(now, &steps);
   return steps;
 }
@@ -83,6 +98,7 @@ void Diagnosis::Forget(Instant now) {
   for (const auto& [rank, told] : told_) {
     for (const WaitingCall& call : told.report.calls) {
       wanted.insert(call.operation.missing.begin(), call.operation.missing.end());
+      wanted.insert(call.operation.not_begun.begin(), call.operation.not_begun.end());
     }
   }
   std::erase_if(awaited_, [&wanted](const auto& one) { return !wanted.contains(one.first); });
@@ -183,10 +199,9 @@ std::vector<std::string> Diagnosis::GroupsAskedOf(int rank) const {
   std::set<std::string> groups;
   for (const auto& [waiter, told] : told_) {
     for (const WaitingCall& call : told.report.calls) {
-      const std::vector<int>& missing = call.operation.missing;
+      const std::vector<int> awaited = AwaitedIn(call.operation);
       const bool own = waiter == rank && call.operation.point_to_point;
-      if (own || std::binary_search(missing.begin(), missing.end(), rank))
-        groups.insert(call.group);
+      if (own || std::ranges::binary_search(awaited, rank)) groups.insert(call.group);
     }
   }
   std::vector<std::string> asked(groups.begin(), groups.end());
@@ -209,9 +224,10 @@ void Diagnosis::FindEntered(Instant now, Steps* steps) {
     std::map<CallKey, Instant> present;
     for (const WaitingCall& call : told.report.calls) {
       const WaitingOperation& operation = call.operation;
-      if (operation.missing.empty() || operation.any || operation.sends || call.more) continue;
+      const std::vector<int> awaited = AwaitedIn(operation);
+      if (awaited.empty() || operation.any || operation.sends || call.more) continue;
       const ProgressBook::Wait wait = told.WaitIn(rank, call);
-      const bool all = std::ranges::all_of(operation.missing, [&](int peer) {
+      const bool all = std::ranges::all_of(awaited, [&](int peer) {
         return progress_.Of(wait, peer, Instant::min()) == Standing::kEntered;
       });
       if (!all) continue;
@@ -273,6 +289,83 @@ std::optional<Diagnosis::Verdict> Diagnosis::FindStall(Instant now, const Excuse
   return std::nullopt;
 }
 
+// Whom a rank waits for knows what its device does: where the waiter has heard that it has
+// submitted the operation, or it has said so itself.
+void Diagnosis::AskForDevices(Instant now, Steps* steps) {
+  for (const auto& [waiter, told] : told_) {
+    const Duration stall = told.report.device_stall;
+    if (stall <= Duration::zero()) continue;
+    const Duration interval = std::clamp(stall / 4, kAskAgainAtLeast, kAskAgainAtMost);
+    for (const WaitingCall& call : told.report.calls) {
+      if (call.operation.age < kAskAfter) continue;
+      for (const int rank : AwaitedIn(call.operation)) {
+        const auto device = progress_.DeviceOf(rank, call.group, Instant::min());
+        const bool stands = device.progress != nullptr && device.progress->still > Duration::zero();
+        if (!stands && !std::ranges::binary_search(call.operation.not_begun, rank)) continue;
+        AskOnce(rank, now, interval, steps);
+        // It is judged as soon as it can be.
+        const bool due = stands && now >= device.given + (stall - device.progress->still);
+        AskProgress(rank, now, due ? kAskOfDevice : interval, steps);
+      }
+    }
+  }
+}
+
+const DeviceProgress* Diagnosis::HungDevice(int waiter, const Told& told, const WaitingCall& call,
+                                            int rank, Instant now) const {
+  const Duration stall = told.report.device_stall;
+  const std::vector<int> awaited = AwaitedIn(call.operation);
+  if (stall <= Duration::zero() || !std::ranges::binary_search(awaited, rank)) return nullptr;
+  const Instant since = now - kDeviceAnswerLife;
+  const DeviceProgress* device = progress_.DeviceOf(rank, call.group, since).progress;
+  // One that runs an operation may wait for another rank by it, and what is behind it with it.
+  if (device == nullptr || device->runs || device->still < stall) return nullptr;
+  const auto standing = progress_.Of(told.WaitIn(waiter, call), rank, since);
+  return standing == ProgressBook::Standing::kNotBegun ? device : nullptr;
+}
+
+std::optional<Diagnosis::Verdict> Diagnosis::FindDeviceStall(Instant now,
+                                                             const Excused& excused) const {
+  for (const auto& [rank, awaited] : awaited_) {
+    // What its program has announced is known.
+    if (!awaited.answered || now - *awaited.answered > kAnswerLife || excused(rank)) continue;
+    if (awaited.whereabouts.expected_slow_for > Duration::zero()) continue;
+    Verdict verdict;
+    for (const auto& [waiter, told] : told_) {
+      for (const WaitingCall& call : told.report.calls) {
+        const DeviceProgress* device = HungDevice(waiter, told, call, rank, now);
+        if (device == nullptr) continue;
+        if (verdict.waiters.empty()) {
+          verdict.call = call;
+          verdict.device = *device;
+        }
+        verdict.waiters.push_back(waiter);
+        break;
+      }
+    }
+    if (verdict.waiters.empty()) continue;
+    verdict.stalled = rank;
+    verdict.whereabouts = awaited.whereabouts;
+    return verdict;
+  }
+  return std::nullopt;
+}
+
+// Where it is, and of a device that is waited for what that one does.
+bool Diagnosis::HasToldAll(int listener, int rank, Instant since, Instant now, Steps* steps) {
+  bool all = true;
+  if (AwaitsDevice(listener, rank)) {
+    const std::string& group = OldestCallOf(listener)->group;
+    all = progress_.DeviceOf(rank, group, since).progress != nullptr;
+    if (!all) AskProgress(rank, now, kAskAgainAtLeast, steps);
+  }
+  if (WaitsItself(rank)) return all;
+  const Awaited& awaited = awaited_.at(rank);
+  if (awaited.answered && *awaited.answered >= since) return all;
+  if (awaited.asked < since) AskOnce(rank, now, kAskAgainAtLeast, steps);
+  return false;
+}
+
 // A listener hears when everybody that it waits for has said where it is, or has had the time to.
 void Diagnosis::AskForListeners(Instant now, Steps* steps) {
   for (auto listener = listeners_.begin(); listener != listeners_.end();) {
@@ -281,11 +374,8 @@ void Diagnosis::AskForListeners(Instant now, Steps* steps) {
     std::size_t named = 0;
     for (const int late : AwaitedBy(rank)) {
       if (++named > kLateRanksMax) break;
-      if (WaitsItself(late) || HasEntered(rank, late)) continue;
-      const Awaited& awaited = awaited_.at(late);
-      if (awaited.answered && *awaited.answered >= since) continue;
-      if (awaited.asked < since) AskOnce(late, now, kAskAgainAtLeast, steps);
-      complete = false;
+      if (HasEntered(rank, late)) continue;
+      complete = HasToldAll(rank, late, since, now, steps) && complete;
     }
     if (complete || now - since >= kWhereaboutsPatience) {
       steps->tell.push_back(rank);
@@ -310,6 +400,22 @@ bool Diagnosis::HasEntered(int waiter, int rank) const {
   return progress_.Of(wait, rank, Instant::min()) == ProgressBook::Standing::kEntered;
 }
 
+bool Diagnosis::AwaitsDevice(int waiter, int rank) const {
+  const WaitingCall* call = OldestCallOf(waiter);
+  if (call == nullptr) return false;
+  using Standing = ProgressBook::Standing;
+  const ProgressBook::Wait wait = told_.at(waiter).WaitIn(waiter, *call);
+  const Standing standing = progress_.Of(wait, rank, Instant::min());
+  const bool reported = std::ranges::binary_search(call->operation.not_begun, rank);
+  return standing == Standing::kNotBegun || (reported && standing != Standing::kEntered);
+}
+
+ProgressBook::Device Diagnosis::DeviceAwaited(int waiter, int rank) const {
+  const WaitingCall* call = OldestCallOf(waiter);
+  if (call == nullptr) return {};
+  return progress_.DeviceOf(rank, call->group, Instant::min());
+}
+
 bool Diagnosis::WaitsItself(int rank) const {
   const auto told = told_.find(rank);
   if (told == told_.end()) return false;
@@ -321,7 +427,7 @@ bool Diagnosis::WaitsItself(int rank) const {
 
 std::vector<int> Diagnosis::AwaitedBy(int rank) const {
   const WaitingCall* call = OldestCallOf(rank);
-  return call == nullptr ? std::vector<int>() : call->operation.missing;
+  return call == nullptr ? std::vector<int>() : AwaitedIn(call->operation);
 }
 
 const WaitingCall* Diagnosis::OldestCallOf(int rank) const {

@@ -33,7 +33,10 @@ inline constexpr Duration kWhereaboutsPatience = Millis(3500);
 // apart, and the accounts that prove it were given after the first of these: no rank of it can have
 // acted in between, as all its threads were in the same calls both times. Where all awaited ranks
 // have entered the operation by their own account, what is missing is the network's: the waiter
-// hears that, and Operation::stall counts from then. docs/verdicts.md has the argument.
+// hears that, and Operation::stall counts from then. Where an awaited rank has submitted the
+// operation and says that its device has not begun it, it is the device that is waited for: it
+// hangs when that rank has said for WaitingReport::device_stall that the device has begun and
+// finished nothing. docs/verdicts.md has the argument.
 //
 // Owner: its World. Thread: caller-synchronised. Pure.
 class Diagnosis {
@@ -43,9 +46,10 @@ class Diagnosis {
 
   // No one can go on any more.
   struct Verdict {
-    std::vector<WaitEdge> circle;  // Not empty: a deadlock. Else a rank stands still:
+    std::vector<WaitEdge> circle;  // Not empty: a deadlock. Else a rank stands still,
     int stalled = -1;
-    Whereabouts whereabouts;  // Of that rank.
+    std::optional<DeviceProgress> device = {};  // or this device of it.
+    Whereabouts whereabouts;                    // Of that rank.
     std::vector<int> waiters;
     WaitingCall call;  // Of the first of them.
   };
@@ -65,11 +69,15 @@ class Diagnosis {
   // To be called some times a second; cheap when nobody waits.
   Steps Advance(Instant now, const Excused& excused);
 
-  // Ranks that the calls of `rank` wait for, ascending; those that keep it waiting longest first
-  // counted: only of its oldest call.
+  // Ranks that the calls of `rank` wait for, them or their devices, ascending; those that keep it
+  // waiting longest first counted: only of its oldest call.
   std::vector<int> AwaitedBy(int rank) const;
   // Of AwaitedBy(waiter): `rank` says itself that it is in that call.
   bool HasEntered(int waiter, int rank) const;
+  // Of AwaitedBy(waiter): `rank` has submitted that call, and its device has not begun it.
+  bool AwaitsDevice(int waiter, int rank) const;
+  // What `rank` has said of the device of that call.
+  ProgressBook::Device DeviceAwaited(int waiter, int rank) const;
   // What `rank` waits for itself; null: nothing that it has told of.
   const WaitingCall* OldestCallOf(int rank) const;
   // Null: it has not answered lately.
@@ -112,6 +120,12 @@ class Diagnosis {
   void FindEntered(Instant now, Steps* steps);
   void AskForStalls(Instant now, Steps* steps);
   std::optional<Verdict> FindStall(Instant now, const Excused& excused) const;
+  void AskForDevices(Instant now, Steps* steps);
+  std::optional<Verdict> FindDeviceStall(Instant now, const Excused& excused) const;
+  // The device of `rank`, where it hangs and keeps `waiter` waiting in `call`; else null.
+  const DeviceProgress* HungDevice(int waiter, const Told& told, const WaitingCall& call, int rank,
+                                   Instant now) const;
+  bool HasToldAll(int listener, int rank, Instant since, Instant now, Steps* steps);
   void AskForListeners(Instant now, Steps* steps);
   void AskOnce(int rank, Instant now, Duration interval, Steps* steps);
   bool WaitsItself(int rank) const;

@@ -314,10 +314,12 @@ class Membership {
   void TellLate(World& world, int listener, Moment moment, MembershipEffects& effects);
   void TellJoin(const World& world, const Participant& listener, Moment moment,
                 MembershipEffects& effects) const;
-  std::string LateText(const World& world, int rank, bool entered, Moment moment) const;
+  std::string LateText(const World& world, int listener, int rank, Moment moment) const;
   std::string AliveText(const Participant& who, Moment moment) const;
   Status Deadlock(const World& world, const std::vector<WaitEdge>& circle, Moment moment) const;
   Status Stall(const World& world, const Diagnosis::Verdict& verdict, Moment moment) const;
+  Status DeviceStall(const World& world, const Diagnosis::Verdict& verdict, Moment moment) const;
+  FailureDetail DetailOfStalled(const World& world, const Diagnosis::Verdict& verdict) const;
   std::string NameOf(const World& world, int rank) const;
 
   // What a row is to be written of: membership_rows.cc.

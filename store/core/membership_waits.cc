@@ -13,6 +13,31 @@ std::string Behind(std::string_view what, const std::string& text) {
   return text.empty() ? "" : std::string(what) + text;
 }
 
+// Those that exist, each once, ascending.
+void KeepRanks(int world_size, std::vector<int>* ranks) {
+  std::erase_if(*ranks, [world_size](int rank) { return rank < 0 || rank >= world_size; });
+  std::sort(ranks->begin(), ranks->end());
+  ranks->erase(std::unique(ranks->begin(), ranks->end()), ranks->end());
+}
+
+std::string LastText(const DeviceProgress& device, Duration later) {
+  if (device.last.empty()) return ", and has finished no operation before";
+  return ", and has finished " + device.last + " last, " + Seconds(device.last_ago + later) +
+         " s ago";
+}
+
+// Of a device that is waited for: what it does, by its rank's account.
+std::string DeviceText(const ProgressBook::Device& told, Moment moment) {
+  const std::string text = ", has submitted it, and its device has not begun it";
+  if (told.progress == nullptr) return text;
+  const DeviceProgress& device = *told.progress;
+  const Duration later = moment.now - told.given;
+  const std::string does = device.runs
+                               ? " runs another operation"
+                               : " has begun nothing for " + Seconds(device.still + later) + " s";
+  return text + ": " + device.name + does + LastText(device, later);
+}
+
 // What a member says of itself, within the limits and about ranks that exist.
 WaitingReport Checked(const WaitingReport& told, int world_size) {
   WaitingReport report;
@@ -20,6 +45,7 @@ WaitingReport Checked(const WaitingReport& told, int world_size) {
   report.blocked = told.blocked;
   report.tell = told.tell;
   report.stall = told.stall;
+  report.device_stall = told.device_stall;
   report.threads = told.threads;
   for (const WaitingCall& call : told.calls) {
     if (report.calls.size() >= kWaitingCallsMax) {
@@ -30,9 +56,10 @@ WaitingReport Checked(const WaitingReport& told, int world_size) {
     kept.operation.what = Cut(call.operation.what);
     kept.operation.call_site = Cut(call.operation.call_site);
     std::vector<int>& missing = kept.operation.missing;
-    std::erase_if(missing, [world_size](int rank) { return rank < 0 || rank >= world_size; });
-    std::sort(missing.begin(), missing.end());
-    missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+    std::vector<int>& not_begun = kept.operation.not_begun;
+    KeepRanks(world_size, &missing);
+    KeepRanks(world_size, &not_begun);
+    if (not_begun.size() > kMissingRanksMax) not_begun.resize(kMissingRanksMax);
     if (missing.size() <= kMissingRanksMax) continue;
     missing.resize(kMissingRanksMax);
     kept.more = true;
@@ -44,8 +71,11 @@ WaitingReport Checked(const WaitingReport& told, int world_size) {
   for (const GroupProgress& told_progress : told.progress) {
     if (report.progress.size() >= kProgressGroupsMax) break;
     // A list that was cut short would say that nothing was sent.
-    if (told_progress.peers.size() < static_cast<std::size_t>(world_size))
-      report.progress.push_back(told_progress);
+    if (told_progress.peers.size() >= static_cast<std::size_t>(world_size)) continue;
+    std::optional<DeviceProgress>& device = report.progress.emplace_back(told_progress).device;
+    if (!device) continue;
+    device->name = Cut(device->name);
+    device->last = Cut(device->last);
   }
   return report;
 }
@@ -117,9 +147,10 @@ void Membership::Diagnose(World& world, Moment moment, MembershipEffects& effect
   }
   for (const int rank : steps.tell) TellLate(world, rank, moment, effects);
   if (!steps.verdict) return;
-  const Status cause = steps.verdict->circle.empty()
-                           ? Stall(world, *steps.verdict, moment)
-                           : Deadlock(world, steps.verdict->circle, moment);
+  const Diagnosis::Verdict& verdict = *steps.verdict;
+  const Status cause = !verdict.circle.empty() ? Deadlock(world, verdict.circle, moment)
+                       : verdict.device        ? DeviceStall(world, verdict, moment)
+                                               : Stall(world, verdict, moment);
   FenceWorld(world, cause, moment, effects);
 }
 
@@ -133,7 +164,7 @@ void Membership::TellLate(World& world, int listener, Moment moment, MembershipE
   for (const int rank : late) {
     if (notice.ranks.size() >= kLateRanksMax) break;
     const bool entered = world.diagnosis.HasEntered(listener, rank);
-    notice.ranks.push_back({rank, LateText(world, rank, entered, moment), entered});
+    notice.ranks.push_back({rank, LateText(world, listener, rank, moment), entered});
   }
   notice.more = static_cast<int>(late.size() - notice.ranks.size());
   effects.Tell(seat.session, LateEvent{std::move(notice)});
@@ -176,14 +207,16 @@ std::string Membership::AliveText(const Participant& who, Moment moment) const {
   return text + ": alive, last beat " + Seconds(moment.now - who.last_seen) + " s ago";
 }
 
-std::string Membership::LateText(const World& world, int rank, bool entered, Moment moment) const {
+std::string Membership::LateText(const World& world, int listener, int rank, Moment moment) const {
   const Seat& seat = world.seats[static_cast<std::size_t>(rank)];
   const Participant* who = Find(seat.session);
   if (!who) return "rank " + std::to_string(rank);
   if (!seat.Live()) return Name(ClaimantOf(*who)) + ": has left";
   std::string text = AliveText(*who, moment);
-  if (entered) return text;  // Where its main thread is keeps nobody waiting.
   const Diagnosis& diagnosis = world.diagnosis;
+  if (diagnosis.HasEntered(listener, rank)) return text;  // Its main thread keeps nobody waiting.
+  if (diagnosis.AwaitsDevice(listener, rank))
+    text += DeviceText(diagnosis.DeviceAwaited(listener, rank), moment);
   if (const WaitingCall* own = diagnosis.OldestCallOf(rank); own && own->blocked) {
     return text + ", waits itself in " + CallText(*own) +
            Behind(" for ", own->operation.missing.empty() ? "" : RanksText(own->operation.missing));
@@ -225,9 +258,8 @@ Status Membership::Deadlock(const World& world, const std::vector<WaitEdge>& cir
   return Status(StatusCode::kDeadlock, text, std::move(detail));
 }
 
-Status Membership::Stall(const World& world, const Diagnosis::Verdict& verdict,
-                         Moment moment) const {
-  const Whereabouts& where = verdict.whereabouts;
+FailureDetail Membership::DetailOfStalled(const World& world,
+                                          const Diagnosis::Verdict& verdict) const {
   const Participant* who = Find(world.seats[static_cast<std::size_t>(verdict.stalled)].session);
   FailureDetail detail;
   detail.rank = verdict.stalled;
@@ -238,6 +270,13 @@ Status Membership::Stall(const World& world, const Diagnosis::Verdict& verdict,
   detail.generation = world.generation;
   detail.group = verdict.call.group;
   detail.seq = verdict.call.operation.seq;
+  return detail;
+}
+
+Status Membership::Stall(const World& world, const Diagnosis::Verdict& verdict,
+                         Moment moment) const {
+  const Whereabouts& where = verdict.whereabouts;
+  FailureDetail detail = DetailOfStalled(world, verdict);
   detail.since_unix_s = moment.wall_s - std::chrono::duration<double>(where.no_progress).count();
   std::string text = NameOf(world, verdict.stalled) + " is alive and has made no progress for " +
                      Seconds(where.no_progress) + " s (RESILIENT_STALL) while " +
@@ -248,6 +287,26 @@ Status Membership::Stall(const World& world, const Diagnosis::Verdict& verdict,
                      ". If it may be that slow, say so with torch_resilient.expect_slow or raise "
                      "RESILIENT_STALL";
   return Status(StatusCode::kStalled, std::move(text), std::move(detail));
+}
+
+Status Membership::DeviceStall(const World& world, const Diagnosis::Verdict& verdict,
+                               Moment moment) const {
+  const DeviceProgress& device = *verdict.device;
+  FailureDetail detail = DetailOfStalled(world, verdict);
+  detail.since_unix_s = moment.wall_s - std::chrono::duration<double>(device.still).count();
+  std::string text =
+      device.name + " of " + NameOf(world, verdict.stalled) +
+      " hangs: it has begun and finished nothing for " + Seconds(device.still) +
+      " s (RESILIENT_DEVICE_STALL) while " + RanksText(verdict.waiters) + " waited for it in " +
+      CallText(verdict.call) + ", which that rank has submitted, in generation " +
+      std::to_string(world.generation) + LastText(device, Duration::zero()) +
+      Behind("; main thread in ", verdict.whereabouts.main_thread) +
+      Behind("; its stack: ", verdict.whereabouts.stack) +
+      ". A kernel or a copy ahead of the operation does not end: look at the kernels "
+      "of that rank, and at the log of the driver (dmesg, nvidia-smi -q). The "
+      "process cannot go on with that device and must end. If work of a device may "
+      "take that long, raise RESILIENT_DEVICE_STALL";
+  return Status(StatusCode::kDeviceStalled, std::move(text), std::move(detail));
 }
 
 }  // namespace resilient::store

@@ -20,6 +20,7 @@ void ProgressBook::Note(int rank, const std::vector<GroupProgress>& progress, In
     account.progress = one;
     account.given = now;
     account.entered = std::max(account.entered, one.entered);
+    if (one.device) account.begun = std::max(account.begun, one.device->begun);
   }
 }
 
@@ -43,9 +44,32 @@ ProgressBook::Standing ProgressBook::Of(const Wait& wait, int peer, Instant sinc
   const std::uint64_t seq = wait.call.operation.seq;
   const Account* account = Find(peer, wait.call.group);
   if (account == nullptr || seq == 0) return Standing::kUnknown;  // 0: it has no number.
+  const bool on_device = account->progress.device.has_value();
+  if (on_device && account->entered >= seq && account->begun < seq) return Standing::kNotBegun;
   if (account->entered >= seq) return Standing::kEntered;
   const bool fresh = account->given && *account->given >= since;
   return fresh ? Standing::kNotEntered : Standing::kUnknown;
+}
+
+// Messages on devices are numbered at both ends. nullopt: it is none, or was not submitted there.
+std::optional<ProgressBook::Standing> ProgressBook::OnDevice(const Account& account,
+                                                             const PeerProgress* with_waiter,
+                                                             const WaitingOperation& message) {
+  if (!account.progress.device || message.number == 0 || with_waiter == nullptr)
+    return std::nullopt;
+  const std::uint64_t given = message.sends ? with_waiter->recvs_given : with_waiter->sent;
+  const std::uint64_t begun =
+      message.sends ? with_waiter->recvs_on_device : with_waiter->sends_on_device;
+  if (begun >= message.number) return Standing::kEntered;
+  return given >= message.number ? std::optional(Standing::kNotBegun) : std::nullopt;
+}
+
+ProgressBook::Device ProgressBook::DeviceOf(int rank, const std::string& group,
+                                            Instant since) const {
+  const Account* account = Find(rank, group);
+  const bool known = account != nullptr && account->given && *account->given >= since &&
+                     account->progress.device.has_value();
+  return known ? Device{&*account->progress.device, *account->given} : Device{};
 }
 
 // A recv is missed by its sender when all messages that were ever sent are accounted for, by what
@@ -57,6 +81,7 @@ ProgressBook::Standing ProgressBook::OfMessages(const Wait& wait, int peer, Inst
   if (there == nullptr || !there->given || *there->given < since) return Standing::kUnknown;
   if (!there->progress.exists) return Standing::kNotEntered;
   const PeerProgress* with_waiter = With(there->progress, wait.rank);
+  if (const auto on_device = OnDevice(*there, with_waiter, wait.call.operation)) return *on_device;
   if (wait.call.operation.sends) {
     const bool held_back = with_waiter != nullptr && with_waiter->unclaimed;
     return held_back ? Standing::kNotEntered : Standing::kUnknown;

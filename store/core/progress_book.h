@@ -27,6 +27,7 @@ class ProgressBook {
   enum class Standing : std::uint8_t {
     kUnknown,
     kNotEntered,  // The awaited rank has not done what the call needs.
+    kNotBegun,    // It has, and its device has not begun it: what is missing is that one's.
     kEntered      // It has; what is missing is on the network, or should be.
   };
 
@@ -41,9 +42,17 @@ class ProgressBook {
     const WaitingCall& call;
     Instant begun{};
   };
-  // Where `peer` stands in it; kNotEntered only by accounts that are not older than `since`. Of a
+  // Where `peer` stands in it; kNotEntered, and of a message kNotBegun, only by accounts that are
+  // not older than `since`; a collective that was not begun then may have been since. Of a
   // recv kEntered says that some message of `peer` is on its way, which may have another tag.
   Standing Of(const Wait& wait, int peer, Instant since) const;
+
+  // What `rank` has said of the device that runs the operations of `group`. Thread: value type.
+  struct Device {
+    const DeviceProgress* progress = nullptr;  // Null: nothing, or before `since`.
+    Instant given{};
+  };
+  Device DeviceOf(int rank, const std::string& group, Instant since) const;
 
   void Forget(const std::set<int>& all_but);
 
@@ -52,8 +61,11 @@ class ProgressBook {
     GroupProgress progress;
     std::optional<Instant> given;  // nullopt: nothing but what its calls show.
     std::uint64_t entered = 0;     // The latest collective that it has shown to be in.
+    std::uint64_t begun = 0;       // The latest that its device has begun.
   };
   const Account* Find(int rank, const std::string& group) const;
+  static std::optional<Standing> OnDevice(const Account& account, const PeerProgress* with_waiter,
+                                          const WaitingOperation& message);
   Standing OfMessages(const Wait& wait, int peer, Instant since) const;
 
   std::map<int, std::map<std::string, Account>> accounts_;  // By rank and group.

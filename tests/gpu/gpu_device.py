@@ -4,6 +4,7 @@ Which of the two the variable GPU_TESTS says, "real" or "fake"; run.sh sets it. 
 tests show that they themselves are right, and nothing of NCCL or of a GPU.
 """
 
+import atexit
 import ctypes
 import importlib.metadata
 import os
@@ -23,6 +24,7 @@ import torch.distributed as dist
 PR_SET_PDEATHSIG = 1
 FAKE = os.environ.get("GPU_TESTS") == "fake"
 DEVICE = torch.device("cuda", 0)
+CYCLES = 2_000_000_000  # A second has no more of a GPU's.
 TIMEOUT = timedelta(seconds=60)  # Of init: a rank makes its context on the GPU meanwhile.
 
 # NCCL takes two ranks on a GPU where it believes them on two hosts, as NCCL_HOSTID says. They talk
@@ -115,6 +117,19 @@ def load():
         torch.cuda.get_device_properties = lambda device=None: properties
         torch.cuda.device_count = torch._C._cuda_getDeviceCount = lambda: 1
     torch.cuda.set_device(DEVICE)
+
+
+def hang(seconds):
+    """In a rank: a kernel on the current stream that lasts so long, and the end of the process with
+    it; on the fake one that never ends."""
+    if not FAKE:
+        torch.cuda._sleep(int(seconds * CYCLES))
+        return
+    import fake_cuda
+
+    fake_cuda.hold()
+    fake_cuda.change("hang_abort=1")
+    atexit.register(fake_cuda.synchronize)  # As the driver does.
 
 
 class Graph:

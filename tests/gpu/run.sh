@@ -11,7 +11,7 @@ root="$(cd "$here/../.." && pwd)"
 python="$root/.venv/bin/python" build="$root/build" out="" logs="" seconds=530 fake=""
 [ -x "$python" ] || python=python3
 # Name and time limit; together more than there is: none of them should need so much.
-limits=(conformance=90 libraries=30 collectives=120 sharing=90 faults=90 graphs=60 rebuilds=120 training=110 overhead=45 upstream=120)
+limits=(conformance=90 libraries=30 collectives=120 sharing=90 faults=90 hangs=110 graphs=60 rebuilds=120 training=110 overhead=45 upstream=120)
 parts=()
 
 usage() { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }

@@ -17,6 +17,12 @@ constexpr Duration kFoundWithin = seconds(6);
 // Until the next question about progress, which comes every ten seconds, and its answer.
 constexpr Duration kToldWithin = seconds(16);
 constexpr Duration kOutdatedBy = seconds(4);
+// Of the settings. What a device does before an operation takes less each, and more together.
+constexpr Duration kStall = seconds(45);
+constexpr Duration kDeviceStall = seconds(15);
+constexpr Duration kSaidBefore = seconds(2);
+// Semantics, rows 8b and 9, from when somebody waits; and until the first question.
+constexpr Duration kHangFoundWithin = seconds(8);
 
 std::string NameOfGroup(int group) { return StrCat("g", group); }
 
@@ -28,6 +34,7 @@ VerdictSim::VerdictSim(VerdictSimOptions options) : options_(options), random_(o
   MakeProgram();
   if (Chance(50)) SpoilProgram();
   PlanSilences();
+  PlanHangs();
 }
 
 Duration VerdictSim::Between(int low_ms, int high_ms) {
@@ -44,7 +51,9 @@ void VerdictSim::MakeGroups() {
     for (const int rank : world) {
       if (Chance(60)) members.push_back(rank);
     }
-    if (members.size() > 1) groups_.push_back(std::move(members));
+    if (members.size() < 2) continue;
+    if (Chance(40)) on_device_.insert(static_cast<int>(groups_.size()));
+    groups_.push_back(std::move(members));
   }
 }
 
@@ -63,7 +72,8 @@ void VerdictSim::MakeProgram() {
       continue;
     }
     const auto group = random_.Below(groups_.size());
-    const Kind kind = Chance(50) ? Kind::kAll : (Chance(50) ? Kind::kChain : Kind::kBroadcast);
+    Kind kind = Chance(50) ? Kind::kAll : (Chance(50) ? Kind::kChain : Kind::kBroadcast);
+    if (on_device_.contains(static_cast<int>(group))) kind = Kind::kDevice;
     const Step shared{.kind = kind, .group = static_cast<int>(group), .seq = ++seqs[group]};
     for (const int rank : groups_[group])
       ranks_[static_cast<std::size_t>(rank)].steps.push_back(shared);
@@ -98,6 +108,18 @@ void VerdictSim::PlanSilences() {
   }
 }
 
+void VerdictSim::PlanHangs() {
+  const auto any = [this]() -> Rank& { return ranks_[random_.Below(ranks_.size())]; };
+  if (Chance(30)) {
+    Rank& rank = any();
+    At(now_ + Between(0, 4000), [&rank] { rank.device.hangs = true; });
+  }
+  if (Chance(10)) {
+    Rank& rank = any();
+    At(now_ + Between(0, 4000), [&rank] { rank.spins = true; });
+  }
+}
+
 // ---- The links ----
 
 void VerdictSim::OnLink(int from, int to, std::function<void()> what) {
@@ -116,16 +138,19 @@ void VerdictSim::Compute(int rank) {
     ++count_.ended;
     return;
   }
+  self.acted = now_;
   At(now_ + Between(1, Chance(10) ? 3000 : 200), [this, rank] { Enter(rank); });
 }
 
 void VerdictSim::Enter(int rank) {
   Rank& self = ranks_[static_cast<std::size_t>(rank)];
+  if (self.spins) return;  // For ever.
   self.in_call = true;
-  self.since = now_;
+  self.since = self.acted = now_;
   const Kind kind = StepOf(self).kind;
   const bool message = kind == Kind::kSend || kind == Kind::kLargeSend || kind == Kind::kRecv;
   message ? EnterMessage(rank) : EnterCollective(rank);
+  if (kind == Kind::kDevice) return;
   At(now_ + kWaitTellAfter, [this, rank, at = self.at] { Tell(rank, at); });
   Look(rank);
 }
@@ -139,6 +164,7 @@ void VerdictSim::EnterCollective(int rank) {
   Rank& self = ranks_[static_cast<std::size_t>(rank)];
   const Step step = StepOf(self);
   self.entered[step.group] = step.seq;
+  if (step.kind == Kind::kDevice) return GiveToDevice(rank);
   if (step.kind == Kind::kChain) return PassWord(rank, step.group, step.seq);
   const bool tells = step.kind == Kind::kAll || MembersOf(step.group).front() == rank;
   if (!tells) return;
@@ -150,6 +176,54 @@ void VerdictSim::EnterCollective(int rank) {
       Look(peer);
     });
   }
+}
+
+void VerdictSim::TellPeers(int rank, int group, std::function<void(Rank& peer)> what) {
+  for (const int peer : MembersOf(group)) {
+    if (peer == rank) continue;
+    OnLink(rank, peer, [this, peer, what] {
+      what(ranks_[static_cast<std::size_t>(peer)]);
+      Look(peer);
+    });
+  }
+}
+
+bool VerdictSim::IsQueued(Rank& rank) {
+  if (!rank.in_call || StepOf(rank).kind != Kind::kDevice) return false;
+  return rank.device.begun[StepOf(rank).group] < StepOf(rank).seq;
+}
+
+// What it has to do before: nothing to speak of, or some things one after the other.
+void VerdictSim::GiveToDevice(int rank) {
+  Rank& self = ranks_[static_cast<std::size_t>(rank)];
+  const Step step = StepOf(self);
+  self.device.given = now_;
+  TellPeers(rank, step.group, [rank, step](Rank& peer) {
+    std::uint64_t& submitted = peer.submitted[{step.group, rank}];
+    submitted = std::max(submitted, step.seq);
+  });
+  Instant when = now_ + Between(0, 30);
+  for (std::uint64_t before = Chance(10) ? 1 + random_.Below(4) : 0; before > 0; --before) {
+    when += Between(1000, 9000);
+    At(when, [this, &self] {
+      if (!self.device.hangs) self.device.moved = now_;
+    });
+  }
+  At(when, [this, rank, at = self.at] { Begin(rank, at); });
+}
+
+void VerdictSim::Begin(int rank, std::size_t at) {
+  Rank& self = ranks_[static_cast<std::size_t>(rank)];
+  if (self.device.hangs) return;
+  const Step step = StepOf(self);
+  self.device.begun[step.group] = step.seq;
+  self.device.moved = self.since = now_;
+  TellPeers(rank, step.group, [rank, step](Rank& peer) {
+    std::uint64_t& heard = peer.heard[{step.group, rank}];
+    heard = std::max(heard, step.seq);
+  });
+  At(now_ + kWaitTellAfter, [this, rank, at] { Tell(rank, at); });
+  Look(rank);
 }
 
 // Up along the members once each has entered, and down again.
@@ -207,6 +281,7 @@ std::vector<int> VerdictSim::Missing(int rank) {
       return self.arrived[step.peer] < self.begun[step.peer] ? std::vector<int>{step.peer}
                                                              : std::vector<int>{};
     case Kind::kAll:
+    case Kind::kDevice:
     case Kind::kChain:
     case Kind::kBroadcast:
       break;
@@ -226,7 +301,8 @@ std::vector<int> VerdictSim::Missing(int rank) {
 
 void VerdictSim::Look(int rank) {
   Rank& self = ranks_[static_cast<std::size_t>(rank)];
-  if (!self.in_call || !Missing(rank).empty()) return;
+  if (!self.in_call || IsQueued(self) || !Missing(rank).empty()) return;
+  if (StepOf(self).kind == Kind::kDevice) self.device.moved = now_;
   self.in_call = false;
   ++self.at;
   Compute(rank);
@@ -245,21 +321,72 @@ WaitingReport VerdictSim::ReportOf(int rank) {
   Rank& self = ranks_[static_cast<std::size_t>(rank)];
   WaitingReport report;
   report.generation = 1;
-  report.stall = std::chrono::hours(1);
-  if (!self.in_call || now_ - self.since < kWaitTellAfter) return report;
+  report.stall = kStall;
+  report.device_stall = kDeviceStall;
+  if (!self.in_call || IsQueued(self) || now_ - self.since < kWaitTellAfter) return report;
   const Step& step = StepOf(self);
   WaitingCall call;
   call.group = NameOfGroup(step.group);
   call.operation.point_to_point = step.peer >= 0;
   call.operation.sends = step.kind == Kind::kLargeSend;
-  call.operation.needs_all = step.kind == Kind::kAll || step.kind == Kind::kChain;
+  call.operation.needs_all = step.peer < 0 && step.kind != Kind::kBroadcast;
   call.operation.seq = step.peer >= 0 ? self.at + 1 : step.seq;
   call.operation.age = now_ - self.since;
   call.operation.missing = Missing(rank);
+  if (step.kind == Kind::kDevice) {
+    const auto late = std::ranges::stable_partition(call.operation.missing, [&](int peer) {
+      return self.submitted[{step.group, peer}] < step.seq;
+    });
+    call.operation.not_begun.assign(late.begin(), late.end());
+    call.operation.missing.erase(late.begin(), late.end());
+  }
   call.blocked = true;
   report.blocked = true;
   report.calls.push_back(std::move(call));
   return report;
+}
+
+DeviceProgress VerdictSim::DeviceOf(Rank& rank, int group) const {
+  DeviceProgress told;
+  const bool hides = options_.planted == PlantedAccount::kNoDevice;
+  told.begun = hides ? rank.entered[group] : rank.device.begun[group];
+  const bool waits = rank.in_call && rank.steps[rank.at].kind == Kind::kDevice;
+  const bool queued =
+      waits && rank.device.begun[rank.steps[rank.at].group] < rank.steps[rank.at].seq;
+  told.runs = waits && !queued;
+  const bool stands = options_.planted == PlantedAccount::kDeviceNotMoved;
+  const Instant since = stands ? rank.device.given : std::max(rank.device.given, rank.device.moved);
+  if (queued && !hides) told.still = now_ - since;
+  return told;
+}
+
+// As the observer of a process does. In a call of ours a main thread sleeps, but one that waits for
+// a device spins, as the driver has it.
+void VerdictSim::Sample(int rank) {
+  Rank& self = ranks_[static_cast<std::size_t>(rank)];
+  const double elapsed = std::chrono::duration<double>(now_.time_since_epoch()).count();
+  const bool burns = self.spins || IsQueued(self);
+  recovery::ProgressSample sample;
+  sample.now = now_;
+  sample.frame = 1 + self.at * 2 + (self.in_call ? 1 : 0);
+  sample.operations = self.at;
+  if (burns) sample.cpu_seconds = sample.main_seconds = elapsed;
+  if (options_.planted == PlantedAccount::kSpinCounts) sample.main_seconds = 0;
+  self.meter.Take(sample);
+}
+
+void VerdictSim::SampleAgain(int rank) {
+  Sample(rank);
+  At(now_ + seconds(5), [this, rank] { SampleAgain(rank); });
+}
+
+void VerdictSim::SayWhere(int rank) {
+  Rank& self = ranks_[static_cast<std::size_t>(rank)];
+  Sample(rank);
+  Whereabouts where;
+  where.no_progress = self.meter.no_progress();
+  self.line_up = std::max(now_ + Between(0, 30), self.line_up);
+  At(self.line_up, [this, rank, where] { diagnosis_.OnWhereabouts(rank, where, now_); });
 }
 
 GroupProgress VerdictSim::ProgressOf(int rank, int group) {
@@ -267,6 +394,7 @@ GroupProgress VerdictSim::ProgressOf(int rank, int group) {
   GroupProgress progress;
   progress.group = NameOfGroup(group);
   progress.entered = self.entered[group];
+  if (on_device_.contains(group)) progress.device = DeviceOf(self, group);
   if (options_.planted == PlantedAccount::kNothingEntered) progress.entered = 0;
   if (options_.planted == PlantedAccount::kAlwaysEntered) progress.entered = 1000;
   if (options_.planted == PlantedAccount::kLastNotCounted && progress.entered > 0)
@@ -315,7 +443,13 @@ void VerdictSim::AskServer() {
     down = std::max(now_ + Between(0, 30), down);
     At(down, [this, rank = rank, groups = std::move(groups)] { Answer(rank, groups); });
   }
-  if (steps.verdict) CheckCircle(*steps.verdict);
+  for (const int rank : steps.ask) {
+    Instant& down = ranks_[static_cast<std::size_t>(rank)].line_down;
+    down = std::max(now_ + Between(0, 30), down);
+    At(down, [this, rank] { SayWhere(rank); });
+  }
+  if (steps.verdict)
+    steps.verdict->circle.empty() ? CheckStall(*steps.verdict) : CheckCircle(*steps.verdict);
   CheckLiveness();
 }
 
@@ -326,6 +460,7 @@ bool VerdictSim::HasEntered(int peer, int waiter, const Step& step) {
   Rank& self = ranks_[static_cast<std::size_t>(waiter)];
   if (step.kind == Kind::kRecv) return other.sent[waiter] >= self.begun[peer];
   if (step.kind == Kind::kLargeSend) return other.begun[waiter] >= self.sent[peer];
+  if (step.kind == Kind::kDevice) return other.device.begun[step.group] >= step.seq;
   return other.entered[step.group] >= step.seq;
 }
 
@@ -355,6 +490,7 @@ std::vector<int> VerdictSim::SeenMissing(int rank) {
 bool VerdictSim::CanGoOn(int rank, const std::vector<bool>& goes_on, Sight sight) {
   Rank& self = ranks_[static_cast<std::size_t>(rank)];
   if (!self.in_call) return self.at < self.steps.size();
+  if (IsQueued(self)) return true;  // That its device never begins is another sentence.
   const Step& step = StepOf(self);
   const std::vector<int> needed = sight == Sight::kAll ? Needed(rank) : SeenMissing(rank);
   return std::all_of(needed.begin(), needed.end(), [&](int peer) {
@@ -379,12 +515,52 @@ bool VerdictSim::IsDeadlocked(Sight sight) {
 
 void VerdictSim::CheckCircle(const Diagnosis::Verdict& verdict) {
   over_ = true;
-  if (verdict.circle.empty()) return Violated("a rank is said to stand still");
   ++count_.deadlocks;
   if (!IsDeadlocked(Sight::kAll)) return Violated("no circle is there");
   for (const WaitEdge& edge : verdict.circle) {
     Rank& self = ranks_[static_cast<std::size_t>(edge.from)];
     if (!self.in_call) return Violated(StrCat("rank ", edge.from, " waits for nothing"));
+  }
+}
+
+void VerdictSim::CheckStall(const Diagnosis::Verdict& verdict) {
+  over_ = true;
+  Rank& rank = ranks_[static_cast<std::size_t>(verdict.stalled)];
+  if (!verdict.device) {
+    ++count_.stalls;
+    // It may have gone on since it was asked, each second by then.
+    if (now_ - rank.acted < kStall - kSaidBefore)
+      Violated("the rank has not stood still for so long");
+    return;
+  }
+  ++count_.devices;
+  const Device& device = rank.device;
+  const bool stands =
+      device.hangs && IsQueued(rank) && now_ - std::max(device.given, device.moved) >= kDeviceStall;
+  if (!stands) Violated("the device works");
+}
+
+// From when somebody waits for it, and has for long enough to ask.
+void VerdictSim::CheckHangsFound() {
+  for (Rank& rank : ranks_) {
+    if (!rank.spins && !(rank.device.hangs && IsQueued(rank))) continue;
+    const bool spins = rank.spins && !rank.in_call && rank.at < rank.steps.size();
+    if (!spins && !IsQueued(rank)) continue;
+    const Step& step = StepOf(rank);
+    if (step.peer >= 0 || step.kind == Kind::kBroadcast || step.kind == Kind::kChain) continue;
+    Instant due =
+        spins ? rank.acted + kStall : std::max(rank.device.given, rank.device.moved) + kDeviceStall;
+    std::optional<Instant> waited;
+    for (const int peer : MembersOf(step.group)) {
+      Rank& other = ranks_[static_cast<std::size_t>(peer)];
+      const bool waits = &other != &rank && other.in_call && !IsQueued(other) &&
+                         StepOf(other).group == step.group && StepOf(other).seq == step.seq;
+      if (waits) waited = std::min(waited.value_or(other.since), other.since);
+    }
+    if (!waited || over_) continue;
+    due = std::max(due, *waited);
+    if (now_ - due > kHangFoundWithin + (spins ? seconds(10) : seconds(0)))
+      Violated(spins ? "a rank that spins was not found" : "a device that hangs was not found");
   }
 }
 
@@ -415,13 +591,16 @@ bool VerdictSim::AllArrived() {
 }
 
 void VerdictSim::CheckLiveness() {
-  if (!AllArrived() || !IsDeadlocked(Sight::kMissing)) {
+  const bool any_queued =
+      std::ranges::any_of(ranks_, [this](Rank& rank) { return IsQueued(rank); });
+  if (any_queued || !AllArrived() || !IsDeadlocked(Sight::kMissing)) {
     deadlocked_since_.reset();
   } else if (!deadlocked_since_) {
     deadlocked_since_ = now_;
   }
   if (deadlocked_since_ && now_ - *deadlocked_since_ > kFoundWithin && !over_)
     Violated("a circle was not found");
+  CheckHangsFound();
   for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
     Rank& self = ranks_[static_cast<std::size_t>(rank)];
     const std::vector<int> missing = self.in_call ? Missing(rank) : std::vector<int>();
@@ -446,7 +625,10 @@ void VerdictSim::Violated(const std::string& what) {
 
 std::string VerdictSim::Run() {
   const Instant end = now_ + kRunFor;
-  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) Compute(rank);
+  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
+    SampleAgain(rank);
+    Compute(rank);
+  }
   for (Instant look = now_; look < end && !over_ && violation_.empty(); look += kLookEvery) {
     while (!queue_.empty() && queue_.begin()->first <= look) {
       auto next = queue_.extract(queue_.begin());

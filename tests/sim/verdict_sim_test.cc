@@ -23,17 +23,21 @@ TEST(VerdictSim, EverySeed_SaysWhatIsTrueAndNothingElse) {
     sum.silences += sim.count().silences;
     sum.entered += sim.count().entered;
     sum.ended += sim.count().ended;
+    sum.devices += sim.count().devices;
+    sum.stalls += sim.count().stalls;
   }
   std::printf(
       "%llu seeds: %d circles, %d with questions, %d silent links, %d calls that all had "
-      "entered, %d ranks at their end\n",
+      "entered, %d ranks at their end, %d devices that hang, %d ranks that stand still\n",
       static_cast<unsigned long long>(seeds.count), sum.deadlocks, sum.suspected, sum.silences,
-      sum.entered, sum.ended);
+      sum.entered, sum.ended, sum.devices, sum.stalls);
   if (seeds.count < 50) return;  // Too few for each to have come up.
   EXPECT_GT(sum.deadlocks, 0);
   EXPECT_GT(sum.suspected, 0);
   EXPECT_GT(sum.entered, 0);
   EXPECT_GT(sum.ended, 0);
+  EXPECT_GT(sum.devices, 0);
+  EXPECT_GT(sum.stalls, 0);
 }
 
 struct WrongAccount {
@@ -63,7 +67,11 @@ INSTANTIATE_TEST_SUITE_P(
         WrongAccount{PlantedAccount::kOutdated, "Outdated", "no circle is there"},
         WrongAccount{PlantedAccount::kLastNotCounted, "EdgeKeptAfterAnEntry", "no circle is there"},
         WrongAccount{PlantedAccount::kSentNotCounted, "SentNotCounted", "no circle is there"},
-        WrongAccount{PlantedAccount::kAlwaysEntered, "AlwaysEntered", "has not entered it"}),
+        WrongAccount{PlantedAccount::kAlwaysEntered, "AlwaysEntered", "has not entered it"},
+        WrongAccount{PlantedAccount::kNoDevice, "DeviceStageLeftOut", "hangs was not found"},
+        WrongAccount{PlantedAccount::kDeviceNotMoved, "WhatADeviceFinishesLeftOut",
+                     "the device works"},
+        WrongAccount{PlantedAccount::kSpinCounts, "SpinCountedAsProgress", "spins was not found"}),
     [](const ::testing::TestParamInfo<WrongAccount>& info) { return info.param.name; });
 
 }  // namespace

@@ -21,6 +21,7 @@ BASES = {
     "DEADLOCK": dist.DistBackendError,
     "STALLED": dist.DistBackendError,
     "DEVICE_LOST": dist.DistBackendError,
+    "DEVICE_STALLED": dist.DistBackendError,
     "GROWTH": dist.DistBackendError,
     "DUPLICATE_RANK": dist.DistBackendError,
     "WORLD_SIZE": dist.DistBackendError,
@@ -66,7 +67,7 @@ def test_the_table_is_complete():
 def test_elastic_tries_again_after_what_is_no_bug():
     tried = {code for code in BASES if _native.load().retried_by_elastic(code)}
     losses = {"RANK_LOST", "LEFT", "COMM_STALLED", "COMM_FAILED", "DEVICE_LOST", "STORE_LOST"}
-    assert tried == losses | {"TIMEOUT", "OUTCOME_UNKNOWN", "GROWTH"}
+    assert tried == losses | {"DEVICE_STALLED", "TIMEOUT", "OUTCOME_UNKNOWN", "GROWTH"}
     assert not _native.load().retried_by_elastic("a code of a newer peer")
 
 

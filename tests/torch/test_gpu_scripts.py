@@ -11,7 +11,7 @@ import pytest
 import torch
 
 TESTS = Path(__file__).resolve().parents[1]
-PARTS = ["conformance", "collectives", "sharing", "faults", "graphs", "rebuilds"]
+PARTS = ["conformance", "collectives", "sharing", "faults", "hangs", "graphs", "rebuilds"]
 PARTS += ["training", "overhead"]
 
 

@@ -309,6 +309,7 @@ def test_the_deadlines_are_told_once_at_start(world):
     assert (
         "event=deadlines budget=30s abort=30s seat_wait=60s last_call=30s build=12s ready=30s"
         " rebuild=120s answer=30s lease=5s beat=1s known=6s op_deadline=120s stall=3600s"
+        " device_stall=600s"
         " wait_log=30s: "
     ) in stderr
 

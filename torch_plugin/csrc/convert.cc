@@ -37,6 +37,7 @@ ErrorKind KindOf(StatusCode code) {
     case StatusCode::kDeadlock:
     case StatusCode::kStalled:
     case StatusCode::kDeviceLost:
+    case StatusCode::kDeviceStalled:
     case StatusCode::kGrowth:
     case StatusCode::kDuplicateRank:
     case StatusCode::kWorldSize:
@@ -60,9 +61,10 @@ ErrorKind KindOf(StatusCode code) {
 
 bool RetriedByElastic(StatusCode code) {
   constexpr std::array kRetried = {
-      StatusCode::kRankLost,   StatusCode::kLeft,    StatusCode::kCommStalled,
-      StatusCode::kCommFailed, StatusCode::kGrowth,  StatusCode::kDeviceLost,
-      StatusCode::kStoreLost,  StatusCode::kTimeout, StatusCode::kOutcomeUnknown};
+      StatusCode::kRankLost,      StatusCode::kLeft,          StatusCode::kCommStalled,
+      StatusCode::kCommFailed,    StatusCode::kGrowth,        StatusCode::kDeviceLost,
+      StatusCode::kDeviceStalled, StatusCode::kStoreLost,     StatusCode::kTimeout,
+      StatusCode::kOutcomeUnknown};
   return std::find(kRetried.begin(), kRetried.end(), code) != kRetried.end();
 }
 

@@ -161,6 +161,7 @@ ContextOptions MakeOptions(const InitOptions& init, const Settings& settings,
   options.session.spare_if_taken = settings.spares > 0 || settings.replaces;
   options.session.wait_log = settings.wait_log;
   options.session.stall = settings.stall;
+  options.session.device_stall = settings.device_stall;
   options.session.op_deadline = settings.op_deadline;
   options.session.host_watch = settings.host_watch;
   options.session.device = init.device;

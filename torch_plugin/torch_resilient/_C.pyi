@@ -109,7 +109,7 @@ class Session:
         strict_timeouts: bool = False,
         op_deadline: float = 120.0,
         wait_log: float = 30.0,
-        stall: float = 3600.0,
+        stalls: tuple[float, float] = (3600.0, 600.0),
         presence: str = "",
         timeout: timedelta = ...,  # What init_process_group was given.
         device: DeviceClaim | None = None,

@@ -78,7 +78,7 @@ class GrowthError(ResilientError, dist.DistBackendError):
 
 
 class DeviceError(ResilientError, dist.DistBackendError):
-    """The device of a rank failed."""
+    """The device of a rank failed, or hangs."""
 
     default_code = "DEVICE_LOST"
 
@@ -139,6 +139,7 @@ CLASSES = {
     "DEADLOCK": DeadlockError,
     "STALLED": StalledError,
     "DEVICE_LOST": DeviceError,
+    "DEVICE_STALLED": DeviceError,
     "GROWTH": GrowthError,
     "DUPLICATE_RANK": ConfigError,
     "WORLD_SIZE": ConfigError,

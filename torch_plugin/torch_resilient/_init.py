@@ -343,7 +343,7 @@ def _open_world(native, arguments, settings, process, processes, timeout, starte
         strict_timeouts=settings["strict_timeouts"],
         op_deadline=settings["op_deadline"],
         wait_log=settings["wait_log"],
-        stall=settings["stall"],
+        stalls=(settings["stall"], settings["device_stall"]),
         presence="" if alone else _presence.prefix(environment),
         timeout=timeout,
         device=device if device.uuid and not settings["allow_shared_gpu"] else None,

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string_view>
+
 #include <resilient/clock.h>
 
 namespace resilient {
@@ -23,6 +25,9 @@ void SetExitBudget(Duration budget);
 // The process is ending, for those who know before std::exit: an interpreter first takes its
 // modules down. The first call counts.
 void ExitBegins();
+// Ends the process now with kBlockedExitCode: it cannot end by itself, by `why`, which the line in
+// the log says. For a main thread that waits in a driver for what never comes.
+[[noreturn]] void EndProcess(std::string_view why);
 // For the texts of what is refused by then.
 bool ExitHasBegun();
 

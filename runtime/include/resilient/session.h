@@ -51,13 +51,13 @@ struct SessionOptions {
   InterruptCheck interrupt;                      // Polled by every wait on a caller's thread.
   Duration wait_log = std::chrono::seconds(30);  // Interval of the line about who is waited for.
   Duration stall = std::chrono::hours(1);        // How long an awaited rank may make no progress.
+  Duration device_stall = std::chrono::minutes(10);  // How long its device may finish nothing.
   // What the caller gives its operations as Operation::stall; for the line at the start.
   Duration op_deadline = std::chrono::seconds(120);
   // What a broken link has ended is run again, unseen (decision 0018); devices are refused with it.
   bool replay = false;
   std::shared_ptr<Observer> observer;  // Says where this process is; null: not known.
-  // Prefix of the names by which processes of this host are known before their init
-  // (net/presence.h); empty: they are not looked for.
+  // Prefix of the names of this host's processes before their init (net/presence.h); empty: none.
   std::string presence;
 };
 

@@ -33,6 +33,7 @@ struct Settings {
   bool strict_timeouts = false;                      // RESILIENT_TIMEOUT_POLICY=strict
   Duration op_deadline = std::chrono::seconds(120);  // RESILIENT_OP_DEADLINE, floor 1 s
   Duration stall = std::chrono::hours(1);            // RESILIENT_STALL, floor 1 s
+  Duration device_stall = std::chrono::minutes(10);  // RESILIENT_DEVICE_STALL, floor 1 s
   Duration wait_log = std::chrono::seconds(30);      // RESILIENT_WAIT_LOG, floor 1 s
   std::size_t shm_limit = std::size_t{256} << 20;    // RESILIENT_SHM_LIMIT, bytes; 0: none
   bool checksums = false;                            // RESILIENT_CHECKSUM

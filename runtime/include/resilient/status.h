@@ -24,6 +24,7 @@ enum class StatusCode : std::uint8_t {
   kDeadlock,
   kStalled,
   kDeviceLost,
+  kDeviceStalled,
   kGrowth,  // No failure: the world takes in more ranks.
   kDuplicateRank,
   kWorldSize,

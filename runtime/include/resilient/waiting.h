@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,8 @@ inline constexpr std::size_t kWaitingOperationsMax = 64;
 // An operation of this rank that has been in flight for kWaitTellAfter. Thread: value type.
 struct WaitingOperation {
   std::uint64_t seq = 0;        // As Submit returned it.
+  // Of a message on a device: its number among those from its sender to its receiver. 0: not known.
+  std::uint64_t number = 0;
   bool point_to_point = false;  // Else a collective: the two count apart.
   std::string
       what;  // As Describe: "all_reduce(float32[4], sum)", "recv(float32[4], from 2, tag 7)"
@@ -30,6 +33,9 @@ struct WaitingOperation {
   // send that nobody takes its receiver; while the links are being made those that this rank has
   // none to yet. Empty: all have entered, data moves or should.
   std::vector<int> missing;
+  // Of what runs on devices and this rank's device has begun: ranks of the world that have
+  // submitted it and whose devices are not known to have begun it, ascending.
+  std::vector<int> not_begun;
   bool any = false;  // One of `missing` is enough: a recv from any rank.
   // A send, which waits for its receiver.
   bool sends = false;
@@ -61,6 +67,25 @@ struct PeerProgress {
   std::uint64_t received = 0;  // Messages from it that this rank has seen begin, ever.
   // One of these waits in the process of its sender until the program begins a recv for it.
   bool unclaimed = false;
+  // Of messages on a device, which go to the queue of the device before it begins them: sends that
+  // it has begun; recvs that the program has begun, and of these the device.
+  std::uint64_t sends_on_device = 0;
+  std::uint64_t recvs_given = 0;
+  std::uint64_t recvs_on_device = 0;
+};
+
+// What a rank says of the device on which the operations of a group run. Thread: value type.
+struct DeviceProgress {
+  std::string name;         // "GPU 0 (GPU-8f2c...)"
+  std::uint64_t begun = 0;  // The latest collective of the group that it has begun. 0: none.
+  // An operation of this process has begun on it and not ended: what waits may wait for that one,
+  // and with it for another rank.
+  bool runs = false;
+  // For how long it has begun and finished nothing of this process, while an operation of the group
+  // is in its queue. Zero: it has begun all.
+  Duration still{};
+  std::string last;     // What it finished last: "all_reduce(float32[4], sum) #7 of group 'w'".
+  Duration last_ago{};  // When `last` is not empty.
 };
 
 // How far this rank has come in one group, by its own account: the proof, or the disproof, of what
@@ -72,6 +97,8 @@ struct GroupProgress {
   // nothing but links. 0: none.
   std::uint64_t entered = 0;
   std::vector<PeerProgress> peers;  // By rank. A peer without messages is left out.
+  // Where devices run its operations by themselves: `entered` says what they were given.
+  std::optional<DeviceProgress> device = {};
 };
 
 }  // namespace resilient

@@ -63,7 +63,8 @@ class StackSource {
 //
 // Progress, in a window of 60 s, is a new operation, another line of the main thread, 5 % of a core
 // or 1 MiB of input and output by the process and its children, without our own threads and without
-// sockets. So a busy loop is progress.
+// sockets. Of a main thread that stays at one line what it computes does not count: it may spin in
+// one call. So a busy loop over several lines is progress.
 //
 // Owner: the plugin or main, shared with the session; one a process is enough. Thread: thread-safe.
 // Lifetime: the destructor closes. In a forked child it begins anew, without a thread, questions or

@@ -142,6 +142,14 @@ TEST(UsageWithoutOurOwn, CountsThreadsButNotOurs) {
   seen.set_value();
 }
 
+TEST(UsageWithoutOurOwn, TellsWhatTheMainThreadHasOfIt) {
+  const ProcessUsage before = UsageWithoutOurOwn();
+  Thread("loader", [] { Work(); }).Join();
+  EXPECT_LT(UsageWithoutOurOwn().main_seconds - before.main_seconds, kBusySeconds / 2);
+  Work();
+  EXPECT_GT(UsageWithoutOurOwn().main_seconds - before.main_seconds, kBusySeconds / 2);
+}
+
 TEST(UsageWithoutOurOwn, CountsChildrenWhileTheyLiveAndAfterwards) {
   int worked[2];
   int seen[2];

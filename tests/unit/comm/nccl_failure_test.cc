@@ -3,9 +3,12 @@
 // Method: ranks of one process over the fake NCCL, which is told what goes wrong and when.
 
 #include <chrono>
+#include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -428,6 +431,118 @@ TEST_F(NcclFailure, LateRank_IsNamed) {
   })) << "rank 1 has told that it has entered, rank 2 that it has not";
   pending.push_back(Pending::Of(world.at(2), AllReduceOp(data[2])));
   for (const Pending& one : pending) EXPECT_TRUE(one.Wait().ok());
+}
+
+// A kernel of a rank's that ends when the test says so, and what that rank says of its device.
+class NcclHungDevice : public NcclFailure {
+ protected:
+  ~NcclHungDevice() override { EndKernel(); }
+
+  // On a stream of rank 2's.
+  CudaStreamHandle StreamBehindAKernel() {
+    const CudaStreamHandle stream = NewStream();
+    EXPECT_EQ(fake_.LaunchHostFunction(
+                  stream, [ended = ended_.get_future().share()] { ended.wait_for(kBound); }),
+              CudaResult::kSuccess);
+    return stream;
+  }
+  void EndKernel() {
+    if (!std::exchange(has_ended_, true)) ended_.set_value();
+  }
+  // Asks rank 2 until `accepts` does; that account.
+  DeviceProgress AccountOf(const std::function<bool(const GroupProgress&)>& accepts) {
+    GroupProgress told;
+    EXPECT_TRUE(Eventually([&] {
+      std::size_t before = 0;
+      EventLog& log = world().log(2);
+      log.WaitFor([&](EventLog& all) {
+        before = all.progress["world"].size();
+        return true;
+      });
+      if (world().at(2).AskProgress("world") != ProgressAnswer::kComing) return false;
+      const bool came = log.WaitFor([&](EventLog& all) {
+        if (all.progress["world"].size() <= before) return false;
+        told = all.progress["world"].back();
+        return true;
+      });
+      return came && told.device && accepts(told);
+    }));
+    return told.device.value_or(DeviceProgress{});
+  }
+  static bool StandsFor(const GroupProgress& told, Duration time) {
+    return told.entered == 1 && told.device->begun == 0 && told.device->still >= time;
+  }
+
+  std::promise<void> ended_;
+  bool has_ended_ = false;
+};
+
+TEST_F(NcclHungDevice, DeviceThatDoesNotBegin_IsToldFromARankThatIsLate) {
+  World& world = Start(3);
+  std::vector<std::vector<float>> data = {{1}, {2}, {3}};
+  std::vector<Pending> pending;
+  Operation hung = AllReduceOp(data[2]);
+  hung.stream = StreamBehindAKernel();
+  pending.push_back(Pending::Of(world.at(2), hung));
+  for (const int rank : {0, 1})
+    pending.push_back(
+        Pending::Of(world.at(rank), AllReduceOp(data[static_cast<std::size_t>(rank)])));
+  ASSERT_TRUE(world.log(0).WaitFor([](EventLog& log) {
+    const auto& told = log.waiting["world"];
+    return !told.empty() && told.back().front().missing.empty() &&
+           told.back().front().not_begun == std::vector<int>{2};
+  })) << "rank 1's device has begun it, and rank 2 has submitted it";
+  const DeviceProgress account =
+      AccountOf([](const GroupProgress& told) { return StandsFor(told, Millis(300)); });
+  EXPECT_EQ(account.name, "GPU 2 (GPU-2)");
+  EXPECT_FALSE(account.runs);
+  EXPECT_EQ(account.last, "");
+  EndKernel();
+  for (const Pending& one : pending) EXPECT_TRUE(one.Wait().ok());
+  const DeviceProgress after =
+      AccountOf([](const GroupProgress& told) { return !told.device->last.empty(); });
+  EXPECT_EQ(after.begun, 1u);
+  EXPECT_EQ(after.still, Duration::zero());
+  EXPECT_EQ(after.last, "all_reduce(float32[1], sum) #1 of group 'world'");
+}
+
+// What is behind an operation may wait for another rank by that one.
+TEST_F(NcclHungDevice, DeviceThatRunsAnOperation_SaysSo) {
+  World& world = Start(3);
+  std::vector<std::vector<float>> data = {{1}, {2}, {3}};
+  std::vector<float> other = {4};
+  Operation hung = AllReduceOp(data[2]);
+  hung.stream = StreamBehindAKernel();
+  const Pending behind = Pending::Of(world.at(2), hung);
+  const auto side = world.CreateAll("side");
+  const Pending running = Pending::Of(*side[2], AllReduceOp(other));
+  ASSERT_TRUE(WaitForKernels(2, 1));
+  EXPECT_TRUE(AccountOf([](const GroupProgress& told) { return told.device->runs; }).runs);
+  world.at(2).Abort(Lost());
+  side[2]->Abort(Lost());
+  EndKernel();
+  EXPECT_EQ(behind.Wait().code(), StatusCode::kRankLost);
+  EXPECT_EQ(running.Wait().code(), StatusCode::kRankLost);
+}
+
+// Of its later operations it has reached what comes before one: it works.
+TEST_F(NcclHungDevice, DeviceThatReachesALaterOperation_StartsItsTimeAgain) {
+  World& world = Start(3);
+  std::vector<float> first = {1};
+  std::vector<float> second = {2};
+  Operation hung = AllReduceOp(first);
+  hung.stream = StreamBehindAKernel();
+  const Pending one = Pending::Of(world.at(2), hung);
+  AccountOf([](const GroupProgress& told) { return StandsFor(told, Millis(1500)); });
+  const Pending two = Pending::Of(world.at(2), AllReduceOp(second));
+  const DeviceProgress again = AccountOf([](const GroupProgress& told) {
+    return told.device->begun == 0 && told.device->still < Millis(1000);
+  });
+  EXPECT_GE(again.still, Duration::zero());
+  world.at(2).Abort(Lost());
+  EndKernel();
+  EXPECT_EQ(one.Wait().code(), StatusCode::kRankLost);
+  EXPECT_EQ(two.Wait().code(), StatusCode::kRankLost);
 }
 
 TEST_F(NcclFailure, AllHaveEntered_AndNothingEnds_IsAStandstill) {

@@ -111,20 +111,44 @@ TEST_F(NcclWatchTest, Collective_WhoHasNotEntered_IsMissing) {
   EXPECT_THAT(zero_.Missing(op, number, kBegun), IsEmpty());
 }
 
-// Its device has other work before it: it will come to it whatever the program does.
-TEST_F(NcclWatchTest, WhoHasSubmittedIt_IsNotMissing_ThoughNothingCanMove) {
+// Its program has done its part: it is the device that is waited for.
+TEST_F(NcclWatchTest, WhoHasSubmittedIt_IsNotMissing_ButItsDeviceHasNotBegun) {
   const Operation op = Collective(4);
   const std::uint64_t number = zero_.OnEntered(op, 1);
   one_.OnSubmitted(op, 1);
   EXPECT_TRUE(Pass(one_, 1, zero_, 0).ok());
   EXPECT_THAT(zero_.Missing(op, number, kSubmitted), ElementsAre(2));
   EXPECT_THAT(zero_.Missing(op, number, kBegun), ElementsAre(1, 2));
+  EXPECT_THAT(zero_.NotBegun(op, number), ElementsAre(1));
   const Operation recv = Message(OpKind::kRecv, 1);
   const std::uint64_t message = zero_.OnEntered(recv, 1);
   one_.OnSubmitted(Message(OpKind::kSend, 0), 1);
   EXPECT_TRUE(Pass(one_, 1, zero_, 0).ok());
   EXPECT_THAT(zero_.Missing(recv, message, kSubmitted), IsEmpty());
   EXPECT_THAT(zero_.Missing(recv, message, kBegun), ElementsAre(1));
+  EXPECT_THAT(zero_.NotBegun(recv, message), ElementsAre(1));
+  one_.OnEntered(op, 1);
+  one_.OnEntered(Message(OpKind::kSend, 0), 1);
+  EXPECT_TRUE(Pass(one_, 1, zero_, 0).ok());
+  EXPECT_THAT(zero_.NotBegun(op, number), IsEmpty());
+  EXPECT_THAT(zero_.NotBegun(recv, message), IsEmpty());
+}
+
+// Its own account: what it was given, and what of it its device has begun.
+TEST_F(NcclWatchTest, Progress_TellsTheDeviceFromTheProgram) {
+  one_.OnSubmitted(Collective(4), 1);
+  one_.OnSubmitted(Message(OpKind::kSend, 0), 1);
+  one_.OnSubmitted(Message(OpKind::kSend, 0), 2);
+  one_.OnSubmitted(Message(OpKind::kRecv, 0), 1);
+  one_.OnEntered(Message(OpKind::kSend, 0), 1);
+  const GroupProgress progress = one_.Progress({});
+  EXPECT_EQ(progress.entered, 1u);
+  EXPECT_EQ(one_.begun(), 0u);
+  ASSERT_EQ(progress.peers.size(), 1u);
+  EXPECT_EQ(progress.peers[0].sent, 2u);
+  EXPECT_EQ(progress.peers[0].sends_on_device, 1u);
+  EXPECT_EQ(progress.peers[0].recvs_given, 1u);
+  EXPECT_EQ(progress.peers[0].recvs_on_device, 0u);
 }
 
 TEST_F(NcclWatchTest, WhoHasDoneItsPart_MayLeave) {

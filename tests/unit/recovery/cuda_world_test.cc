@@ -2,7 +2,9 @@
 // Method: threads as ranks, real sessions, the CUDA fabric over the fake NCCL; a membership hub in
 // the process plays the service (world_test.cc). Every result is checked, and what the fake has
 // noticed fails the test.
+#include <array>
 #include <barrier>
+#include <future>
 #include <latch>
 
 #include "tests/unit/recovery/cuda_world.h"
@@ -225,6 +227,37 @@ TEST_F(CudaWorldTest, DeviceLost_FencesTheOthers_AndIsNotRebuilt) {
   hub.Kill(1);
   fake_.Change(1, [](NcclScript& script) { script.lose_device = false; });
   RebuildWith(hub, ranks, 1);
+}
+
+// What the service says of a device that begins nothing: the process is as one whose device is
+// lost, and the others go on.
+TEST_F(CudaWorldTest, DeviceThatHangs_IsNotRebuilt_AndTheOthersHeal) {
+  MembershipHub hub(kWorldSize);
+  Ranks ranks = StartAll(hub);
+  ExpectSums(ranks);
+  std::promise<void> ended;
+  CudaStreamHandle stream = nullptr;
+  ASSERT_EQ(FakeNccl::cuda().StreamCreateWithFlags(&stream, kCudaStreamNonBlocking),
+            CudaResult::kSuccess);
+  ASSERT_EQ(fake_.LaunchHostFunction(
+                stream, [kernel = ended.get_future().share()] { kernel.wait_for(kTestBound); }),
+            CudaResult::kSuccess);
+  std::array<Outcome, 2> outcomes;
+  std::array<double, 2> values = {1, 2};
+  Operation behind = SumOp(&values[1], 1);
+  behind.stream = stream;
+  ASSERT_TRUE(ranks[1].world->Submit(behind, outcomes[1].Callback()).ok());
+  ASSERT_TRUE(ranks[0].world->Submit(SumOp(&values[0], 0), outcomes[0].Callback()).ok());
+  ASSERT_TRUE(WaitForKernels(0, 2));
+  hub.Judge(StatusCode::kDeviceStalled, 1);
+  for (Outcome& outcome : outcomes) EXPECT_EQ(outcome.Await().code(), StatusCode::kDeviceStalled);
+  while (ranks[1].session->membership().state != SessionState::kFailed) std::this_thread::yield();
+  EXPECT_EQ(ranks[1].session->Rebuild({}).code(), StatusCode::kDeviceStalled) << "at once";
+  ended.set_value();  // As by the end of the process.
+  ranks[1] = {};
+  hub.Kill(1);
+  RebuildWith(hub, ranks, 1);
+  EXPECT_EQ(FakeNccl::cuda().StreamDestroy(stream), CudaResult::kSuccess);
 }
 
 // By the thread that submits, before the communicator knows the operation.

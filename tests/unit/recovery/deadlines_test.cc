@@ -50,6 +50,7 @@ TEST(Deadlines, Defaults_AreFine) {
   EXPECT_EQ(options.seat_wait, settings.seat_wait);
   EXPECT_EQ(options.op_deadline, settings.op_deadline);
   EXPECT_EQ(options.stall, settings.stall);
+  EXPECT_EQ(options.device_stall, settings.device_stall);
   EXPECT_EQ(options.wait_log, settings.wait_log);
 }
 
@@ -106,7 +107,8 @@ TEST(Deadlines, Line_TellsThemAll) {
   EXPECT_EQ(ToText(DeadlinesRecord(options, Millis(2500))),
             "event=deadlines budget=20s abort=20s seat_wait=600s last_call=30s build=8s ready=20s "
             "rebuild=650s answer=20s lease=2.5s beat=0.5s known=3.5s op_deadline=120s stall=3600s "
-            "wait_log=30s: abort, build and ready share the budget of one failure");
+            "device_stall=600s wait_log=30s: "
+            "abort, build and ready share the budget of one failure");
   EXPECT_THAT(ToText(DeadlinesRecord(options, Duration::zero())), Not(HasSubstr("lease=")));
 }
 

@@ -77,6 +77,15 @@ class MembershipHub {
     Fence(Status(StatusCode::kCommFailed, "the link between two ranks broke", detail));
   }
 
+  // The service has judged: the generation ends with `cause`, which names `rank`.
+  void Judge(StatusCode code, int rank) {
+    std::lock_guard lock(mutex_);
+    FailureDetail detail;
+    detail.rank = rank;
+    detail.generation = generation_;
+    Fence(Status(code, "rank " + std::to_string(rank) + " was judged", detail));
+  }
+
   std::uint64_t generation() const {
     std::lock_guard lock(mutex_);
     return generation_;

@@ -24,6 +24,7 @@ struct Row {
   std::uint64_t frame = 1;
   std::uint64_t operations = 0;
   int no_progress_s = 0;  // What the meter says then.
+  double main_s = 0;      // Of cpu_s, the main thread's.
 };
 
 void ExpectRows(const std::string& name, const std::vector<Row>& rows) {
@@ -35,6 +36,7 @@ void ExpectRows(const std::string& name, const std::vector<Row>& rows) {
     sample.cpu_seconds = row.cpu_s;
     sample.call_bytes = row.call_bytes;
     sample.disk_bytes = row.disk_bytes;
+    sample.main_seconds = row.main_s;
     sample.frame = row.frame;
     sample.operations = row.operations;
     meter.Take(sample);
@@ -87,6 +89,41 @@ TEST(ProgressMeter, FivePercentOfACore_IsProgressAndLessIsNot) {
   }
   ExpectRows("5.1 %", slow);
   ExpectRows("4 %", idle);
+}
+
+// A cudaStreamSynchronize behind a kernel that never ends burns a core.
+TEST(ProgressMeter, MainThreadThatSpinsInOneCall_IsNoProgress) {
+  ExpectRows("spin", {{.at_s = 0, .cpu_s = 100, .frame = 7, .no_progress_s = 0, .main_s = 50},
+                      {.at_s = 5, .cpu_s = 105, .frame = 7, .no_progress_s = 5, .main_s = 55},
+                      {.at_s = 10, .cpu_s = 110.1, .frame = 7, .no_progress_s = 10, .main_s = 60}});
+}
+
+// Then the call holds the interpreter's lock: no line can have come in between.
+TEST(ProgressMeter, MainThreadThatSpinsWithTheLock_IsNoProgressEither) {
+  ExpectRows("lock", {{.at_s = 0, .cpu_s = 100, .frame = 7, .no_progress_s = 0, .main_s = 50},
+                      {.at_s = 5, .cpu_s = 105, .frame = 0, .no_progress_s = 5, .main_s = 55},
+                      {.at_s = 10, .cpu_s = 110, .frame = 0, .no_progress_s = 10, .main_s = 60},
+                      {.at_s = 15, .cpu_s = 115, .frame = 8, .no_progress_s = 0, .main_s = 65}});
+}
+
+TEST(ProgressMeter, BusyLoopWhoseLineChanges_IsProgress) {
+  ExpectRows("loop", {{.at_s = 0, .cpu_s = 0, .frame = 7, .no_progress_s = 0, .main_s = 0},
+                      {.at_s = 5, .cpu_s = 5, .frame = 7, .no_progress_s = 5, .main_s = 5},
+                      {.at_s = 10, .cpu_s = 10, .frame = 8, .no_progress_s = 0, .main_s = 10},
+                      {.at_s = 15, .cpu_s = 15, .frame = 8, .no_progress_s = 5, .main_s = 15},
+                      {.at_s = 20, .cpu_s = 20, .frame = 7, .no_progress_s = 0, .main_s = 20}});
+}
+
+TEST(ProgressMeter, OtherThreadsBesideASpinningOne_AreProgress) {
+  ExpectRows("threads", {{.at_s = 0, .cpu_s = 0, .frame = 7, .no_progress_s = 0, .main_s = 0},
+                         {.at_s = 5, .cpu_s = 7, .frame = 7, .no_progress_s = 0, .main_s = 5},
+                         {.at_s = 10, .cpu_s = 14, .frame = 7, .no_progress_s = 0, .main_s = 10}});
+}
+
+// A program in C++ shows no line: there a loop cannot be told from a spin.
+TEST(ProgressMeter, MainThreadWhoseLineIsNotKnown_CountsAsAnyOther) {
+  ExpectRows("no line", {{.at_s = 0, .cpu_s = 0, .frame = 0, .no_progress_s = 0, .main_s = 0},
+                         {.at_s = 5, .cpu_s = 5, .frame = 0, .no_progress_s = 0, .main_s = 5}});
 }
 
 // Housekeeping now and then: never a share of a core.

@@ -93,11 +93,13 @@ TEST_F(Desk, OneLineAnInterval) {
 }
 
 TEST_F(Desk, AStoreThatDoesNotAnswer_LeavesALineAllTheSame) {
-  desk_.Note("world", 5, {Op(7, seconds(40), {0, 3})}, kStart);
+  WaitingOperation waiting = Op(7, seconds(40), {0, 3});
+  waiting.not_begun = {1};
+  desk_.Note("world", 5, {waiting}, kStart);
   EXPECT_TRUE(desk_.Report(5, {}, kStart)->tell);
   EXPECT_THAT(desk_.OverdueLine(kStart + seconds(5)), IsEmpty());
   EXPECT_THAT(desk_.OverdueLine(kStart + seconds(7)),
-              AllOf(HasSubstr("has waited 47 s in barrier()"), HasSubstr("for ranks 0, 3"),
+              AllOf(HasSubstr("has waited 47 s in barrier()"), HasSubstr("for ranks 0, 1, 3"),
                     HasSubstr("the store does not say")));
   EXPECT_THAT(desk_.OverdueLine(kStart + seconds(8)), IsEmpty());
 }

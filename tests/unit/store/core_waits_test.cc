@@ -80,8 +80,11 @@ class Waits : public CoreFixture {
         if (const auto own = told.find(rank); own != told.end()) answer = own->second;
         answer.generation = ask->generation;
         answer.tell = false;
-        for (const std::string& group : ask->groups)
-          answer.progress.push_back(ProgressOf(rank, group, answer));
+        for (const std::string& group : ask->groups) {
+          GroupProgress progress = ProgressOf(rank, group, answer);
+          if (progress.device && device_moved_) progress.device->still = now_ - *device_moved_;
+          answer.progress.push_back(std::move(progress));
+        }
         Send(control[i], WaitingOp{answer}, 0);
       }
     }
@@ -128,7 +131,8 @@ class Waits : public CoreFixture {
   const Instant begun_ = now_;
   std::map<int, int> asked_;
   std::map<int, int> asked_progress_;
-  std::set<int> silent_;  // Ranks that do not say how far they have come.
+  std::optional<Instant> device_moved_;  // Of the devices in progress_.
+  std::set<int> silent_;                 // Ranks that do not say how far they have come.
   std::map<std::pair<int, std::string>, GroupProgress> progress_;
 };
 
@@ -442,6 +446,146 @@ TEST_F(Waits, NobodyIsStalled_WhoMakesProgressOrSaidSoOrIsHeldOrWaits) {
   Ask(admin, ReleaseOp{});
   Wait(seconds(30), control, {{1, Blocked(In("world", 7, {0}))}, {0, Blocked(In("other", 1, {}))}});
   EXPECT_FALSE(Take<Fence>(control[1]));
+}
+
+// Of rank 0: it has submitted operation 7 of the world, and its device has begun 6.
+class DeviceWaits : public Waits {
+ protected:
+  static GroupProgress Queued() {
+    return {.group = "world",
+            .entered = 7,
+            .peers = {},
+            .device = DeviceProgress{.name = "GPU 0 (GPU-1)",
+                                     .begun = 6,
+                                     .last = "all_reduce(float32[4], sum) #6 of group 'world'"}};
+  }
+  // Of a rank whose device has begun operation 7, as that of `others` has not.
+  WaitingReport Begun(std::vector<int> missing, std::vector<int> not_begun) const {
+    WaitingReport report = Blocked(In("world", 7, std::move(missing)));
+    report.calls.front().operation.not_begun = std::move(not_begun);
+    report.device_stall = seconds(20);
+    return report;
+  }
+};
+
+TEST_F(DeviceWaits, WhoAsks_IsToldOfTheDeviceThatHasNotBegun) {
+  const auto control = RunWorld(3);
+  NoteProgress(0, Queued());
+  device_moved_ = now_;
+  WaitingReport report = Begun({}, {0});
+  report.tell = true;
+  Wait(seconds(1), control, {{1, report}});
+  const auto late = Take<LateEvent>(control[1]);
+  ASSERT_TRUE(late);
+  ASSERT_THAT(late->notice.ranks, SizeIs(1));
+  EXPECT_EQ(late->notice.ranks[0].rank, 0);
+  EXPECT_FALSE(late->notice.ranks[0].entered) << "it is no link that is silent";
+  EXPECT_THAT(late->notice.ranks[0].text,
+              AllOf(HasSubstr("rank 0 (host h0, pid 100): alive"),
+                    HasSubstr("has submitted it, and its device has not begun it: GPU 0 (GPU-1) "
+                              "has begun nothing for"),
+                    HasSubstr("has finished all_reduce(float32[4], sum) #6 of group 'world' last"),
+                    HasSubstr("main thread in prep.py:12 cache")));
+}
+
+TEST_F(DeviceWaits, ADeviceThatFinishesNothing_EndsInDeviceStalledOnAll) {
+  const auto control = RunWorld(3);
+  NoteProgress(0, Queued());
+  device_moved_ = now_;
+  Wait(seconds(19), control, {{1, Begun({}, {0})}, {2, Begun({}, {0})}});
+  EXPECT_FALSE(Take<Fence>(control[1]));
+  Wait(seconds(2), control, {{1, Begun({}, {0})}, {2, Begun({}, {0})}});
+  for (const ConnectionId connection : control) {
+    const auto fence = Take<Fence>(connection);
+    ASSERT_TRUE(fence);
+    EXPECT_EQ(fence->cause.code(), StatusCode::kDeviceStalled);
+    EXPECT_EQ(fence->cause.detail().rank, 0);
+    EXPECT_EQ(fence->cause.detail().group, "world");
+    EXPECT_THAT(fence->cause.message(),
+                AllOf(HasSubstr("GPU 0 (GPU-1) of rank 0 (host h0, pid 100) hangs"),
+                      HasSubstr("(RESILIENT_DEVICE_STALL) while ranks 1, 2 waited for it in "
+                                "all_reduce(float32[4], sum) #7 of group 'world'"),
+                      HasSubstr("main thread in prep.py:12 cache"), HasSubstr("dmesg")));
+  }
+}
+
+// Each that finishes something stands for whatever its device does between two of ours.
+TEST_F(DeviceWaits, ADeviceThatFinishesSomething_NeverHangs) {
+  const auto control = RunWorld(2);
+  NoteProgress(0, Queued());
+  for (int i = 0; i < 6; ++i) {
+    device_moved_ = now_;
+    Wait(seconds(15), control, {{1, Begun({}, {0})}});
+  }
+  EXPECT_FALSE(Take<Fence>(control[1]));
+  EXPECT_GT(asked_progress_[0], 6);
+}
+
+TEST_F(DeviceWaits, NoDeviceHangs_ThatRunsOrIsAnnouncedOrHeldOrDoesNotSay) {
+  const auto control = RunWorld(2);
+  device_moved_ = now_;
+  GroupProgress runs = Queued();
+  runs.device->runs = true;  // What is behind that one may wait for another rank.
+  NoteProgress(0, runs);
+  Wait(seconds(40), control, {{1, Begun({}, {0})}});
+  EXPECT_FALSE(Take<Fence>(control[1]));
+  NoteProgress(0, Queued());
+  silent_ = {0};
+  Wait(seconds(40), control, {{1, Begun({}, {0})}});
+  EXPECT_FALSE(Take<Fence>(control[1])) << "a belief of the waiter's proves nothing";
+  whereabouts_.expected_slow = "warm-up";
+  whereabouts_.expected_slow_for = seconds(60);
+  Wait(seconds(2), control, {{1, Begun({}, {0})}});
+  silent_ = {};
+  Wait(seconds(40), control, {{1, Begun({}, {0})}});
+  EXPECT_FALSE(Take<Fence>(control[1]));
+  const ConnectionId admin = Open(HelloOf(99, Role::kAdmin));
+  EXPECT_EQ(Ask(admin, HoldOp{0, "", 0, "debugger"}).number, 1);
+  whereabouts_.expected_slow_for = {};
+  Wait(seconds(40), control, {{1, Begun({}, {0})}});
+  EXPECT_FALSE(Take<Fence>(control[1]));
+}
+
+// It is late as any other rank, whatever its device does meanwhile.
+TEST_F(DeviceWaits, WhoHasNotSubmittedIt_HasNoDeviceThatHangs) {
+  const auto control = RunWorld(2);
+  GroupProgress late = Queued();
+  late.entered = 6;
+  device_moved_ = now_;
+  NoteProgress(0, late);
+  Wait(seconds(60), control, {{1, Begun({0}, {})}});
+  EXPECT_FALSE(Take<Fence>(control[1]));
+}
+
+// The word between the ranks is lost, and what counts is the account.
+TEST_F(DeviceWaits, AHungDeviceBehindASilentLink_IsFoundByTheAccount) {
+  const auto control = RunWorld(2);
+  NoteProgress(0, Queued());
+  device_moved_ = now_;
+  Wait(seconds(22), control, {{1, Begun({0}, {})}});
+  const auto fence = Take<Fence>(control[1]);
+  ASSERT_TRUE(fence);
+  EXPECT_EQ(fence->cause.code(), StatusCode::kDeviceStalled);
+}
+
+TEST_F(DeviceWaits, Messages_AreAwaitedByTheirNumber) {
+  const auto control = RunWorld(2);
+  device_moved_ = now_;
+  GroupProgress progress = Queued();
+  progress.peers = {{.rank = 1, .sent = 3, .sends_on_device = 2}};
+  NoteProgress(0, progress);
+  WaitingReport report = Blocked(Message("world", 5, 0, false));
+  report.device_stall = seconds(20);
+  report.calls.front().operation.missing = {};
+  report.calls.front().operation.not_begun = {0};
+  report.calls.front().operation.number = 2;
+  Wait(seconds(40), control, {{1, report}});
+  EXPECT_FALSE(Take<Fence>(control[1])) << "its device has begun that one";
+  report.calls.front().operation.number = 3;
+  Wait(seconds(3), control, {{1, report}});
+  const auto fence = Take<Fence>(control[1]);
+  ASSERT_TRUE(fence);
+  EXPECT_EQ(fence->cause.code(), StatusCode::kDeviceStalled);
 }
 
 TEST_F(Waits, WithoutWaiters_NobodyIsAsked) {

@@ -129,6 +129,15 @@ void Rebuild(PythonHost& host, SessionContext& context, std::optional<double> bu
 
 // Paths of NCCL and of the CUDA runtime.
 using CudaLibraries = std::pair<std::string, std::string>;
+// How long an awaited rank may make no progress, and its device.
+using Stalls = std::pair<double, double>;
+
+void SetTimes(double op_deadline, double wait_log, const Stalls& stalls, SessionOptions* options) {
+  options->op_deadline = FromSeconds(op_deadline);
+  options->wait_log = FromSeconds(wait_log);
+  options->stall = FromSeconds(stalls.first);
+  options->device_stall = FromSeconds(stalls.second);
+}
 
 void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                 const std::shared_ptr<PythonHost>& host) {
@@ -141,9 +150,9 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                       int socket_streams, std::size_t shm_limit, bool checksums,
                       bool hierarchical_order, CudaLibraries cuda_libraries, SharedGpu shared_gpu,
                       int eager_device, bool auto_heal, bool replay, bool strict_timeouts,
-                      double op_deadline, double wait_log, double stall, std::string presence,
-                      std::string reconfigure_scope, std::chrono::milliseconds timeout,
-                      std::optional<DeviceClaim> device,
+                      double op_deadline, double wait_log, const Stalls& stalls,
+                      std::string presence, std::string reconfigure_scope,
+                      std::chrono::milliseconds timeout, std::optional<DeviceClaim> device,
                       const c10::intrusive_ptr<BackendOptions>& nccl) {
         ContextOptions options;
         options.connect.addresses = std::move(addresses);
@@ -174,10 +183,8 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.cuda.eager_device = eager_device;
         options.auto_heal = auto_heal;
         options.time.strict = strict_timeouts;
-        options.session.op_deadline = FromSeconds(op_deadline);
+        SetTimes(op_deadline, wait_log, stalls, &options.session);
         options.session.replay = replay;
-        options.session.wait_log = FromSeconds(wait_log);
-        options.session.stall = FromSeconds(stall);
         options.session.presence = std::move(presence);
         options.reconfigure_scope = std::move(reconfigure_scope);
         options.time.world_timeout = timeout;
@@ -195,10 +202,10 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::arg("hierarchical_order") = false, py::arg("cuda_libraries") = CudaLibraries(),
       py::arg("shared_gpu") = SharedGpu::kRefused, py::arg("eager_device") = kHost,
       py::arg("auto_heal") = false, py::arg("replay") = false, py::arg("strict_timeouts") = false,
-      py::arg("op_deadline") = 120.0, py::arg("wait_log") = 30.0, py::arg("stall") = 3600.0,
-      py::arg("presence") = "", py::arg("reconfigure_scope") = "",
-      py::arg("timeout") = kTorchDefaultTimeout, py::arg("device") = py::none(),
-      py::arg("nccl") = py::none());
+      py::arg("op_deadline") = 120.0, py::arg("wait_log") = 30.0,
+      py::arg("stalls") = Stalls(3600, 600), py::arg("presence") = "",
+      py::arg("reconfigure_scope") = "", py::arg("timeout") = kTorchDefaultTimeout,
+      py::arg("device") = py::none(), py::arg("nccl") = py::none());
 }
 
 void AnnounceEnd(SessionContext& self, const std::string& why, double timeout) {

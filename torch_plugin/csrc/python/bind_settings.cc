@@ -33,6 +33,7 @@ py::dict ToDict(const Settings& settings) {
   fields["op_deadline"] = ToSeconds(settings.op_deadline);
   fields["wait_log"] = ToSeconds(settings.wait_log);
   fields["stall"] = ToSeconds(settings.stall);
+  fields["device_stall"] = ToSeconds(settings.device_stall);
   fields["shm_limit"] = settings.shm_limit;
   fields["checksums"] = settings.checksums;
   fields["auto_heal"] = settings.auto_heal;
