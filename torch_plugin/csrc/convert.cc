@@ -60,11 +60,11 @@ ErrorKind KindOf(StatusCode code) {
 }
 
 bool RetriedByElastic(StatusCode code) {
-  constexpr std::array kRetried = {
-      StatusCode::kRankLost,      StatusCode::kLeft,          StatusCode::kCommStalled,
-      StatusCode::kCommFailed,    StatusCode::kGrowth,        StatusCode::kDeviceLost,
-      StatusCode::kDeviceStalled, StatusCode::kStoreLost,     StatusCode::kTimeout,
-      StatusCode::kOutcomeUnknown};
+  constexpr std::array kRetried = {StatusCode::kRankLost,      StatusCode::kLeft,
+                                   StatusCode::kCommStalled,   StatusCode::kCommFailed,
+                                   StatusCode::kGrowth,        StatusCode::kDeviceLost,
+                                   StatusCode::kDeviceStalled, StatusCode::kStoreLost,
+                                   StatusCode::kTimeout,       StatusCode::kOutcomeUnknown};
   return std::find(kRetried.begin(), kRetried.end(), code) != kRetried.end();
 }
 

@@ -84,6 +84,7 @@ void PythonHost::StayInEndingProcess() const {
   const Deadline moment = Deadline::After(clock_.Now(), kExitMoment);
   while (!Ending()) {
     if (moment.ExpiredAt(clock_.Now())) return;
+    // The interpreter wakes nobody when it shuts down. tidy: allow(sleep)
     std::this_thread::sleep_for(kExitPoll);
   }
   for (;;) pause();  // Until the process has ended.
