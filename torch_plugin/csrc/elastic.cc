@@ -1,12 +1,23 @@
 #include <chrono>
+#include <cstdint>
+#include <string>
 
+#include <c10/util/StringUtil.h>
 #include <resilient/torch.h>
+#include <resilient/torch_errors.h>
 
+#include "torch_plugin/csrc/c10d_store.h"
 #include "torch_plugin/csrc/convert.h"
 #include "torch_plugin/csrc/native_ending.h"
 #include "torch_plugin/csrc/world.h"
 
 namespace resilient {
+namespace {
+
+// A rank that is late is waited for as long as it lives.
+constexpr std::chrono::hours kLong{24 * 365};
+
+}  // namespace
 
 // The loop around an elastic function. Owner: a call of elastic. Thread: the caller's.
 class ElasticRun {
@@ -36,7 +47,7 @@ class ElasticRun {
         fn(state_);
         // Nobody leaves while a peer may still need this rank to finish.
         state_.world()->barrier()->wait();
-        state_.EndRun();
+        End();
         return;
       } catch (...) {
         if (state_.ThrownOnAll()) throw;  // A rank that ends by it is no loss to go on after.
@@ -59,6 +70,22 @@ class ElasticRun {
     // From here on commit 1 is complete, and only then may a rank change its values.
     state_.world()->barrier()->wait();
     state_.NoteBegun();
+  }
+
+  // All ranks end the run, or none does: a barrier that a failure meets ends on some only, and
+  // these would be in what comes next while the others are in this run again.
+  void End() {
+    const std::uint64_t generation = context_->session().membership().generation;
+    const std::string key = c10::str("elastic/", generation, "/", number_);
+    const ProcessGroup world = state_.world();
+    const auto store =
+        plugin::ValueOrThrow(*context_->host(), plugin::ResilientStore::OfSession(context_, kLong));
+    try {
+      store->Agree(key, world->getRank(), world->getSize(), "end", generation, kLong);
+    } catch (const StoreError& error) {
+      if (error.status().code() != StatusCode::kStoreLost) throw;  // The result needs no store.
+    }
+    state_.EndRun();
   }
 
   void Committed() const {
