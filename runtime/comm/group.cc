@@ -229,7 +229,8 @@ Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
   }
   if (collective && hello.from < spec_.rank) return Routing::kRefuse;  // That one we connect.
   std::unique_ptr<MessageLink>& slot = collective ? peer.link : peer.inbound;
-  if (slot != nullptr) return Routing::kRefuse;
+  const bool taken_back = slot != nullptr && slot->dead() && IsTakenBack(*slot);
+  if (slot != nullptr && !taken_back) return Routing::kRefuse;
   // Ahead of the answer: without it the link is there to tell the failure.
   std::unique_ptr<StripedStream> striped = MakeStriped(hello.from);
   std::unique_ptr<ByteStream> stream = AcceptStream(hello, socket);
@@ -323,6 +324,7 @@ void CommGroup::OnEnd(MessageLink& link, const Status& why) {
                 .generation = spec_.generation,
                 .group = spec_.name}));
   }
+  if (IsTakenBack(link)) return link.Kill();
   if (&link == PeerAt(peer).inbound.get()) point_to_point_.OnInboundEnd(peer);
   if (!point_to_point_.HasLeft(peer)) return ReportLost(peer, why);
   if (link.lane() == Lane::kCollective) SetPeerEnd(peer, PeerLeft(spec_, peer, "", 0));
@@ -333,6 +335,7 @@ void CommGroup::OnEndAhead(MessageLink& link, const std::optional<MessageHeader>
   if (state_ != State::kLive) return;
   // Collectives learn of it in their turn, behind what was sent before.
   if (goodbye) return point_to_point_.OnLeft(link.peer(), goodbye->count);
+  if (IsTakenBack(link)) return;  // Its end follows, or does not matter.
   if (!point_to_point_.HasLeft(link.peer())) ReportLost(link.peer(), Status::Ok());
 }
 

@@ -92,6 +92,7 @@ class CommGroup final : private LinkListener,
     std::unique_ptr<MessageLink> link;             // Collectives.
     std::unique_ptr<MessageLink> outbound;         // Point-to-point, from here.
     std::unique_ptr<MessageLink> inbound;          // Point-to-point, to here.
+    bool inbound_heard = false;                    // A message has begun to come over it.
     Status end;                                    // Not OK: it takes part in no more collectives.
     std::uint64_t entered = 0;  // The latest collective that it is known to have entered.
     bool lost_told = false;
@@ -119,6 +120,12 @@ class CommGroup final : private LinkListener,
   Instant HeldUntil() const override { return port_->held_until(); }
 
   Peer& PeerAt(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
+  // A rank that leaves while it connects takes the connection back, ahead of its goodbye on another
+  // link: nothing was sent over this one. A process that dies ends the other one, too.
+  bool IsTakenBack(const MessageLink& link) {
+    const Peer& peer = PeerAt(link.peer());
+    return &link == peer.inbound.get() && !peer.inbound_heard;
+  }
   // What is being received on `link`. Each link has its own: they are read in turns.
   IncomingText& TextOf(const MessageLink& link);
   template <typename Do>

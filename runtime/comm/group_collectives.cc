@@ -134,6 +134,8 @@ CommGroup::IncomingText& CommGroup::TextOf(const MessageLink& link) {
 HeaderVerdict CommGroup::OnHeader(MessageLink& link, const MessageHeader& header) {
   using Action = HeaderVerdict::Action;
   if (state_ != State::kLive) return {};
+  Peer& from = PeerAt(link.peer());
+  if (&link == from.inbound.get()) from.inbound_heard = true;
   switch (header.type) {
     case MessageType::kGoodbye:
       return {};

@@ -28,7 +28,7 @@ std::string LastText(const DeviceProgress& device, Duration later) {
 
 // Of a device that is waited for: what it does, by its rank's account.
 std::string DeviceText(const ProgressBook::Device& told, Moment moment) {
-  const std::string text = ", has submitted it, and its device has not begun it";
+  std::string text = ", has submitted it, and its device has not begun it";
   if (told.progress == nullptr) return text;
   const DeviceProgress& device = *told.progress;
   const Duration later = moment.now - told.given;

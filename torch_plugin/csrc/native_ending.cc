@@ -36,7 +36,8 @@ std::string DescribeCurrent() {
   } catch (const std::exception& error) {
     const std::string_view what = error.what();
     text += c10::str(": ", what.substr(0, what.find('\n')));
-  } catch (...) {  // Of a type that has no text.
+  } catch (...) {
+    return text;  // Of a type that has no text.
   }
   if (text.size() > kTextMax) text = text.substr(0, kTextMax - 3) + "...";
   return text;

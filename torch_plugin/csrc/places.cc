@@ -67,6 +67,7 @@ std::string DifferenceOf(const std::vector<std::string>& places) {
   for (std::size_t rank = 0; rank < places.size(); ++rank)
     ranks_at[places[rank]].push_back(static_cast<int>(rank));
   std::vector<std::string> where;
+  where.reserve(ranks_at.size());
   for (const auto& [place, ranks] : ranks_at) where.push_back(RanksText(ranks) + " " + place);
   return c10::str(
       "the ranks are not at the same place of the program: ", c10::Join("; ", where),

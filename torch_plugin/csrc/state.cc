@@ -186,7 +186,7 @@ void State::Impl::ThrowOnAll(const Status& status) {
     // One that ended before the others know what this one does would be a loss to them.
     world->barrier()->wait();
   } catch (const c10::DistError&) {
-    // By then all have begun to throw it.
+    context->host()->Throw(status);  // By then all have begun to throw it.
   }
   context->host()->Throw(status);
 }
@@ -477,6 +477,7 @@ void State::EndRun() {
     own.replica_check.Drop(own.world);
   } catch (const c10::DistError&) {
     // That the run has ended is decided: a failure from here on is one of what comes next.
+    return own.parts.clear();
   }
   own.parts.clear();
 }

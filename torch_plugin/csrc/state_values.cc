@@ -108,7 +108,7 @@ StateValue ModuleValue(const std::string& name, torch::nn::Module& module) {
     for (std::size_t i = 0; i < kept.size(); ++i) {
       const auto& [key, tensor] = tensors[i];
       if (tensor.sizes() != kept[i].sizes())
-        return Misfit(name + "." + key, FormOf(tensor), FormOf(kept[i]));
+        return Misfit(c10::str(name, ".", key), FormOf(tensor), FormOf(kept[i]));
     }
     for (std::size_t i = 0; i < kept.size(); ++i) Put(tensors[i].second, kept[i]);
     return Status::Ok();
