@@ -12,6 +12,7 @@
 #include <resilient/clock.h>
 #include <resilient/status.h>
 
+#include "runtime/base/check.h"
 #include "runtime/base/log.h"
 #include "runtime/base/thread.h"
 #include "runtime/net/socket.h"
@@ -48,7 +49,10 @@ class Offloaded {
   int fd() const { return finished_.fd(); }
   bool done() const { return done_.load(std::memory_order_acquire); }
   // REQUIRES: done().
-  const Result<T>& result() const { return *result_; }
+  const Result<T>& result() const {
+    RESILIENT_CHECK(done());  // Who was woken by fd() alone sees the result by this.
+    return *result_;
+  }
   Instant since() const { return since_; }
 
  private:
