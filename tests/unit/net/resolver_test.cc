@@ -20,6 +20,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/child_process.h"
+#include "tests/support/sanitizers.h"
 
 namespace resilient {
 namespace {
@@ -185,6 +186,8 @@ TEST(ResolverOfProcess, UnknownName_HasNoAddress) {
 }
 
 TEST(ResolverOfProcess, ForkedChild_HasOneOfItsOwn) {
+  // The threads of lookups before may still be ending.
+  if (testing::kThreadSanitized) GTEST_SKIP() << "TSan follows no fork of a process with threads";
   const Resolver* const mine = &Resolver::OfProcess();
   EXPECT_EQ(&Resolver::OfProcess(), mine);
   const ChildProcess child([&](int pipe) {
@@ -199,6 +202,8 @@ TEST(ResolverOfProcess, ForkedChild_HasOneOfItsOwn) {
 }
 
 TEST(ResolverOfProcess, LookupUnderWay_KeepsNoProcess) {
+  // The threads of lookups before may still be ending.
+  if (testing::kThreadSanitized) GTEST_SKIP() << "TSan follows no fork of a process with threads";
   ChildProcess child([](int pipe) {
     const auto script = std::make_shared<Script>();
     script->Stick();
