@@ -19,10 +19,6 @@ at::Tensor EmptyBytes(std::int64_t size) { return at::empty({size}, at::kByte); 
 // Of memory of its own, whatever the layout of `like`, and in no mode of the program's.
 at::Tensor EmptyLike(const at::Tensor& like) { return at::empty(like.sizes(), like.scalar_type()); }
 
-bool SameForm(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes();
-}
-
 // A flat view of a contiguous tensor that is not empty.
 at::Tensor FlatBytes(const at::Tensor& tensor) {
   return tensor.detach().view({-1}).view(at::kByte);
@@ -148,6 +144,10 @@ Status LoadValue(const StateValue& value, const std::vector<at::Tensor>& kept) {
 }
 
 }  // namespace
+
+bool SameForm(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes();
+}
 
 at::Tensor TextTensor(std::string_view text) {
   at::Tensor bytes = EmptyBytes(static_cast<std::int64_t>(text.size()));

@@ -53,6 +53,9 @@ std::vector<std::string> GatherTexts(const ProcessGroup& world, const std::strin
 std::string PackSnapshot(const Snapshot& snapshot);
 Result<Snapshot> UnpackSnapshot(std::string_view packed);
 
+// Whether they have one dtype and one shape.
+bool SameForm(const at::Tensor& a, const at::Tensor& b);
+
 // A copy of the text, and the text of such a tensor.
 at::Tensor TextTensor(std::string_view text);
 std::string_view TensorText(const at::Tensor& tensor);

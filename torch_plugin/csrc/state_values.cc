@@ -33,10 +33,6 @@ Status WrongCount(const std::string& name, std::size_t here, std::size_t there) 
                 c10::str(there, there == 1 ? " tensor" : " tensors"));
 }
 
-bool SameForm(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes();
-}
-
 // Gives the tensor what was kept, in the dtype and shape that it had. Whoever else holds the tensor
 // sees the same.
 void Put(const at::Tensor& target, const at::Tensor& kept) {

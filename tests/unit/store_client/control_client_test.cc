@@ -19,6 +19,7 @@
 #include <resilient/store/client.h>
 
 #include "store/client/fence_token.h"
+#include "tests/support/jumping_clock.h"
 #include "tests/unit/store_client/scripted_server.h"
 
 namespace resilient::store {
@@ -90,18 +91,6 @@ class EventLog final : public RendezvousEvents {
   std::optional<Duration> lease_;
 };
 
-// Real time that a test can move on, as a suspended process sees it. Thread: thread-safe.
-class JumpingClock final : public Clock {
- public:
-  Instant Now() const override { return clock_.Now() + ahead_.load(); }
-  double WallSeconds() const override { return clock_.WallSeconds(); }
-  void Jump(Duration by) { ahead_ = by; }
-
- private:
-  const SystemClock clock_{};
-  std::atomic<Duration> ahead_{Duration::zero()};
-};
-
 class ControlClientTest : public ::testing::Test {
  protected:
   ConnectOptions Options() {
@@ -150,7 +139,7 @@ class ControlClientTest : public ::testing::Test {
     return request;
   }
 
-  JumpingClock clock_;
+  testing::JumpingClock clock_;
   ScriptedServer server_;
   EventLog events_;
   std::unique_ptr<ScriptedConnection> line_;

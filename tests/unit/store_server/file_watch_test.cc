@@ -18,6 +18,7 @@
 
 #include "runtime/base/log.h"
 #include "tests/support/captured_stderr.h"
+#include "tests/support/jumping_clock.h"
 
 namespace resilient::store {
 namespace {
@@ -31,19 +32,7 @@ using ::testing::IsEmpty;
 constexpr Duration kPatience = std::chrono::seconds(20);
 constexpr Duration kSeldom = std::chrono::hours(1);
 
-// Real time that a test can move on. Thread: thread-safe.
-class JumpingClock final : public Clock {
- public:
-  Instant Now() const override { return clock_.Now() + ahead_.load(); }
-  double WallSeconds() const override { return clock_.WallSeconds(); }
-  void Jump(Duration by) { ahead_ = by; }
-
- private:
-  const SystemClock clock_{};
-  std::atomic<Duration> ahead_{Duration::zero()};
-};
-
-class FileWatchTest : public testing::Test {
+class FileWatchTest : public ::testing::Test {
  protected:
   FileWatchTest()
       : guard_(loop_, [] {
@@ -62,7 +51,7 @@ class FileWatchTest : public testing::Test {
   std::vector<std::string> LogOf(const std::vector<Status>& found, Duration interval,
                                  bool by_signal) {
     std::size_t looks = 0;
-    testing::internal::CaptureStderr();
+    ::testing::internal::CaptureStderr();
     {
       const FileWatch watch(loop_, clock_, kFile, interval, [&]() -> FileWatch::Read {
         return [&, status = found.at(looks)]() -> FileWatch::TakeOver {
@@ -95,7 +84,7 @@ class FileWatchTest : public testing::Test {
 
   static inline const WatchedFile kFile{
       .path = "/etc/tokens", .event = "tokens", .holds = "the old ones hold"};
-  JumpingClock clock_;
+  testing::JumpingClock clock_;
   UvLoop loop_;
   UvTimer guard_;
 };
@@ -134,7 +123,7 @@ struct StuckRead {
 TEST_F(FileWatchTest, NoAnswer_KeepsNobodyAndIsToldOnce) {
   const auto stuck = std::make_shared<StuckRead>();
   int reads = 0;
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   {
     const FileWatch watch(loop_, clock_, kFile, Millis(1), [&]() -> FileWatch::Read {
       return [stuck, wait = reads++ == 0, &loop = loop_]() -> FileWatch::TakeOver {
