@@ -133,7 +133,7 @@ class Files(Stuck):
         self.assertTrue(self.hit.exists())
         self.nobody_lost(clients, 1.2 * TTL)
         for client in clients:
-            self.assertIn(f"the file system of {mine} has not answered for 0.", client.log())
+            client.logged(f"the file system of {mine} has not answered for 0.")
         self.stuck.unlink()
 
     def test_a_client_whose_token_cannot_be_read_ends_at_its_deadline(self):
@@ -161,10 +161,10 @@ class Files(Stuck):
         late = self.client(server.address, job="late", **mine).connected()
         self.assertEqual(late.add("n"), 1)
         silent = f"file={tokens}: its file system has not answered for "
-        until(lambda: silent in server.log(), "the store tells it")
+        server.logged(silent)
         self.tokens("tokens", OTHER_TOKEN)
         self.stuck.unlink()
-        until(lambda: "its file system answers again" in server.log(), "the store tells it")
+        server.logged("its file system answers again")
         until(lambda: "event=tokens" in server.log() and "read anew" in server.log(), "it is read")
         other = os.environ | {"CLIENT_TOKEN_FILE": str(self.tokens("other", OTHER_TOKEN))}
         self.assertEqual(self.client(server.address, env=other).connected().add("m"), 1)

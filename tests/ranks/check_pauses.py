@@ -177,10 +177,10 @@ class WallClock(StoreCase):
             "CLOCK_SHIFT_FILE": str(self.shift),
         }
 
-    def seen_by(self, log, what):
-        """What the wall clock showed when that was logged last, less what it is here, in hours."""
-        line = [line for line in log.splitlines() if what in line][-1]
-        hour, minute = map(int, re.search(r"(\d\d):(\d\d):\d\d\.\d\d\d", line).groups())
+    def seen_by(self, process, what, count):
+        """What its wall clock showed at line `count` of that, less what it is here, in hours."""
+        logged = process.logged(what, count)
+        hour, minute = map(int, re.search(r"(\d\d):(\d\d):\d\d\.\d\d\d", logged).groups())
         now = datetime.datetime.now(datetime.timezone.utc)
         return round((60 * (hour - now.hour) + minute - now.minute) / 60) % 24
 
@@ -189,7 +189,7 @@ class WallClock(StoreCase):
         clients = [self.client(server.address, env=self.environment).connected() for _ in range(2)]
         self.run_world(clients)
         total = 0
-        for hours in self.HOURS:
+        for jump, hours in enumerate(self.HOURS, 1):
             clients[1].tell("await", f"after {hours}".replace(" ", "-"))
             self.shift.write_text(str(3600 * hours))
             clients[0].busy(1.2 * TTL)
@@ -203,7 +203,7 @@ class WallClock(StoreCase):
             late = self.client(server.address, env=self.environment, job="late").connected()
             late.do("join", 0, 1)
             late.event("running")
-            self.assertEqual(self.seen_by(server.log(), "event=join job=late"), hours % 24)
+            self.assertEqual(self.seen_by(server, "event=join job=late", jump), hours % 24)
             late.do("leave")
         # A deadline that runs is none of the wall clock's either.
         hasty = self.client(server.address, env=self.environment, seconds=1).connected()

@@ -74,6 +74,18 @@ class Process:
             log.seek(0)
             return log.read().decode(errors="replace")
 
+    def logged(self, what, count=1):
+        """Line `count` of those that hold `what`. It may come after the event that it reports, as
+        a thread of its own writes the log."""
+        found = []
+
+        def is_there():
+            found[:] = [line for line in self.log().splitlines(keepends=True) if what in line]
+            return len(found) >= count and found[count - 1].endswith("\n")
+
+        until(is_there, f"pid {self.process.pid} logs {what!r} {count} times")
+        return found[count - 1]
+
     def signal(self, number):
         os.kill(self.process.pid, number)
 
