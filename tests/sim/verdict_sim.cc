@@ -604,7 +604,8 @@ void VerdictSim::CheckLiveness() {
   for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
     Rank& self = ranks_[static_cast<std::size_t>(rank)];
     const std::vector<int> missing = self.in_call ? Missing(rank) : std::vector<int>();
-    const bool judged = self.in_call && StepOf(self).kind != Kind::kLargeSend;
+    // A rank whose device has not begun the step waits for that, and reports nothing yet.
+    const bool judged = self.in_call && StepOf(self).kind != Kind::kLargeSend && !IsQueued(self);
     const bool only_links =
         judged && !missing.empty() && std::all_of(missing.begin(), missing.end(), [&](int peer) {
           return HasEntered(peer, rank, StepOf(self));
