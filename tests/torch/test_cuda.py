@@ -194,6 +194,35 @@ def test_a_future_ends_with_the_operation_on_the_device(world):
     fake_run(world, futures)
 
 
+def two_steps():
+    """A callback reduces again on the device, beside what the program starts there."""
+    cuda, rank, size = faked()
+    totals = []
+
+    def again(tag):
+        def start(future):
+            total = cuda.tensor(fetched(cuda, future.value()[0]), device=rank)
+            dist.all_reduce(total, async_op=True).get_future().wait()
+            return fetched(cuda, total)[0].item() / tag
+
+        return start
+
+    for tag in range(1, 21):
+        tensor = cuda.tensor(torch.full((4,), float(tag)), device=rank)
+        work = dist.all_reduce(tensor, async_op=True)
+        if tag % size == rank:
+            work.wait(LATER)
+        totals.append(work.get_future().then(again(tag)))
+        dist.all_reduce(cuda.tensor(torch.full((4,), 100.0 * tag), device=rank), async_op=True)
+    assert {total.wait() for total in totals} == {float(size * size)}
+    dist.destroy_process_group()
+
+
+@NEEDS_FAKE
+def test_what_callbacks_start_on_a_device_is_matched_among_themselves(world):
+    fake_run(world, two_steps)
+
+
 def profiled():
     """The launch is shown, and wait() is none for the device because of it."""
     cuda, rank, _ = faked()

@@ -238,7 +238,7 @@ def first_call_comes_late(hows, seconds):
     rank = dist.get_rank()
     if rank == last:
         time.sleep(seconds)
-        return dist.all_reduce(torch.ones(4), group=late)
+        return dist.all_reduce(torch.ones(4), group=late) if "callback" in hows else None
     asking = rank - rank % 2
     return question_sent_by(hows[asking // 2], seconds, (asking, asking + 1), late)
 

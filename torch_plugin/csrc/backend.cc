@@ -28,8 +28,7 @@ Result<c10::intrusive_ptr<ResilientBackend>> ResilientBackend::Create(
   auto options = c10::make_intrusive<BackendOptions>(timeout, nccl);
   options->group_name = name;
   options->global_ranks_in_group.assign(ranks.begin(), ranks.end());
-  auto group =
-      context->session().CreateGroup(world ? kWorldGroup : name, std::move(ranks), std::move(nccl));
+  auto group = context->session().CreateGroup(world ? kWorldGroup : name, ranks, nccl);
   if (!group.ok()) return group.status();
   if ((*group)->rank() != rank || (*group)->size() != size) {
     (*group)->Close();
@@ -37,16 +36,20 @@ Result<c10::intrusive_ptr<ResilientBackend>> ResilientBackend::Create(
                   c10::str("group '", name, "': this process is rank ", (*group)->rank(), " of ",
                            (*group)->size(), ", not rank ", rank, " of ", size));
   }
-  return c10::make_intrusive<ResilientBackend>(std::move(context), std::move(group).value(),
+  if (world) ranks.clear();  // They are those of the day.
+  auto channels =
+      std::make_shared<Channels>(context, *std::move(group), std::move(ranks), std::move(nccl));
+  return c10::make_intrusive<ResilientBackend>(std::move(context), std::move(channels),
                                                std::move(options), std::move(parts));
 }
 
 ResilientBackend::ResilientBackend(std::shared_ptr<SessionContext> context,
-                                   std::shared_ptr<Group> group,
+                                   std::shared_ptr<Channels> channels,
                                    c10::intrusive_ptr<BackendOptions> options, GroupParts parts)
-    : Backend(group->rank(), group->size()),
+    : Backend(channels->main().group->rank(), channels->main().group->size()),
       context_(std::move(context)),
-      group_(std::move(group)),
+      channels_(std::move(channels)),
+      group_(channels_->main().group),
       host_(context_->host()),
       options_(std::move(options)),
       parts_(std::move(parts)) {}
@@ -60,7 +63,7 @@ void ResilientBackend::release_resources() {
     forgotten = TakeBatchLocked();
   }
   if (forgotten) Forget(*forgotten);
-  if (!gave_way_.load()) group_->Close();
+  if (!gave_way_.load()) channels_->Close();
 }
 
 std::shared_ptr<c10::Allocator> ResilientBackend::getMemAllocator() {
@@ -97,7 +100,7 @@ void ResilientBackend::ListRanks() {
 ResilientBackend::WorldPtr ResilientBackend::GiveWay(const WorldMaker& make) {
   const std::lock_guard lock(mutex_);
   if (next_world_) return next_world_;
-  const auto renewed = c10::make_intrusive<ResilientBackend>(context_, group_, options_, parts_);
+  const auto renewed = c10::make_intrusive<ResilientBackend>(context_, channels_, options_, parts_);
   renewed->log_ = log_;
   renewed->last_sequence_ = last_sequence_.load();
   renewed->last_on_device_ = last_on_device_.load();

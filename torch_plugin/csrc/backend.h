@@ -20,6 +20,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "torch_plugin/csrc/backend_options.h"
+#include "torch_plugin/csrc/channels.h"
 #include "torch_plugin/csrc/context.h"
 #include "torch_plugin/csrc/hooks.h"
 #include "torch_plugin/csrc/op_log.h"
@@ -55,7 +56,7 @@ class ResilientBackend final : public c10d::Backend {
       std::vector<int> ranks, std::chrono::milliseconds timeout, NcclOptions nccl = {},
       GroupParts parts = {});
 
-  ResilientBackend(std::shared_ptr<SessionContext> context, std::shared_ptr<Group> group,
+  ResilientBackend(std::shared_ptr<SessionContext> context, std::shared_ptr<Channels> channels,
                    c10::intrusive_ptr<BackendOptions> options, GroupParts parts);
   ~ResilientBackend() override;
   // Nobody owns it any more; the destructor waits for a parent that knows it as its last split.
@@ -195,6 +196,7 @@ class ResilientBackend final : public c10d::Backend {
   // A Work before its operations are submitted.
   struct Prepared {
     const char* name = "";
+    Channel channel;
     std::vector<Operation> operations;
     c10::intrusive_ptr<WorkImpl> work;
     std::shared_ptr<void> loan;  // Of their memory, for the completions. Null: of the CPU's.
@@ -206,6 +208,7 @@ class ResilientBackend final : public c10d::Backend {
     std::uint64_t epoch = 0;
     std::shared_ptr<Progress> progress;
     Operation first;
+    Channel channel;  // Of the first.
     std::uint64_t last_sequence = 0;
     std::vector<std::shared_ptr<Progress>> parts;
     std::vector<Prepared> held;  // Not submitted yet.
@@ -246,6 +249,8 @@ class ResilientBackend final : public c10d::Backend {
   void BoundInTime(Plan& plan) const;
   // `waits`: the caller waits for the end at once.
   WorkPtr Launch(Plan plan, bool waits);
+  // Messages are on the group's own channel wherever they start: their peers match them by tag.
+  Channel ChannelOf(const Plan& plan);
   // What a failure that was raised asks for under RESILIENT_HEAL=auto.
   void HealIfDue();
   // A failure of what the program has gone on behind, which it has not been told.
@@ -260,7 +265,8 @@ class ResilientBackend final : public c10d::Backend {
   Status AwaitCaptured(WorkImpl& work, const LaunchMark* mark);
   Prepared Prepare(Plan plan, const std::shared_ptr<Progress>& whole);
   Completion CompletionOf(const Prepared& prepared, std::uint64_t log_id) const;
-  void NoteSequence(const Operation& outline, std::uint64_t log_id, std::uint64_t sequence);
+  void NoteSequence(const Channel& channel, const Operation& outline, std::uint64_t log_id,
+                    std::uint64_t sequence);
   // Null, with the plan as it was: the thread has no batch.
   WorkPtr LaunchInBatch(Plan& plan);
   Prepared HoldBack(Plan plan, const std::shared_ptr<Progress>& whole);
@@ -280,7 +286,8 @@ class ResilientBackend final : public c10d::Backend {
                           bool all) const;
 
   const std::shared_ptr<SessionContext> context_;
-  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<Channels> channels_;
+  const std::shared_ptr<Group> group_;  // Of the channel of what the program starts.
   const std::shared_ptr<Host> host_;
   const c10::intrusive_ptr<BackendOptions> options_;
   const GroupParts parts_;

@@ -27,6 +27,7 @@ WorkPtr ResilientBackend::LaunchInBatch(Plan& plan) {
   if (!whole) return nullptr;
   whole->Hold(std::move(plan.lease_));  // All of a batch is one Work.
   const Operation first = OutlineOf(plan.operations_.front());
+  const Channel channel = plan.channel_;
   std::optional<Prepared> held;
   c10::intrusive_ptr<WorkImpl> work;
   if (plan.IsMessageOnDevice()) {
@@ -43,7 +44,10 @@ WorkPtr ResilientBackend::LaunchInBatch(Plan& plan) {
     Forget(gone);
     return work;
   }
-  if (batch_->parts.empty()) batch_->first = first;
+  if (batch_->parts.empty()) {
+    batch_->first = first;
+    batch_->channel = channel;
+  }
   batch_->parts.push_back(work->progress());
   if (held) {
     batch_->held.push_back(*std::move(held));
@@ -79,7 +83,7 @@ Result<std::uint64_t> ResilientBackend::SubmitHeld(std::vector<Prepared> held) {
   const auto sequences = group_->SubmitBatch(std::move(submissions));
   for (std::size_t i = 0; i < held.size(); ++i) {
     if (sequences.ok()) {
-      NoteSequence(outlines[i], log_ids[i], (*sequences)[i]);
+      NoteSequence(held[i].channel, outlines[i], log_ids[i], (*sequences)[i]);
       held[i].work->set_sequence((*sequences)[i]);
     } else {
       log_->End(log_ids[i], sequences.status());
@@ -125,6 +129,7 @@ void ResilientBackend::startCoalescing() {
                    // Ended by endCoalescing.
                    .progress = std::make_shared<Progress>(*context_, 1, parts_.completion),
                    .first = {},
+                   .channel = channels_->main(),
                    .last_sequence = 0,
                    .parts = {},
                    .held = {}};
@@ -156,7 +161,8 @@ WorkPtr ResilientBackend::endCoalescing() {
   WorkSpec spec;
   spec.type = c10d::OpType::COALESCED;
   spec.title = nullptr;  // Its operations are in the profile.
-  spec.group = group_->name();
+  spec.group = batch->channel.group->name();
+  spec.callbacks = batch->channel.callbacks;
   spec.operation = batch->first;
   // torch aborts groups within a batch, also behind a failure, and waits for that one.
   spec.nothing = batch->parts.empty();

@@ -14,7 +14,8 @@ WorkSpec ResilientBackend::SpecOf(Plan plan) {
   WorkSpec spec;
   spec.type = plan.type_;
   spec.title = plan.title_;
-  spec.group = group_->name();
+  spec.group = plan.channel_.group->name();
+  if (!plan.IsMessage()) spec.callbacks = plan.channel_.callbacks;
   if (!plan.operations_.empty()) spec.operation = OutlineOf(plan.operations_.front());
   spec.held = std::move(plan.held_);
   spec.outputs = std::move(plan.outputs_);
@@ -29,6 +30,13 @@ void ResilientBackend::BoundInTime(Plan& plan) const {
   for (Operation& operation : plan.operations_) {
     context_->time().Bound(operation, options_->timeout, plan.lease_.total());
   }
+}
+
+Channel ResilientBackend::ChannelOf(const Plan& plan) {
+  if (plan.IsMessage()) return channels_->main();
+  Result<Channel> channel = channels_->OfCollective();
+  if (!channel.ok()) Raise(channel.status());
+  return *std::move(channel);
 }
 
 void ResilientBackend::Raise(const Status& status) const {
@@ -55,6 +63,7 @@ WorkPtr ResilientBackend::Launch(Plan plan, bool waits) {
   RaiseLate();
   BoundInTime(plan);
   plan.Place();
+  plan.channel_ = ChannelOf(plan);
   if (has_batch_.load(std::memory_order_relaxed)) {
     if (WorkPtr work = LaunchInBatch(plan)) return work;
   }
@@ -70,6 +79,7 @@ WorkPtr ResilientBackend::RunHere(Plan plan) {
   const Operation outline = OutlineOf(operation);
   operation.call_site = host_->CallSite();
   const std::uint64_t log_id = log_->Start(plan.name(), operation);
+  const Channel channel = plan.channel_;
   const auto progress = std::make_shared<Progress>(*context_, 1, parts_.completion);
   progress->Hold(std::move(plan.lease_));
   const auto done = [progress, log = log_, log_id](const Status& status) {
@@ -82,18 +92,18 @@ WorkPtr ResilientBackend::RunHere(Plan plan) {
     return interrupted.ok();
   };
   Result<Communicator::Ran> ran = Status(StatusCode::kInternal, "not run");
-  host_->WithoutLock([&] { ran = group_->Run(std::move(operation), done, keep_waiting); });
+  host_->WithoutLock([&] { ran = channel.group->Run(std::move(operation), done, keep_waiting); });
   if (!ran.ok()) {
     log_->End(log_id, ran.status());
     Raise(ran.status());
   }
-  NoteSequence(outline, log_id, ran->seq);
+  NoteSequence(channel, outline, log_id, ran->seq);
   if (ran->outcome) {
     progress->EndLeases();
     log_->End(log_id, *ran->outcome);
     Status status = *std::move(ran->outcome);
     if (!status.ok() && status.detail().group.empty()) {
-      status = status.WithOperation(group_->name(), ran->seq, Describe(outline));
+      status = status.WithOperation(channel.group->name(), ran->seq, Describe(outline));
     }
     if (!status.ok()) Raise(status);
     Check(*host_, interrupted);
@@ -117,6 +127,7 @@ ResilientBackend::Prepared ResilientBackend::Prepare(Plan plan,
                                                      const std::shared_ptr<Progress>& whole) {
   Prepared prepared;
   prepared.name = plan.name();
+  prepared.channel = plan.channel_;
   const bool ends_in_stream = plan.EndsInStream();
   std::vector<Operation>& operations = prepared.operations = std::move(plan.operations_);
   const int device = operations.front().device;
@@ -187,9 +198,10 @@ c10::intrusive_ptr<WorkImpl> ResilientBackend::Start(Plan plan,
     const Operation outline = OutlineOf(operation);
     const std::uint64_t log_id = log_->Start(prepared.name, operation);
     const std::shared_ptr<LaunchMark> mark = MarkOf(operation, prepared);
-    const auto sequence = group_->Submit(std::move(operation), CompletionOf(prepared, log_id));
+    const auto sequence =
+        prepared.channel.group->Submit(std::move(operation), CompletionOf(prepared, log_id));
     if (sequence.ok()) {
-      NoteSequence(outline, log_id, *sequence);
+      NoteSequence(prepared.channel, outline, log_id, *sequence);
       prepared.work->set_sequence(*sequence);
       any_started = true;
       interrupted = AwaitCaptured(*prepared.work, mark.get());
@@ -208,10 +220,11 @@ c10::intrusive_ptr<WorkImpl> ResilientBackend::Start(Plan plan,
   return prepared.work;
 }
 
-void ResilientBackend::NoteSequence(const Operation& outline, std::uint64_t log_id,
-                                    std::uint64_t sequence) {
+void ResilientBackend::NoteSequence(const Channel& channel, const Operation& outline,
+                                    std::uint64_t log_id, std::uint64_t sequence) {
   log_->SetSequence(log_id, sequence);
   if (IsPointToPoint(outline.kind)) return;  // Not all ranks of the group take part.
+  if (channel.group != group_) return;       // A callback's count apart.
   if (outline.device == kHost) {
     last_sequence_.store(sequence, std::memory_order_relaxed);
     return;

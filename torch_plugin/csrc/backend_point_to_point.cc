@@ -82,6 +82,7 @@ c10::intrusive_ptr<WorkImpl> ResilientBackend::StartMonitored(OpKind kind,
   Operation& operation = plan.Add(kind, plan.Input(message));
   operation.peer = peer;
   operation.tag = tag;
+  plan.channel_ = channels_->main();
   return Start(std::move(plan), nullptr);
 }
 

@@ -14,8 +14,8 @@ namespace resilient::plugin {
 
 namespace {
 
-// As deep as callbacks wait for operations that other callbacks finish, and no deeper.
-constexpr std::size_t kThreadsMax = 8;
+// As deep as callbacks outside of queues wait for operations that others finish, and no deeper.
+constexpr int kThreadsMax = 8;
 
 }  // namespace
 
@@ -25,6 +25,7 @@ struct Finisher::Shared : std::enable_shared_from_this<Finisher::Shared> {
   std::deque<std::function<void()>> queue;  // Guarded by mutex.
   bool stopping = false;                    // Guarded by mutex.
   std::size_t idle = 0;                     // Guarded by mutex.
+  int limit = kThreadsMax;                  // Guarded by mutex. Of `threads`.
   std::vector<std::thread> threads;         // Guarded by mutex.
 
   void Run() {
@@ -62,6 +63,11 @@ Status Finisher::Start() {
   return shared_->AddThread();
 }
 
+void Finisher::ChangeLimit(int by) {
+  const std::lock_guard lock(shared_->mutex);
+  shared_->limit += by;
+}
+
 void Finisher::Post(std::function<void()> task) {
   {
     const std::lock_guard lock(shared_->mutex);
@@ -70,7 +76,8 @@ void Finisher::Post(std::function<void()> task) {
       shared_->wake.notify_one();
       const bool waits = shared_->queue.size() > shared_->idle;
       // Without another one the task waits for a thread that there is.
-      if (waits && shared_->threads.size() < kThreadsMax) static_cast<void>(shared_->AddThread());
+      const bool may = shared_->threads.size() < static_cast<std::size_t>(shared_->limit);
+      if (waits && may) static_cast<void>(shared_->AddThread());
       return;
     }
   }

@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "torch_plugin/csrc/channels.h"
 #include "torch_plugin/csrc/host.h"
 #include "torch_plugin/csrc/time_policy.h"
 
@@ -64,10 +65,10 @@ class Plan {
   void Place();
   // kHost: on none. Behind Place.
   int device() const { return operations_.front().device; }
-  // A send or recv on a device.
-  bool IsMessageOnDevice() const {
-    return device() != kHost && operations_.size() == 1 && IsPointToPoint(operations_[0].kind);
+  bool IsMessage() const {
+    return operations_.size() == 1 && IsPointToPoint(operations_.front().kind);
   }
+  bool IsMessageOnDevice() const { return device() != kHost && IsMessage(); }
   // On a device, whose results are those of the operations themselves: who waits may go on there.
   bool EndsInStream() const {
     return device() != kHost && copies_.empty() && !finish_ &&
@@ -94,7 +95,8 @@ class Plan {
   std::vector<at::Tensor> outputs_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // (to, from)
   std::function<void()> finish_;
-  TimeoutExtension::Lease lease_;  // Of the Work, once it is launched.
+  Channel channel_;                // Once it is launched.
+  TimeoutExtension::Lease lease_;  // Of the Work, likewise.
 };
 
 // `elements` of `memory` from `offset` on, in the units that Plan::Add counts in.

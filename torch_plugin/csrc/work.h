@@ -19,6 +19,7 @@
 #include <torch/version.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "torch_plugin/csrc/callback_queue.h"
 #include "torch_plugin/csrc/context.h"
 #include "torch_plugin/csrc/hooks.h"
 
@@ -137,7 +138,8 @@ struct WorkSpec {
   std::vector<at::Tensor> outputs;                        // Value of the future.
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // At the end: (to, from).
   std::function<void()> finish;                           // After the copies; may be empty.
-  std::vector<std::shared_ptr<Progress>> parts;           // Of a batch, instead of its own.
+  std::shared_ptr<CallbackQueue> callbacks;  // Of the future. Null: a message, whose have no order.
+  std::vector<std::shared_ptr<Progress>> parts;  // Of a batch, instead of its own.
   bool nothing = false;  // A batch without operations: no failure is one of it.
 };
 
@@ -175,6 +177,9 @@ class WorkImpl final : public c10d::Work {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   std::uint64_t getCompletionKey() const override { return progress_->completion_key(); }
 #endif
+
+  // Where callbacks of its future belong whose order is to be that of the program. May be null.
+  const std::shared_ptr<CallbackQueue>& callbacks() const { return spec_.callbacks; }
 
   // Waits for the end, for callers that go on after a failure. kTimeout at the deadline.
   Status WaitUntil(Deadline deadline);

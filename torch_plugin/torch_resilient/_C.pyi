@@ -5,8 +5,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import Backend, ProcessGroup
+from torch._C._distributed_c10d import Backend, ProcessGroup, Work
 from torch._C._distributed_c10d import Store as C10dStore
+from torch.futures import Future
 
 TORCH_VERSION: str  # The torch this extension was built for, e.g. "2.15.0".
 VERSION: str
@@ -157,6 +158,24 @@ class Store(C10dStore):
         self, key: str, rank: int, size: int, value: bytes, generation: int, timeout: timedelta
     ) -> list[bytes]: ...  # Of those of them that are left: goes on over a fence; b"" for the others.
     def close(self) -> None: ...
+
+class CallbackQueue:
+    """The callbacks of one communicator's futures, one after another: see csrc/callback_queue.h."""
+
+    @property
+    def name(self) -> str: ...  # Of the communicator.
+    @staticmethod
+    def share(target: Future, source: Future) -> None: ...  # `target` is the same future as `source` from now on.
+    def turn_after(self, future: Future) -> Future: ...  # To put callbacks on, for `add` to complete.
+    def add(self, future: Future, turn: Future) -> None: ...  # Completes `turn` after `future` and the turns before.
+    def run(self, callback: Callable[[Future], Any], future: Future) -> Any: ...  # callback(future), marked as its own.
+
+class ResilientWork(Work):
+    """The Work of an operation: see csrc/work.h."""
+
+    @property
+    def callbacks(self) -> CallbackQueue | None: ...  # None: a send's or receive's.
+    def get_future(self) -> Future: ...  # Of _futures.OrderedFuture, where it has callbacks.
 
 class Presence:
     """A key of the job that is there as long as this process lives and is heard (a lease of its own)."""

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from torch_resilient import _errors
+from torch_resilient import _errors, _futures
 
 _FIX = (
     "rebuild it against this torch: pip install --no-build-isolation --force-reinstall --no-deps"
@@ -35,4 +35,5 @@ def load():
             code="TORCH_VERSION",
         )
     _C.install_error_factory(_errors.make)
+    _C.ResilientWork.get_future = _futures.get_future
     return _C

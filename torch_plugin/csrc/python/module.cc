@@ -45,5 +45,6 @@ PYBIND11_MODULE(_C, m) {
   RegisterStore(m, host);
   RegisterPresence(m, host);
   RegisterBackend(m, host);
+  RegisterFuture(m, host);
   RegisterWhereabouts(m, host);
 }

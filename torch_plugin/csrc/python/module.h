@@ -18,6 +18,7 @@ void RegisterPresence(pybind11::module_& m, const std::shared_ptr<PythonHost>& h
 void RegisterEnding(pybind11::module_& m);
 void RegisterOptions(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterBackend(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
+void RegisterFuture(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 void RegisterWhereabouts(pybind11::module_& m, const std::shared_ptr<PythonHost>& host);
 
 }  // namespace resilient::plugin

@@ -1,0 +1,80 @@
+#include "torch_plugin/csrc/channels.h"
+
+#include <numeric>
+#include <utility>
+
+#include <c10/util/StringUtil.h>
+
+#include "torch_plugin/csrc/context.h"
+
+namespace resilient::plugin {
+
+Channels::Channels(const std::shared_ptr<SessionContext>& context, std::shared_ptr<Group> group,
+                   std::vector<int> ranks, NcclOptions nccl)
+    : context_(context),
+      main_{.group = group,
+            .callbacks = std::make_shared<CallbackQueue>(context, group->name(), 0)},
+      ranks_(std::move(ranks)),
+      nccl_(std::move(nccl)) {}
+
+Result<Channel> Channels::OfCollective() {
+  const CallbackQueue::Running* const running = CallbackQueue::Running::Innermost();
+  if (running == nullptr) return main_;
+  const CallbackQueue& caller = running->queue();
+  if (caller.depth() >= kDepthMax) {
+    return Status(StatusCode::kFailedPrecondition,
+                  c10::str("group '", main_.group->name(), "': a callback that is nested in ",
+                           kDepthMax, " others has started a collective, and none can be so deep: ",
+                           "start it on the program's own thread, after wait()"));
+  }
+  RESILIENT_RETURN_IF_ERROR(main_.group->Usable());
+  const std::uint64_t epoch = main_.group->session().epoch();
+  if (running->epoch() != epoch) {
+    return Status(StatusCode::kFailedPrecondition,
+                  c10::str("group '", main_.group->name(), "': the callback was added in ",
+                           "generation ", running->epoch(), ", and the world has been rebuilt ",
+                           "since: a collective that it starts now would meet those of generation ",
+                           epoch, "; let it end when its future's value() raises"));
+  }
+  const std::lock_guard lock(mutex_);
+  Made& made = of_callbacks_[caller.name()];
+  if (made.channel.group && made.epoch == epoch) return made.channel;
+  if (made.channel.group) made.channel.group->Close();
+  made = {};
+  Result<Channel> channel = Make(caller, epoch);
+  if (channel.ok()) made = {.epoch = epoch, .channel = *channel};
+  return channel;
+}
+
+// The name is the same on all ranks, and that of no group of another generation: one that was
+// closed in a generation cannot be made again there.
+Result<Channel> Channels::Make(const CallbackQueue& caller, std::uint64_t epoch) {
+  const auto context = context_.lock();
+  if (!context) return Status(StatusCode::kFailedPrecondition, "the session is closed");
+  const std::string& own = main_.group->name();
+  const std::string of = caller.name() == own ? "" : c10::str(" of ", caller.name());
+  std::vector<int> ranks = ranks_;
+  if (ranks.empty()) {
+    ranks.resize(static_cast<std::size_t>(main_.group->size()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+  }
+  const std::string name = c10::str(own, "/callbacks", of, "#", epoch);
+  auto group = context->session().CreateGroup(name, std::move(ranks), nccl_);
+  if (!group.ok()) return group.status();
+  return Channel{.group = *std::move(group),
+                 .callbacks = std::make_shared<CallbackQueue>(context, name, caller.depth() + 1)};
+}
+
+void Channels::Close() {
+  std::map<std::string, Made> made;
+  {
+    const std::lock_guard lock(mutex_);
+    made.swap(of_callbacks_);
+  }
+  for (auto& [name, one] : made) {
+    if (one.channel.group) one.channel.group->Close();
+  }
+  main_.group->Close();
+}
+
+}  // namespace resilient::plugin
