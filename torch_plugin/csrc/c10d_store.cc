@@ -37,8 +37,8 @@ bool EndsGeneration(StatusCode code) {
          code == StatusCode::kCommFailed || code == StatusCode::kCommStalled ||
          code == StatusCode::kMismatch || code == StatusCode::kDeadlock ||
          code == StatusCode::kStalled || code == StatusCode::kDeviceLost ||
-         code == StatusCode::kDeviceStalled ||
-         code == StatusCode::kGrowth || code == StatusCode::kStaleGeneration;
+         code == StatusCode::kDeviceStalled || code == StatusCode::kGrowth ||
+         code == StatusCode::kStaleGeneration;
 }
 
 // c10d: zero is no timeout.

@@ -113,9 +113,9 @@ struct WaitingCall {
 struct WaitingReport {
   std::uint64_t generation = 0;
   std::vector<WaitingCall> calls;
-  bool blocked = false;  // No thread of the program may act before one of `calls` has ended.
-  bool tell = false;     // OnLate is wanted: who is waited for, and where they are.
-  Duration stall{};      // How long who is waited for may make no progress.
+  bool blocked = false;     // No thread of the program may act before one of `calls` has ended.
+  bool tell = false;        // OnLate is wanted: who is waited for, and where they are.
+  Duration stall{};         // How long who is waited for may make no progress.
   Duration device_stall{};  // How long its device may finish nothing that is in its queue.
   // Of a join: ranks whose processes live on this host and have not come to their init.
   std::vector<int> present;

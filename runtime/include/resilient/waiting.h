@@ -21,7 +21,7 @@ inline constexpr std::size_t kWaitingOperationsMax = 64;
 
 // An operation of this rank that has been in flight for kWaitTellAfter. Thread: value type.
 struct WaitingOperation {
-  std::uint64_t seq = 0;        // As Submit returned it.
+  std::uint64_t seq = 0;  // As Submit returned it.
   // Of a message on a device: its number among those from its sender to its receiver. 0: not known.
   std::uint64_t number = 0;
   bool point_to_point = false;  // Else a collective: the two count apart.
