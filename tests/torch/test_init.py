@@ -56,6 +56,17 @@ def dist_size():
     return int(os.environ["WORLD_SIZE"])
 
 
+def stacks_of_traces():
+    add_up()
+    return os.environ["TORCH_INCLUDE_STACK_TRACE"]
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, "0"), ("1", "1")])
+def test_traces_have_no_stacks_unless_they_are_asked_for(world, given, kept):
+    env = {"TORCH_INCLUDE_STACK_TRACE": given}
+    assert world.run(stacks_of_traces, 1, env=env) == [kept]
+
+
 @pytest.mark.parametrize("between_gloo", [False, True])
 def test_ten_worlds_one_after_the_other(world, between_gloo):
     world.run(repeatedly, 3, between_gloo, harness.free_port())
