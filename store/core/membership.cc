@@ -80,13 +80,14 @@ Status Membership::Leave(SessionId session, Moment moment, MembershipEffects& ef
         std::any_of(participants_.begin(), participants_.end(), [who](const auto& entry) {
           return entry.second.Active() && entry.second.hello.incarnation == who->hello.incarnation;
         });
-    // Who has joined the next round already counts on meeting the host here.
+    // Whoever has joined the next round already counts on meeting the host here, and members whose
+    // generation this leave has ended on meeting a replacement.
     const bool awaited = std::any_of(worlds_.begin(), worlds_.end(), [](const auto& entry) {
-      return entry.second.phase == Phase::kForming && entry.second.joined > 0;
+      return entry.second.phase == Phase::kForming && entry.second.live > 0;
     });
     host_left_ = host_left_ || (!another && !awaited);
     ChangedJob();
-    effects.stop_listening = effects.stop_listening || host_left_;
+    if (host_left_) effects.listens = false;
   }
   return {};
 }

@@ -60,7 +60,7 @@ struct MembershipEffects {
   bool gone_on = false;            // A member has acknowledged a generation.
   std::vector<StatusCode> fenced;  // The first causes of the generations that ended.
   bool new_life = false;           // All keys of the job are dropped.
-  bool stop_listening = false;
+  std::optional<bool> listens;     // As that of Effects.
   std::vector<LogRecord> log;
 
   void Tell(SessionId session, Event event);
@@ -379,7 +379,7 @@ class Membership {
   std::uint64_t pings_ = 0;
   Instant any_held_until_ = Instant::min();  // The latest end that any hold has had.
   bool ended_well_ = true;
-  bool host_left_ = false;                 // The store listens no more: no world begins here.
+  bool host_left_ = false;                 // The store does not listen: no world begins here.
   std::size_t active_ = 0;                 // Participants with a lease.
   std::map<std::uint64_t, World> worlds_;  // By round, of this life.
   std::unordered_map<SessionId, Participant> participants_;

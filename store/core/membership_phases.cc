@@ -57,6 +57,7 @@ void Membership::BuildIfComplete(World& world, MembershipEffects& effects) {
 // REQUIRES: BUILDING or RUNNING.
 void Membership::FenceWorld(World& world, const Status& cause, Moment moment,
                             MembershipEffects& effects) {
+  const std::uint64_t round = world.round;
   const std::uint64_t ended = world.generation;
   world.generation = ++generation_;
   world.phase = Phase::kForming;
@@ -83,6 +84,13 @@ void Membership::FenceWorld(World& world, const Status& cause, Moment moment,
     }
   }
   RefuseIfDue(world, moment, effects);
+  const auto left = worlds_.find(round);
+  const bool waits = left != worlds_.end() && left->second.phase == Phase::kForming;
+  if (host_left_ && waits) {  // Whoever takes a lost seat comes to this address.
+    host_left_ = false;
+    ChangedJob();
+    effects.listens = true;
+  }
 }
 
 void Membership::RefuseIfDue(World& world, Moment moment, MembershipEffects& effects) {

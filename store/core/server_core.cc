@@ -400,7 +400,7 @@ void ServerCore::Impl::Apply(Job& job, MembershipEffects& members, Moment moment
     effects.send.push_back({session->control.connection, std::move(push.event)});
   }
   job.membership.Keep();
-  effects.stop_listening = effects.stop_listening || members.stop_listening;
+  if (members.listens) effects.listens = members.listens;
   std::move(members.log.begin(), members.log.end(), std::back_inserter(effects.log));
 }
 

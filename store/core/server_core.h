@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -54,9 +55,10 @@ struct Effects {
   std::vector<WatchProcess>
       watch;  // Watch by pidfd if boot id, pid namespace and start time are this host's.
   std::vector<std::uint64_t> unwatch;
-  std::vector<LogRecord> log;     // Level info: join, expiry, fence, refusal.
-  bool drain = false;             // The server is to end, as an admin asked for.
-  bool stop_listening = false;    // The seat that hosts the store has left its last world.
+  std::vector<LogRecord> log;  // Level info: join, expiry, fence, refusal.
+  bool drain = false;          // The server is to end, as an admin asked for.
+  // False: the seat that hosts the store has left its last world. True: that world goes on.
+  std::optional<bool> listens;
   bool last_member_left = false;  // An auto-spawned server ends now.
 };
 

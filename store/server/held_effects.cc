@@ -33,7 +33,7 @@ std::size_t BytesOf(const std::vector<Write>& writes) {
 bool IsEmpty(const Effects& effects) {
   return effects.write.empty() && effects.send.empty() && effects.close.empty() &&
          effects.watch.empty() && effects.unwatch.empty() && effects.log.empty() &&
-         !effects.drain && !effects.stop_listening && !effects.last_member_left;
+         !effects.drain && !effects.listens && !effects.last_member_left;
 }
 
 void HeldEffects::Push(std::uint64_t ticket, std::size_t write_bytes, Effects effects,

@@ -121,12 +121,7 @@ Status Server::Start() {
   const Instant now = clock_.Now();
   if (core_ == nullptr) MakeCore(now);
   last_tick_ = last_used_ = now;
-  listener_ = std::make_unique<UvTcp>(
-      loop_, UvStreamEvents{.on_connection = [this] { OnConnectionWaiting(); },
-                            .on_read = {},
-                            .on_end = {},
-                            .on_written = {}});
-  RESILIENT_RETURN_IF_ERROR(listener_->Listen(*bound, kListenBacklog));
+  RESILIENT_RETURN_IF_ERROR(Listen(*bound));
   tick_timer_.Start(ToMillis(kTickInterval), ToMillis(kTickInterval));
   access_.Watch();
   encryption_.Watch();
@@ -142,6 +137,43 @@ Status Server::Start() {
     options_.notifier->Ready(StrCat("listens on ", FormatHostPort(address_)));
   }
   return Status::Ok();
+}
+
+Status Server::Listen(FileDescriptor& bound) {
+  listener_ = std::make_unique<UvTcp>(
+      loop_, UvStreamEvents{.on_connection = [this] { OnConnectionWaiting(); },
+                            .on_read = {},
+                            .on_end = {},
+                            .on_written = {}});
+  return listener_->Listen(bound, kListenBacklog);
+}
+
+void Server::StopListening() {
+  if (listener_ == nullptr) return;
+  RESILIENT_LOG_RECORD(kInfo, "stop_listening", {{"address", FormatHostPort(address_)}},
+                       StrCat("stopped listening on ", FormatHostPort(address_),
+                              ": the process that hosts this store has left"));
+  listener_.reset();
+  connection_waiting_ = false;
+}
+
+void Server::ListenAgain() {
+  if (listener_ != nullptr || shutting_down_) return;
+  const std::string address = FormatHostPort(address_);
+  Result<FileDescriptor> bound = ListenTcp(address_, kListenBacklog);
+  Status status = bound.status();
+  if (status.ok()) status = Listen(*bound);
+  if (status.ok()) {
+    RESILIENT_LOG_RECORD(kInfo, "listen", {{"address", address}},
+                         StrCat("listens on ", address, " again: ranks of its world are lost, and ",
+                                "others may take their seats"));
+    return;
+  }
+  listener_.reset();
+  RESILIENT_LOG_RECORD(kWarn, "listen", {{"address", address}},
+                       StrCat("cannot listen on ", address, " again, so nobody can take the lost ",
+                              "seats of its world: ", status.message(), "; start the job again, ",
+                              "or give it a store of its own (RESILIENT_STORE)"));
 }
 
 // ---- Connections ----

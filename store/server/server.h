@@ -124,6 +124,9 @@ class Server final : private Connection::Owner {
   // that they answer.
   void Apply(Effects effects, std::optional<Instant> begun = std::nullopt);
   void Answered(std::optional<Instant> begun);
+  Status Listen(FileDescriptor& bound);
+  void StopListening();
+  void ListenAgain();  // Where it did not: the port may be somebody else's by now.
   void Perform(Effects& effects);
   void SendUnordered(Effects& effects);
   void OnKept(std::uint64_t ticket);

@@ -129,13 +129,7 @@ void Server::WakeStalled() {
 
 void Server::Perform(Effects& effects) {
   // Before the answer to the leave goes out: its receiver may want the port for another backend.
-  if (effects.stop_listening && listener_ != nullptr) {
-    RESILIENT_LOG_RECORD(kInfo, "stop_listening", {{"address", FormatHostPort(address_)}},
-                         StrCat("stopped listening on ", FormatHostPort(address_),
-                                ": the process that hosts this store has left"));
-    listener_.reset();
-    connection_waiting_ = false;
-  }
+  if (effects.listens) *effects.listens ? ListenAgain() : StopListening();
   for (const LogRecord& record : effects.log) RESILIENT_LOG_RECORD(kInfo, record);
   for (const Effects::Outgoing& outgoing : effects.send) SendTo(outgoing);
   for (const std::uint64_t watch : effects.unwatch) {

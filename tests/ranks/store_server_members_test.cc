@@ -325,6 +325,33 @@ TEST(StoreServerMembers, HostingMemberLeaves_PortIsFreeBeforeItsAnswer) {
   EXPECT_TRUE(other.line().Await<HeartbeatAckEvent>(In(kPatience)));
 }
 
+TEST(StoreServerMembers, HostingMemberIsNeededAfterItsLeave_PortIsTheServersAgain) {
+  TestServer server({"--linger", "60"});
+  Hello host = ControlHello();
+  host.hosts_store = true;
+  TestMember hosting(server, host);
+  TestMember other(server, ControlHello());
+  JoinRequest patient = MakeJoin(1, 2);
+  patient.seat_wait = seconds(60);
+  EXPECT_TRUE(other.line().SendOp(JoinOp{patient}));
+  hosting.Join(0, 2);
+  ASSERT_TRUE(hosting.Run());
+  ASSERT_TRUE(other.Run());
+  ASSERT_TRUE(other.AwaitRunning());
+  EXPECT_TRUE(hosting.line().SendOp(LeaveOp{}));
+  ASSERT_TRUE(hosting.line().Await<Reply>(In(kPatience)));
+  Report needs;
+  needs.kind = ReportKind::kNeedsLeaver;
+  needs.generation = 1;
+  needs.accused_rank = 0;
+  ASSERT_TRUE(other.line().SendOp(ReportOp{needs}));
+  ASSERT_TRUE(other.line().Await<Fence>(In(kPatience)));
+  TestMember next(server, ControlHello());
+  next.Join(0, 2);
+  EXPECT_TRUE(next.line().SendOp(HeartbeatOp{1}));
+  EXPECT_TRUE(next.line().Await<HeartbeatAckEvent>(In(kPatience)));
+}
+
 TEST(StoreServerMembers, Linger_EndsAServerThatNobodyUses) {
   TestServer server({"--linger", "300ms"});
   EXPECT_EQ(server.process().WaitExit(In(seconds(5))), 0) << server.process().ErrorText();

@@ -6,6 +6,7 @@ hand, as a pod would be. Nobody begins at step 0 again."""
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import time
 import harness
 import pytest
 from launching import run
+from store_shell import until
 
 PROGRAM = os.path.join(os.path.dirname(__file__), "end_program.py")
 RANKS = 3
@@ -54,8 +56,14 @@ def launched(tmp_path, way, where):
     check(way, stdout)
 
 
-def by_hand(tmp_path, way, where, store=""):
-    """Plain variables; as pods, with a `store` that outlives them."""
+def listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def by_hand(tmp_path, way, where, store="", host=None):
+    """Plain variables; as pods, with a `store` that outlives them. `host`: the rank that starts the
+    store; None: any."""
     port = harness.free_port()
     common = {
         **os.environ,
@@ -79,14 +87,19 @@ def by_hand(tmp_path, way, where, store=""):
             stack.callback(lambda: process.poll() is None and process.kill())
             return process
 
-        ranks = [start(rank) for rank in range(RANKS)]
+        ranks = [None] * RANKS
+        if host is not None:
+            ranks[host] = start(host)
+            until(lambda: listens(port), "the store listens")
+        ranks = [rank or start(number) for number, rank in enumerate(ranks)]
         assert ranks[1].wait(60) != 0
         ranks[1] = start(1)
         deadline = time.monotonic() + 60
-        codes = [rank.wait(max(deadline - time.monotonic(), 0.1)) for rank in ranks]
-        said.flush()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            for rank in ranks:
+                rank.wait(max(deadline - time.monotonic(), 0.1))
         text = (tmp_path / "said").read_text()
-        assert codes == [0] * RANKS, text
+        assert [rank.poll() for rank in ranks] == [0] * RANKS, text
     check(way, text)
 
 
@@ -104,6 +117,12 @@ def test_each_way(tmp_path, store, start, way, where):
         launched(tmp_path, way, where)
     else:
         by_hand(tmp_path, way, where, store if start == "pods" else "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["leave", "kill"])
+def test_whoever_hosts_the_store_is_replaced(tmp_path, way):
+    by_hand(tmp_path, way, "collective", host=1)
 
 
 AGAIN = """

@@ -36,7 +36,7 @@ Result<c10::intrusive_ptr<ResilientBackend>> ResilientBackend::Create(
                   c10::str("group '", name, "': this process is rank ", (*group)->rank(), " of ",
                            (*group)->size(), ", not rank ", rank, " of ", size));
   }
-  if (world) ranks.clear();  // They are those of the day.
+  if (world) ranks.clear();  // They change when the world is resized.
   auto channels =
       std::make_shared<Channels>(context, *std::move(group), std::move(ranks), std::move(nccl));
   return c10::make_intrusive<ResilientBackend>(std::move(context), std::move(channels),

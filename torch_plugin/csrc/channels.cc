@@ -37,12 +37,11 @@ Result<Channel> Channels::OfCollective() {
                            epoch, "; let it end when its future's value() raises"));
   }
   const std::lock_guard lock(mutex_);
-  Made& made = of_callbacks_[caller.name()];
-  if (made.channel.group && made.epoch == epoch) return made.channel;
-  if (made.channel.group) made.channel.group->Close();
-  made = {};
+  if (epoch != epoch_) CloseMadeLocked();
+  epoch_ = epoch;
+  if (const auto made = made_.find(caller.name()); made != made_.end()) return made->second;
   Result<Channel> channel = Make(caller, epoch);
-  if (channel.ok()) made = {.epoch = epoch, .channel = *channel};
+  if (channel.ok()) made_.emplace(caller.name(), *channel);
   return channel;
 }
 
@@ -65,14 +64,15 @@ Result<Channel> Channels::Make(const CallbackQueue& caller, std::uint64_t epoch)
                  .callbacks = std::make_shared<CallbackQueue>(context, name, caller.depth() + 1)};
 }
 
+void Channels::CloseMadeLocked() {
+  for (const auto& [name, channel] : made_) channel.group->Close();
+  made_.clear();
+}
+
 void Channels::Close() {
-  std::map<std::string, Made> made;
   {
     const std::lock_guard lock(mutex_);
-    made.swap(of_callbacks_);
-  }
-  for (auto& [name, one] : made) {
-    if (one.channel.group) one.channel.group->Close();
+    CloseMadeLocked();
   }
   main_.group->Close();
 }

@@ -47,19 +47,16 @@ class Channels {
   void Close();
 
  private:
-  struct Made {
-    std::uint64_t epoch = 0;
-    Channel channel;
-  };
-
   Result<Channel> Make(const CallbackQueue& caller, std::uint64_t epoch);
+  void CloseMadeLocked();
 
   const std::weak_ptr<SessionContext> context_;
   const Channel main_;
   const std::vector<int> ranks_;  // Empty: the world's.
   const NcclOptions nccl_;
   std::mutex mutex_;
-  std::map<std::string, Made> of_callbacks_;  // Guarded by mutex_. By the name of the queue.
+  std::uint64_t epoch_ = 0;              // Guarded by mutex_. In which made_ were made.
+  std::map<std::string, Channel> made_;  // Guarded by mutex_. By the name of the caller's queue.
 };
 
 }  // namespace resilient::plugin

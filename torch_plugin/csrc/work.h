@@ -138,7 +138,7 @@ struct WorkSpec {
   std::vector<at::Tensor> outputs;                        // Value of the future.
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // At the end: (to, from).
   std::function<void()> finish;                           // After the copies; may be empty.
-  std::shared_ptr<CallbackQueue> callbacks;  // Of the future. Null: a message, whose have no order.
+  std::shared_ptr<CallbackQueue> callbacks;      // Of its future. Null: a message's have no order.
   std::vector<std::shared_ptr<Progress>> parts;  // Of a batch, instead of its own.
   bool nothing = false;  // A batch without operations: no failure is one of it.
 };
@@ -178,7 +178,7 @@ class WorkImpl final : public c10d::Work {
   std::uint64_t getCompletionKey() const override { return progress_->completion_key(); }
 #endif
 
-  // Where callbacks of its future belong whose order is to be that of the program. May be null.
+  // The queue of its future's callbacks; null: a message's have no order.
   const std::shared_ptr<CallbackQueue>& callbacks() const { return spec_.callbacks; }
 
   // Waits for the end, for callers that go on after a failure. kTimeout at the deadline.

@@ -200,7 +200,7 @@ class CoreFixture : public ::testing::Test {
   std::vector<Effects::WatchProcess> watched_;
   std::vector<std::uint64_t> unwatched_;
   std::vector<ConnectionId> closed_;
-  bool stop_listening_ = false;
+  bool listens_ = true;
   bool last_member_left_ = false;
   std::uint64_t last_seq_ = 0;
   Rows rows_;  // What was kept.
@@ -259,7 +259,7 @@ class CoreFixture : public ::testing::Test {
     closed_.insert(closed_.end(), effects.close.begin(), effects.close.end());
     watched_.insert(watched_.end(), effects.watch.begin(), effects.watch.end());
     unwatched_.insert(unwatched_.end(), effects.unwatch.begin(), effects.unwatch.end());
-    stop_listening_ = stop_listening_ || effects.stop_listening;
+    listens_ = effects.listens.value_or(listens_);
     last_member_left_ = last_member_left_ || effects.last_member_left;
   }
 

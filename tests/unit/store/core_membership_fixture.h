@@ -26,13 +26,13 @@ class CoreMembership : public CoreFixture {
     EXPECT_TRUE(Ask(admin_, report).status.ok());
   }
   // Two ranks join; the first one's process hosts the store.
-  std::pair<ConnectionId, ConnectionId> JoinWithHost() {
+  std::pair<ConnectionId, ConnectionId> JoinWithHost(Duration seat_wait = {}) {
     Hello host = HelloOf(0, Role::kControl, "a");
     host.hosts_store = true;
     const ConnectionId hosting = Open(host);
     const ConnectionId other = OpenControl(1);
-    Send(hosting, JoinOp{JoinOf(0, 2)});
-    Send(other, JoinOp{JoinOf(1, 2)});
+    Send(hosting, JoinOp{JoinOf(0, 2, seat_wait)});
+    Send(other, JoinOp{JoinOf(1, 2, seat_wait)});
     return {hosting, other};
   }
   ConnectionId admin_ = 0;

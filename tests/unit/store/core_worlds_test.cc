@@ -233,18 +233,18 @@ TEST_F(CoreMembership, HostOfTheStore_StopsListeningWithItsLastWorld) {
   Send(other, JoinOp{JoinOf(1, 2)});
   Send(second, JoinOp{JoinOf(0, 1)});
   Send(first, LeaveOp{});
-  EXPECT_FALSE(stop_listening_);
+  EXPECT_TRUE(listens_);
   Send(other, LeaveOp{});
-  EXPECT_FALSE(stop_listening_);
+  EXPECT_TRUE(listens_);
   Send(second, LeaveOp{});
-  EXPECT_TRUE(stop_listening_);
+  EXPECT_FALSE(listens_);
 }
 
 TEST_F(CoreMembership, HostLeaves_NextWorldBeginsElsewhere) {
   const auto [hosting, other] = JoinWithHost();
   const ConnectionId early = Open(HelloOf(1, Role::kControl, "next"));
   Send(hosting, LeaveOp{});
-  EXPECT_TRUE(stop_listening_);
+  EXPECT_FALSE(listens_);
   Send(other, LeaveOp{});
   Send(early, JoinOp{JoinOf(1, 2)});
   const auto refused = Take<JoinRefusedEvent>(early);
@@ -257,7 +257,43 @@ TEST_F(CoreMembership, HostLeavesLast_IsAwaitedByTheNextWorld) {
   Send(other, LeaveOp{});
   Send(Open(HelloOf(1, Role::kControl, "next")), JoinOp{JoinOf(1, 2)});
   Send(hosting, LeaveOp{});
-  EXPECT_FALSE(stop_listening_);
+  EXPECT_TRUE(listens_);
+}
+
+TEST_F(CoreMembership, HostLeavesAWorldThatGoesOn_TheStoreListensForItsReplacement) {
+  Report needs;
+  needs.kind = ReportKind::kNeedsLeaver;
+  needs.generation = 1;
+  needs.accused_rank = 0;
+  for (const bool leaves_first : {true, false}) {
+    SCOPED_TRACE(leaves_first ? "leaves first" : "is needed first");
+    Restart();
+    const auto [hosting, other] = JoinWithHost(std::chrono::seconds(60));
+    BecomeReady({hosting, other});
+    if (leaves_first) {
+      Send(hosting, LeaveOp{});
+      EXPECT_FALSE(listens_);
+    }
+    Send(other, ReportOp{needs});
+    if (!leaves_first) Send(hosting, LeaveOp{});
+    ASSERT_TRUE(Take<Fence>(other));
+    EXPECT_TRUE(listens_);
+    const ConnectionId newcomer = Open(HelloOf(0, Role::kControl, "next"));
+    Send(newcomer, JoinOp{JoinOf(0, 2)});
+    EXPECT_FALSE(Take<JoinRefusedEvent>(newcomer));
+  }
+}
+
+TEST_F(CoreMembership, HostLeavesAWorldThatEndsWithIt_TheStoreListensNoMore) {
+  const auto [hosting, other] = JoinWithHost();  // No seat may stay empty.
+  BecomeReady({hosting, other});
+  Send(hosting, LeaveOp{});
+  Report needs;
+  needs.kind = ReportKind::kNeedsLeaver;
+  needs.generation = 1;
+  needs.accused_rank = 0;
+  Send(other, ReportOp{needs});
+  EXPECT_FALSE(listens_);
 }
 
 TEST_F(CoreMembership, Status_ShowsWorldsAndMembers) {
