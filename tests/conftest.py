@@ -1,6 +1,7 @@
 """What all tests have in common: no process outlives its test."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -14,6 +15,14 @@ import harness  # noqa: E402
 @pytest.fixture(scope="session", autouse=True)
 def subreaper():
     harness.become_subreaper()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts():
+    """What tests start can be interrupted, also where a shell has put the tests in the background:
+    then it has them ignore SIGINT, and what they start inherits that."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
