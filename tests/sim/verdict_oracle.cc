@@ -31,6 +31,20 @@ bool VerdictOracle::HasEntered(int peer, int waiter, const Step& step) const {
   return CountOf(entered, step.group) >= step.seq;
 }
 
+// Who is missing in a chain is known to its neighbours alone, and only once these are in it.
+VerdictOracle::MissingByCollective VerdictOracle::SeenMissing() const {
+  MissingByCollective missing;
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    const Rank& self = world_.Of(rank);
+    if (!self.in_call) continue;
+    const Step& step = self.Current();
+    if (step.kind != Kind::kAll && step.kind != Kind::kChain) continue;
+    const std::vector<int> missed = world_.MissingOf(rank);
+    missing[{step.group, step.seq}].insert(missed.begin(), missed.end());
+  }
+  return missing;
+}
+
 std::vector<int> VerdictOracle::Needed(int rank) const {
   const Step& step = world_.Of(rank).Current();
   if (step.IsMessage()) return {step.peer};
@@ -39,44 +53,36 @@ std::vector<int> VerdictOracle::Needed(int rank) const {
   return needed;
 }
 
-// Who is missing in a chain is known to its neighbours alone, and only once these are in it.
-std::vector<int> VerdictOracle::SeenMissing(int rank) const {
+std::vector<int> VerdictOracle::WaitsFor(int rank, const MissingByCollective* seen) const {
   const Step& step = world_.Of(rank).Current();
-  if (step.kind != Kind::kAll && step.kind != Kind::kChain) return world_.MissingOf(rank);
-  std::vector<int> missing;
-  for (const int member : world_.MembersOf(step.group)) {
-    const Rank& other = world_.Of(member);
-    if (!other.in_call || !other.Current().IsSameCollective(step)) continue;
-    const std::vector<int> there = world_.MissingOf(member);
-    missing.insert(missing.end(), there.begin(), there.end());
+  std::vector<int> peers;
+  if (seen == nullptr) {
+    peers = Needed(rank);
+  } else if (const auto all = seen->find({step.group, step.seq}); all != seen->end()) {
+    peers.assign(all->second.begin(), all->second.end());
+  } else {
+    peers = world_.MissingOf(rank);
   }
-  return missing;
+  std::erase_if(peers, [&](int peer) { return peer == rank || HasEntered(peer, rank, step); });
+  return peers;
 }
 
-bool VerdictOracle::CanGoOn(int rank, const std::vector<bool>& goes_on, Sight sight) const {
-  const Rank& self = world_.Of(rank);
-  if (!self.in_call) return !self.IsAtEnd();
-  if (self.IsQueued()) return true;  // That its device never begins is another sentence.
-  const Step& step = self.Current();
-  const std::vector<int> needed = sight == Sight::kAll ? Needed(rank) : SeenMissing(rank);
-  return std::all_of(needed.begin(), needed.end(), [&](int peer) {
-    return peer == rank || goes_on[static_cast<std::size_t>(peer)] || HasEntered(peer, rank, step);
-  });
-}
-
-// A rank that has come to its end is not blocked: what waits for it waits for its goodbye.
+// What goes on is found rank by rank, until there is no more of it. A rank that has come to its end
+// is not blocked: what waits for it waits for its goodbye. Nor is one that is in no call, or whose
+// device has not begun its operation: that it never does is another sentence.
 bool VerdictOracle::IsDeadlocked(Sight sight) const {
-  std::vector<bool> goes_on(world_.ranks.size(), false);
-  for (std::size_t rank = 0; rank < world_.ranks.size(); ++rank)
-    goes_on[rank] = world_.ranks[rank].IsAtEnd();
-  for (bool changed = true; changed;) {
-    changed = false;
-    for (std::size_t rank = 0; rank < world_.ranks.size(); ++rank) {
-      if (goes_on[rank] || !CanGoOn(static_cast<int>(rank), goes_on, sight)) continue;
-      goes_on[rank] = changed = true;
-    }
+  const MissingByCollective seen = sight == Sight::kMissing ? SeenMissing() : MissingByCollective();
+  std::map<int, std::vector<int>> blocked;  // With whom each waits for.
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    const Rank& self = world_.Of(rank);
+    if (self.in_call && !self.IsQueued())
+      blocked[rank] = WaitsFor(rank, sight == Sight::kMissing ? &seen : nullptr);
   }
-  return std::find(goes_on.begin(), goes_on.end(), false) != goes_on.end();
+  const auto goes_on = [&blocked](const auto& one) {
+    return std::ranges::none_of(one.second, [&](int peer) { return blocked.contains(peer); });
+  };
+  while (std::erase_if(blocked, goes_on) > 0) continue;
+  return !blocked.empty();
 }
 
 std::string VerdictOracle::OnVerdict(const Diagnosis::Verdict& verdict, Instant now) const {

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "store/core/diagnosis.h"
@@ -39,11 +41,15 @@ class VerdictOracle {
   enum class Sight : std::uint8_t { kAll, kMissing };
 
   bool HasEntered(int peer, int waiter, const Step& step) const;
-  // Of a rank in a call: whom the step needs, and who of them some rank in the same step misses.
+  // By group and number: whom some rank in that collective misses, where each hears of others.
+  using MissingByCollective = std::map<std::pair<int, std::uint64_t>, std::set<int>>;
+  MissingByCollective SeenMissing() const;
+  // Of a rank in a call: whom the step needs.
   std::vector<int> Needed(int rank) const;
-  std::vector<int> SeenMissing(int rank) const;
-  // Whether it would go on if the ranks in `goes_on` did, and every link delivered at once.
-  bool CanGoOn(int rank, const std::vector<bool>& goes_on, Sight sight) const;
+  // Of these, without `seen`, or of those that ranks in its step miss: who has not entered it, and
+  // whom it would wait for if every link delivered at once.
+  std::vector<int> WaitsFor(int rank, const MissingByCollective* seen) const;
+  // Some rank could not go on if every link delivered at once.
   bool IsDeadlocked(Sight sight) const;
   bool AllArrived() const;
   std::string OnCircle(const Diagnosis::Verdict& verdict) const;
