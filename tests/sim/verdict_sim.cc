@@ -301,7 +301,8 @@ DeviceProgress VerdictSim::DeviceOf(const Rank& rank, int group) const {
   told.runs = waits && !queued;
   const bool stands = options_.planted == PlantedAccount::kDeviceNotMoved;
   const Instant since = stands ? rank.device.given : std::max(rank.device.given, rank.device.moved);
-  if (queued && !hides) told.still = now_ - since;
+  const bool busy = options_.planted == PlantedAccount::kDeviceNotStill;
+  if (queued && !hides && !busy) told.still = now_ - since;
   return told;
 }
 

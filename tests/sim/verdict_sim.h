@@ -25,6 +25,7 @@ enum class PlantedAccount : std::uint8_t {
   kSentNotCounted,  // It does not count what it has sent.
   kAlwaysEntered,   // It says that it has entered everything: no circle can be proved.
   kNoDevice,        // What a device was given it says to be begun.
+  kDeviceNotStill,  // Its device is said to have done something just now, always.
   kDeviceNotMoved,  // What a device finishes before it begins an operation does not count.
   kSpinCounts,      // What a main thread burns in one call counts as progress.
 };
