@@ -43,6 +43,14 @@ std::vector<int> AwaitedIn(const WaitingOperation& operation) {
   return awaited;
 }
 
+// Both ascending. As a rule all ranks in a collective miss the same ones, and nothing is added.
+void AddRanks(const std::vector<int>& added, std::vector<int>* ranks) {
+  if (std::ranges::includes(*ranks, added)) return;
+  std::vector<int> all;
+  std::ranges::set_union(*ranks, added, std::back_inserter(all));
+  *ranks = std::move(all);
+}
+
 const WaitingCall* Oldest(const WaitingReport& report) {
   const auto oldest = std::max_element(
       report.calls.begin(), report.calls.end(),
@@ -123,7 +131,7 @@ std::map<Diagnosis::CallKey, std::vector<int>> Diagnosis::MissingByCall(
     std::optional<Instant> since) const {
   struct Shared {
     ProgressBook::Wait wait;  // Of any rank in it: where a peer stands is the same for all.
-    std::set<int> missing;
+    std::vector<int> missing;
   };
   std::map<CallKey, Shared> calls;
   for (const auto& [rank, told] : told_) {
@@ -131,7 +139,7 @@ std::map<Diagnosis::CallKey, std::vector<int>> Diagnosis::MissingByCall(
       const WaitingOperation& operation = call.operation;
       if (!operation.needs_all) continue;
       const auto shared = calls.emplace(KeyOf(call), Shared{told.WaitIn(rank, call), {}}).first;
-      shared->second.missing.insert(operation.missing.begin(), operation.missing.end());
+      AddRanks(operation.missing, &shared->second.missing);
     }
   }
   std::map<CallKey, std::vector<int>> missing;
