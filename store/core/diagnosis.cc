@@ -43,6 +43,14 @@ std::vector<int> AwaitedIn(const WaitingOperation& operation) {
   return awaited;
 }
 
+// Both ascending. As a rule all ranks in a collective miss the same ones, and nothing is added.
+void AddRanks(const std::vector<int>& added, std::vector<int>* ranks) {
+  if (std::ranges::includes(*ranks, added)) return;
+  std::vector<int> all;
+  std::ranges::set_union(*ranks, added, std::back_inserter(all));
+  *ranks = std::move(all);
+}
+
 const WaitingCall* Oldest(const WaitingReport& report) {
   const auto oldest = std::max_element(
       report.calls.begin(), report.calls.end(),
@@ -110,21 +118,40 @@ void Diagnosis::Forget(Instant now) {
                 [&wanted](const auto& one) { return !wanted.contains(one.first); });
 }
 
+bool Diagnosis::StaysAway(const ProgressBook::Wait& wait, int peer,
+                          std::optional<Instant> since) const {
+  using Standing = ProgressBook::Standing;
+  const Standing standing = progress_.Of(wait, peer, since.value_or(Instant::min()));
+  return standing == Standing::kNotEntered || (!since && standing == Standing::kUnknown);
+}
+
 // Of each collective that nobody can end alone: the ranks that some rank in it has not heard from.
-std::map<Diagnosis::CallKey, std::set<int>> Diagnosis::MissingByCall() const {
-  std::map<CallKey, std::set<int>> missing;
+// One that has entered it by its own account has done so for good, and counts as heard from.
+std::map<Diagnosis::CallKey, std::vector<int>> Diagnosis::MissingByCall(
+    std::optional<Instant> since) const {
+  struct Shared {
+    ProgressBook::Wait wait;  // Of any rank in it: where a peer stands is the same for all.
+    std::vector<int> missing;
+  };
+  std::map<CallKey, Shared> calls;
   for (const auto& [rank, told] : told_) {
     for (const WaitingCall& call : told.report.calls) {
-      if (!call.operation.needs_all) continue;
-      missing[KeyOf(call)].insert(call.operation.missing.begin(), call.operation.missing.end());
+      const WaitingOperation& operation = call.operation;
+      if (!operation.needs_all) continue;
+      const auto shared = calls.emplace(KeyOf(call), Shared{told.WaitIn(rank, call), {}}).first;
+      AddRanks(operation.missing, &shared->second.missing);
     }
+  }
+  std::map<CallKey, std::vector<int>> missing;
+  for (const auto& [key, shared] : calls) {
+    std::ranges::copy_if(shared.missing, std::back_inserter(missing[key]),
+                         [&](int peer) { return StaysAway(shared.wait, peer, since); });
   }
   return missing;
 }
 
 std::vector<BlockedRank> Diagnosis::Blocked(std::optional<Instant> since) const {
-  std::map<CallKey, std::set<int>> by_call;
-  if (since) by_call = MissingByCall();
+  const std::map<CallKey, std::vector<int>> by_call = MissingByCall(since);
   std::vector<BlockedRank> blocked;
   for (const auto& [rank, told] : told_) {
     if (!told.report.blocked) continue;
@@ -132,15 +159,10 @@ std::vector<BlockedRank> Diagnosis::Blocked(std::optional<Instant> since) const 
     for (const WaitingCall& call : told.report.calls) {
       if (!call.blocked) continue;
       const WaitingOperation& operation = call.operation;
-      std::vector<int> missing = operation.missing;
-      if (since && operation.needs_all) {
-        const std::set<int>& of_all = by_call.at(KeyOf(call));
-        missing.assign(of_all.begin(), of_all.end());
-      }
-      if (since) {
-        std::erase_if(missing, [&, waiter = rank, &told = told](int peer) {
-          return progress_.Of(told.WaitIn(waiter, call), peer, *since) !=
-                 ProgressBook::Standing::kNotEntered;
+      std::vector<int> missing = operation.needs_all ? by_call.at(KeyOf(call)) : operation.missing;
+      if (since && !operation.needs_all) {
+        std::erase_if(missing, [&, wait = told.WaitIn(rank, call)](int peer) {
+          return !StaysAway(wait, peer, since);
         });
       }
       // One that has not been proved to stay away may come, and is enough.

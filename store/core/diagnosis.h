@@ -109,10 +109,14 @@ class Diagnosis {
   void Forget(Instant now);
   std::optional<Verdict> FindDeadlock(Instant now, Steps* steps);
   // The ranks whose threads are all blocked, with what they believe; with `since` with what of it
-  // is proved by accounts that are not older. A collective that no rank can end alone is missed
-  // by each rank that some rank in it misses.
+  // is proved by accounts that are not older. A rank that some rank in a collective misses is
+  // missing for all in it, where no rank can end it alone: in what is believed as in what is
+  // proved, or a circle by way of two ranks in one collective would never be asked about.
   std::vector<BlockedRank> Blocked(std::optional<Instant> since) const;
-  std::map<CallKey, std::set<int>> MissingByCall() const;
+  std::map<CallKey, std::vector<int>> MissingByCall(std::optional<Instant> since) const;
+  // `peer` has not done what the wait needs: by an account that is not older than `since`, or,
+  // without `since`, as far as nobody has shown the contrary.
+  bool StaysAway(const ProgressBook::Wait& wait, int peer, std::optional<Instant> since) const;
   static CallKey KeyOf(const WaitingCall& call);
   void AskForProof(const std::vector<BlockedRank>& blocked, Instant now, Steps* steps);
   void AskProgress(int rank, Instant now, Duration interval, Steps* steps);

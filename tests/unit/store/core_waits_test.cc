@@ -221,6 +221,35 @@ TEST_F(Waits, ACircleByWayOfARankInTheSameOperation_IsFound) {
   EXPECT_EQ(fence->cause.code(), StatusCode::kDeadlock);
 }
 
+// Rank 0 waits for rank 3 by way of rank 2, with which it is in one operation. What it has not
+// heard of itself is rank 1, which may come: no rank believes in a circle.
+TEST_F(Waits, ACircleThatNoRankBelievesByItself_IsFound) {
+  const auto control = RunWorld(4);
+  WaitingCall first = In("world", 7, {1});
+  first.operation.needs_all = true;
+  WaitingCall second = In("world", 7, {3});
+  second.operation.needs_all = true;
+  Wait(seconds(3), control,
+       {{0, Blocked(first)}, {2, Blocked(second)}, {3, Blocked(In("pair", 1, {0}))}});
+  const auto fence = Take<Fence>(control[0]);
+  ASSERT_TRUE(fence);
+  EXPECT_EQ(fence->cause.code(), StatusCode::kDeadlock);
+  EXPECT_THAT(fence->cause.message(), HasSubstr("waits for rank 3"));
+}
+
+// A rank in the operation has entered it, whoever has not heard of it. Only rank 2 is late: ranks 0
+// and 1 are in no circle that could be proved.
+TEST_F(Waits, RanksInOneOperation_AreNotAskedForProofAgainstEachOther) {
+  const auto control = RunWorld(3);
+  std::map<int, WaitingReport> told{{0, Blocked(In("world", 7, {1, 2}))},
+                                    {1, Blocked(In("world", 7, {0, 2}))}};
+  for (auto& [rank, report] : told) report.calls[0].operation.needs_all = true;
+  Wait(seconds(20), control, told);
+  EXPECT_FALSE(Take<Fence>(control[0]));
+  EXPECT_LE(asked_progress_[0], 20 / 10 + 1);
+  EXPECT_LE(asked_progress_[1], 20 / 10 + 1);
+}
+
 // A broadcast ends on a rank that has heard of its root, whoever else is late.
 TEST_F(Waits, NoCircleGoesByWayOfAnOperationThatCanEndAlone) {
   const auto control = RunWorld(3);
