@@ -173,8 +173,8 @@ std::string SessionImpl::LinkText(int rank) const {
 void SessionImpl::OnLate(const LateNotice& heard) {
   LateNotice notice = heard;
   for (LateRank& late : notice.ranks) {
-    if (!late.entered) continue;
-    late.text += StrCat(", has entered it; nothing comes from it over ", LinkText(late.rank),
+    if (!late.of_network) continue;
+    late.text += StrCat("; nothing comes from it over ", LinkText(late.rank),
                         ": look at the network between them");
   }
   if (const std::string line = waits_.Line(notice, clock_.Now()); !line.empty()) {

@@ -173,7 +173,7 @@ void PutEvent(const LateEvent& event, pb::Event* out) {
     pb::LateRank* entry = message->add_ranks();
     entry->set_rank(late.rank);
     entry->set_text(Utf8(late.text));
-    entry->set_entered(late.entered);
+    entry->set_of_network(late.of_network);
   }
   message->set_more(static_cast<std::uint32_t>(std::max(notice.more, 0)));
 }
@@ -216,7 +216,7 @@ Event ToWaitingEvent(const pb::Event& message) {
       static_cast<int>(std::min(late.world_size(), static_cast<std::uint32_t>(kWorldSizeMax)));
   notice.ranks.reserve(static_cast<std::size_t>(late.ranks_size()));
   for (const pb::LateRank& entry : late.ranks())
-    notice.ranks.push_back({entry.rank(), entry.text(), entry.entered()});
+    notice.ranks.push_back({entry.rank(), entry.text(), entry.of_network()});
   notice.more = static_cast<int>(std::min(late.more(), static_cast<std::uint32_t>(kWorldSizeMax)));
   return LateEvent{std::move(notice)};
 }

@@ -247,10 +247,12 @@ void Diagnosis::FindEntered(Instant now, Steps* steps) {
     for (const WaitingCall& call : told.report.calls) {
       const WaitingOperation& operation = call.operation;
       const std::vector<int> awaited = AwaitedIn(operation);
-      if (awaited.empty() || operation.any || operation.sends || call.more) continue;
+      if (awaited.empty() || call.more) continue;
       const ProgressBook::Wait wait = told.WaitIn(rank, call);
+      const bool told_by_all = !operation.any && !operation.sends;
       const bool all = std::ranges::all_of(awaited, [&](int peer) {
-        return progress_.Of(wait, peer, Instant::min()) == Standing::kEntered;
+        return HasLeft(peer) ||
+               (told_by_all && progress_.Of(wait, peer, Instant::min()) == Standing::kEntered);
       });
       if (!all) continue;
       const CallKey key = KeyOf(call);
@@ -396,7 +398,7 @@ void Diagnosis::AskForListeners(Instant now, Steps* steps) {
     std::size_t named = 0;
     for (const int late : AwaitedBy(rank)) {
       if (++named > kLateRanksMax) break;
-      if (HasEntered(rank, late)) continue;
+      if (IsBeyondAsking(rank, late)) continue;
       complete = HasToldAll(rank, late, since, now, steps) && complete;
     }
     if (complete || now - since >= kWhereaboutsPatience) {
@@ -415,7 +417,8 @@ void Diagnosis::AskOnce(int rank, Instant now, Duration interval, Steps* steps) 
   steps->ask.push_back(rank);
 }
 
-bool Diagnosis::HasEntered(int waiter, int rank) const {
+bool Diagnosis::IsBeyondAsking(int waiter, int rank) const {
+  if (HasLeft(rank)) return true;
   const WaitingCall* call = OldestCallOf(waiter);
   if (call == nullptr) return false;
   const ProgressBook::Wait wait = told_.at(waiter).WaitIn(waiter, *call);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -7,6 +8,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <resilient/clock.h>
@@ -66,14 +68,18 @@ class Diagnosis {
 
   void OnWaiting(int rank, WaitingReport report, Instant now);
   void OnWhereabouts(int rank, Whereabouts whereabouts, Instant now);
+  // Ranks that have left the world, ascending: they enter nothing any more, so what is missing of
+  // them is on their links.
+  void SetLeft(std::vector<int> ranks) { left_ = std::move(ranks); }
   // To be called some times a second; cheap when nobody waits.
   Steps Advance(Instant now, const Excused& excused);
 
   // Ranks that the calls of `rank` wait for, them or their devices, ascending; those that keep it
   // waiting longest first counted: only of its oldest call.
   std::vector<int> AwaitedBy(int rank) const;
-  // Of AwaitedBy(waiter): `rank` says itself that it is in that call.
-  bool HasEntered(int waiter, int rank) const;
+  // Of AwaitedBy(waiter): `rank` says itself that it is in that call, or has left. The network is
+  // silent.
+  bool IsBeyondAsking(int waiter, int rank) const;
   // Of AwaitedBy(waiter): `rank` has submitted that call, and its device has not begun it.
   bool AwaitsDevice(int waiter, int rank) const;
   // What `rank` has said of the device of that call.
@@ -129,12 +135,14 @@ class Diagnosis {
   // The device of `rank`, where it hangs and keeps `waiter` waiting in `call`; else null.
   const DeviceProgress* HungDevice(int waiter, const Told& told, const WaitingCall& call, int rank,
                                    Instant now) const;
+  bool HasLeft(int rank) const { return std::ranges::binary_search(left_, rank); }
   bool HasToldAll(int listener, int rank, Instant since, Instant now, Steps* steps);
   void AskForListeners(Instant now, Steps* steps);
   void AskOnce(int rank, Instant now, Duration interval, Steps* steps);
   bool WaitsItself(int rank) const;
 
   std::map<int, Told> told_;
+  std::vector<int> left_;  // Ascending.
   ProgressBook progress_;
   std::map<int, Instant> asked_progress_;                   // When, by rank.
   std::map<int, std::map<CallKey, Instant>> entered_told_;  // What Steps::entered named, and when.

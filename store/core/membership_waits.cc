@@ -132,6 +132,7 @@ void Membership::Diagnose(World& world, Moment moment, MembershipEffects& effect
     const Participant* who = Find(world.seats[static_cast<std::size_t>(rank)].session);
     return !who || !who->Active() || who->hold || !who->connected;
   };
+  world.diagnosis.SetLeft(world.RanksLeft());
   const Diagnosis::Steps steps = world.diagnosis.Advance(moment.now, excused);
   for (const int rank : steps.ask) {
     const Seat& seat = world.seats[static_cast<std::size_t>(rank)];
@@ -163,8 +164,8 @@ void Membership::TellLate(World& world, int listener, Moment moment, MembershipE
   const std::vector<int> late = world.diagnosis.AwaitedBy(listener);
   for (const int rank : late) {
     if (notice.ranks.size() >= kLateRanksMax) break;
-    const bool entered = world.diagnosis.HasEntered(listener, rank);
-    notice.ranks.push_back({rank, LateText(world, listener, rank, moment), entered});
+    const bool of_network = world.diagnosis.IsBeyondAsking(listener, rank);
+    notice.ranks.push_back({rank, LateText(world, listener, rank, moment), of_network});
   }
   notice.more = static_cast<int>(late.size() - notice.ranks.size());
   effects.Tell(seat.session, LateEvent{std::move(notice)});
@@ -214,7 +215,8 @@ std::string Membership::LateText(const World& world, int listener, int rank, Mom
   if (!seat.Live()) return Name(ClaimantOf(*who)) + ": has left";
   std::string text = AliveText(*who, moment);
   const Diagnosis& diagnosis = world.diagnosis;
-  if (diagnosis.HasEntered(listener, rank)) return text;  // Its main thread keeps nobody waiting.
+  // Its main thread keeps nobody waiting.
+  if (diagnosis.IsBeyondAsking(listener, rank)) return text + ", has entered it";
   if (diagnosis.AwaitsDevice(listener, rank))
     text += DeviceText(diagnosis.DeviceAwaited(listener, rank), moment);
   if (const WaitingCall* own = diagnosis.OldestCallOf(rank); own && own->blocked) {

@@ -64,6 +64,15 @@ std::optional<Instant> World::RefusalDue() const {
   return due;
 }
 
+std::vector<int> World::RanksLeft() const {
+  std::vector<int> left;
+  if (live == seats.size()) return left;
+  for (std::size_t rank = 0; rank < seats.size(); ++rank) {
+    if (seats[rank].state == SeatState::kLeft) left.push_back(static_cast<int>(rank));
+  }
+  return left;
+}
+
 std::string World::WhoIsMissing(Instant now) const {
   constexpr int kNamedAtMost = 64;
   std::string ranks;

@@ -97,6 +97,7 @@ struct World {
   int size() const { return static_cast<int>(seats.size()); }
   // When a FORMING world is to be refused; nullopt: not while things stay as they are.
   std::optional<Instant> RefusalDue() const;
+  std::vector<int> RanksLeft() const;  // Whose seats are kLeft, ascending.
   // "3 of 4 joined; missing ranks 2; nothing was ever heard from them".
   // A rank whose process lives is waited for, and named apart.
   std::string WhoIsMissing(Instant now) const;

@@ -37,8 +37,7 @@ Result<c10::intrusive_ptr<ResilientBackend>> ResilientBackend::Create(
                            (*group)->size(), ", not rank ", rank, " of ", size));
   }
   if (world) ranks.clear();  // They change when the world is resized.
-  auto channels =
-      std::make_shared<Channels>(context, *std::move(group), std::move(ranks), std::move(nccl));
+  auto channels = std::make_shared<Channels>(context, *group, std::move(ranks), std::move(nccl));
   return c10::make_intrusive<ResilientBackend>(std::move(context), std::move(channels),
                                                std::move(options), std::move(parts));
 }

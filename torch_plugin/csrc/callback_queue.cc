@@ -48,7 +48,8 @@ Status CallbackQueue::Add(FuturePtr future, FuturePtr turn) {
     return Status::Ok();
   }
   RESILIENT_RETURN_IF_ERROR(context->finisher()->Start());
-  Entry entry{.future = future,
+  c10::ivalue::Future& awaited = *future;
+  Entry entry{.future = std::move(future),
               .turn = std::move(turn),
               .state = at::ThreadLocalState(),
               .epoch = context->session().epoch()};
@@ -58,7 +59,7 @@ Status CallbackQueue::Add(FuturePtr future, FuturePtr turn) {
     is_front = entries_.empty();
     entries_.push_back(std::move(entry));
   }
-  if (is_front) RunWhenCompleted(*future);
+  if (is_front) RunWhenCompleted(awaited);
   return Status::Ok();
 }
 

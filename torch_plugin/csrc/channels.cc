@@ -9,8 +9,8 @@
 
 namespace resilient::plugin {
 
-Channels::Channels(const std::shared_ptr<SessionContext>& context, std::shared_ptr<Group> group,
-                   std::vector<int> ranks, NcclOptions nccl)
+Channels::Channels(const std::shared_ptr<SessionContext>& context,
+                   const std::shared_ptr<Group>& group, std::vector<int> ranks, NcclOptions nccl)
     : context_(context),
       main_{.group = group,
             .callbacks = std::make_shared<CallbackQueue>(context, group->name(), 0)},

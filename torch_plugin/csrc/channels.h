@@ -35,7 +35,7 @@ class Channels {
   static constexpr int kDepthMax = 8;
 
   // `ranks`: global ranks in group order; empty: the world.
-  Channels(const std::shared_ptr<SessionContext>& context, std::shared_ptr<Group> group,
+  Channels(const std::shared_ptr<SessionContext>& context, const std::shared_ptr<Group>& group,
            std::vector<int> ranks, NcclOptions nccl);
 
   const Channel& main() const { return main_; }

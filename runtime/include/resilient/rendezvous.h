@@ -129,8 +129,9 @@ struct WaitingReport {
 // A rank that others wait for, and what is known of it. Thread: value type.
 struct LateRank {
   int rank = -1;
-  std::string text;      // "rank 0 (host a, pid 7): alive, last beat 0.4 s ago, main thread in ..."
-  bool entered = false;  // It says itself that it is in the operation: the network is silent.
+  std::string text;  // "rank 0 (host a, pid 7): alive, last beat 0.4 s ago, main thread in ..."
+  // It says itself that it is in the operation, or it has left: the network is silent.
+  bool of_network = false;
 };
 
 // The answer to WaitingReport::tell. Thread: value type.

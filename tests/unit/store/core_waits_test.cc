@@ -438,6 +438,30 @@ TEST_F(Waits, NoProgressWhileOthersWait_EndsInStalled) {
   }
 }
 
+// Its goodbye would end the operation, and is on a link that is silent, as what it may have sent.
+TEST_F(Waits, WhoeverHasLeft_KeepsOthersWaitingByItsLinksAlone) {
+  const WaitingReport reports[] = {Blocked(In("world", 7, {1})),
+                                   Blocked(Message("world", 4, 1, false)),
+                                   Blocked(Message("world", 4, 1, true))};
+  for (const WaitingReport& report : reports) {
+    Restart();
+    const auto control = RunWorld(3);
+    Wait(seconds(5), control, {{0, report}});
+    EXPECT_FALSE(Take<AllEnteredEvent>(control[0]));
+    Send(control[1], LeaveOp{});
+    WaitingReport tell = report;
+    tell.tell = true;
+    Wait(seconds(5), {control[0], control[2]}, {{0, tell}});
+    EXPECT_FALSE(Take<Fence>(control[0]));
+    EXPECT_TRUE(Take<AllEnteredEvent>(control[0]));
+    const auto late = Take<LateEvent>(control[0]);
+    ASSERT_TRUE(late);
+    ASSERT_THAT(late->notice.ranks, SizeIs(1));
+    EXPECT_THAT(late->notice.ranks[0].text, HasSubstr("has left"));
+    EXPECT_TRUE(late->notice.ranks[0].of_network);
+  }
+}
+
 // It sits in a later operation, or computes; what it has sent did not arrive.
 TEST_F(Waits, NobodyIsStalled_WhoHasEnteredTheOperation) {
   const auto control = RunWorld(2);
@@ -454,7 +478,7 @@ TEST_F(Waits, NobodyIsStalled_WhoHasEnteredTheOperation) {
   const auto late = Take<LateEvent>(control[1]);
   ASSERT_TRUE(late);
   ASSERT_THAT(late->notice.ranks, SizeIs(1));
-  EXPECT_TRUE(late->notice.ranks[0].entered);
+  EXPECT_TRUE(late->notice.ranks[0].of_network);
 }
 
 TEST_F(Waits, NobodyIsStalled_WhoMakesProgressOrSaidSoOrIsHeldOrWaits) {
@@ -508,7 +532,7 @@ TEST_F(DeviceWaits, WhoAsks_IsToldOfTheDeviceThatHasNotBegun) {
   ASSERT_TRUE(late);
   ASSERT_THAT(late->notice.ranks, SizeIs(1));
   EXPECT_EQ(late->notice.ranks[0].rank, 0);
-  EXPECT_FALSE(late->notice.ranks[0].entered) << "it is no link that is silent";
+  EXPECT_FALSE(late->notice.ranks[0].of_network) << "it is no link that is silent";
   EXPECT_THAT(late->notice.ranks[0].text,
               AllOf(HasSubstr("rank 0 (host h0, pid 100): alive"),
                     HasSubstr("has submitted it, and its device has not begun it: GPU 0 (GPU-1) "
