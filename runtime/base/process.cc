@@ -112,6 +112,11 @@ std::vector<std::string> ThreadsOf(const std::string& process) {
   return threads;
 }
 
+// A program whose own name begins as our threads' do gives it to its threads.
+bool IsOurs(const Stat& thread, const Stat& process) {
+  return thread.command.starts_with("res-") && !process.command.starts_with("res-");
+}
+
 // What one process has used; its children are appended to `pids`.
 ProcessUsage UsageOf(std::int64_t pid, std::deque<std::int64_t>* pids) {
   ProcessUsage usage;
@@ -123,10 +128,7 @@ ProcessUsage UsageOf(std::int64_t pid, std::deque<std::int64_t>* pids) {
     std::istringstream children(ReadFile(thread + "/children"));
     for (std::int64_t child = 0; children >> child;) pids->push_back(child);
     const Stat thread_stat = ReadStat(thread + "/stat");
-    // A program whose own name begins so gives it to its threads.
-    const bool is_ours =
-        thread_stat.command.starts_with("res-") && !stat.command.starts_with("res-");
-    if (!is_ours) continue;
+    if (!IsOurs(thread_stat, stat)) continue;
     ours.cpu_seconds += thread_stat.OwnSeconds();
     AddBytes(thread + "/io", &ours);
   }
@@ -156,7 +158,6 @@ std::uint64_t StartTimeOf(std::int64_t pid) {
 
 ProcessUsage UsageWithoutOurOwn() {
   ProcessUsage sum;
-  sum.main_seconds = ReadStat(StrCat("/proc/self/task/", getpid(), "/stat")).OwnSeconds();
   std::deque<std::int64_t> pids = {getpid()};
   for (std::size_t count = 0; count < kProcessesMax && !pids.empty(); ++count) {
     const std::int64_t pid = pids.front();
@@ -167,6 +168,11 @@ ProcessUsage UsageWithoutOurOwn() {
     sum.disk_bytes += usage.disk_bytes;
   }
   return sum;
+}
+
+double SecondsOfThread(int id) {
+  const Stat thread = ReadStat(StrCat("/proc/self/task/", id, "/stat"));
+  return IsOurs(thread, ReadStat("/proc/self/stat")) ? 0.0 : thread.OwnSeconds();
 }
 
 ProcessEnd EndOf(std::int64_t pid, std::uint64_t start_time) {

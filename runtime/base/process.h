@@ -25,7 +25,6 @@ std::uint64_t StartTimeOf(std::int64_t pid);
 // What processes have used since they began. Thread: value type.
 struct ProcessUsage {
   double cpu_seconds = 0;
-  double main_seconds = 0;       // What the main thread of this process has of that.
   std::uint64_t call_bytes = 0;  // Read and written by calls, on files, pipes and terminals.
   std::uint64_t disk_bytes = 0;  // Read from and written to storage, also through mapped files.
 };
@@ -34,6 +33,10 @@ struct ProcessUsage {
 // and store processes. What /proc does not tell counts as nothing; of the descendants at most 256
 // are read. Some ten microseconds a thread.
 ProcessUsage UsageWithoutOurOwn();
+
+// What a thread of this process has of `cpu_seconds` of UsageWithoutOurOwn; 0 where there is none
+// of that id. `id`: the kernel's.
+double SecondsOfThread(int id);
 
 // How far a process has come with ending. Thread: value type.
 struct ProcessEnd {

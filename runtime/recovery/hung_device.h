@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <string>
 #include <utility>
 
@@ -8,10 +9,11 @@
 
 namespace resilient::recovery {
 
-// Whether the main thread of a process whose device hangs waits for that device. Such a wait (a
+// Whether a thread of a process whose device hangs waits for that device. Such a wait (a
 // cudaStreamSynchronize) ends with the process alone, and raises nothing before: nobody can tell
-// the program of the failure. It is known by a main thread that is where it was before the failure
-// came, and stays there for the budget of a recovery; one that moves has heard of it, or will.
+// the program of the failure. It is known by a thread that submits operations, is where it was
+// before the failure came, and stays there for the budget of a recovery; one that moves has heard
+// of it, or will.
 //
 // Owner: SessionImpl. Thread: caller-synchronised. Pure: time is an argument.
 class HungDevice {
@@ -24,22 +26,44 @@ class HungDevice {
   }
   bool hangs() const { return hangs_; }
 
-  // Where the main thread is: also while the device works, as others wait for this rank.
+  // Where the program is: also while the device works, as others wait for this rank.
   void OnSeen(const Whereabouts& seen, Instant now) {
-    // While native code holds the interpreter's lock the stack is the last one that was read.
-    const std::string& place = seen.stack.empty() ? seen.main_thread : seen.stack;
-    if (hangs_ && (place_.empty() || place != place_)) moved_ = true;
-    place_ = place;
+    std::map<int, Place> places;
+    for (const ThreadStack& thread : seen.submitting) {
+      const auto before = places_.find(thread.id);
+      const bool known = before != places_.end() && !IsEmpty(before->second.at);
+      const bool stays = known && !before->second.moved && IsSame(before->second.at, thread);
+      places[thread.id] = {thread, hangs_ && !stays};
+    }
+    places_ = std::move(places);
     if (hangs_) seen_ = now;
   }
 
-  // The process is to be ended: the program will not hear of it.
-  bool IsStuck(Duration budget) const { return hangs_ && !moved_ && seen_ - since_ >= budget; }
+  // Where the process is to be ended, the thread that waits: the program will not hear of it.
+  // Null: nothing is known to wait. Until the next OnSeen.
+  const ThreadStack* StuckIn(Duration budget) const {
+    if (!hangs_ || seen_ - since_ < budget) return nullptr;
+    for (const auto& [id, place] : places_) {
+      if (!place.moved) return &place.at;
+    }
+    return nullptr;
+  }
 
  private:
+  struct Place {
+    ThreadStack at;
+    bool moved = false;  // Since it hangs; or where it was is not known.
+  };
+
+  static bool IsEmpty(const ThreadStack& thread) {
+    return thread.stack.empty() && thread.top.empty();
+  }
+  static bool IsSame(const ThreadStack& a, const ThreadStack& b) {
+    return a.stack == b.stack && (!a.stack.empty() || a.top == b.top);
+  }
+
   bool hangs_ = false;
-  bool moved_ = false;  // Since then; or where it was is not known.
-  std::string place_;
+  std::map<int, Place> places_;  // By the thread.
   Instant since_{};
   Instant seen_{};
 };

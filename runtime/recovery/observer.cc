@@ -15,6 +15,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/thread.h"
 #include "runtime/recovery/progress_meter.h"
+#include "runtime/recovery/submitters.h"
 
 namespace resilient {
 namespace recovery {
@@ -32,7 +33,7 @@ std::int64_t WholeSeconds(Duration duration) {
 }
 
 // Never 0, which stands for a frame that is not known.
-std::uint64_t FrameOf(const MainThreadStack& seen) {
+std::uint64_t FrameOf(const ThreadStack& seen) {
   if (seen.top.empty() && seen.stack.empty()) return 0;
   const std::hash<std::string_view> hash;
   return (hash(seen.stack) * 31 + hash(seen.top)) | 1;
@@ -47,7 +48,18 @@ std::string Shortened(std::string text) {
   return text;
 }
 
-// What the main thread is announced to do. Thread: value type.
+// The main thread where another one is told of, and has submitted operations as well.
+bool TellsOfMainToo(const ProgramStacks& seen, const std::vector<int>& submitters) {
+  return seen.submitter && std::ranges::find(submitters, seen.main.id) != submitters.end();
+}
+
+// What the operations of the program tell. Thread: thread-safe.
+struct Noted {
+  std::atomic<std::uint64_t> operations{0};
+  Submitters submitters;
+};
+
+// What the program is announced to do. Thread: value type.
 struct Expectation {
   std::string what;
   Instant until{};
@@ -57,9 +69,8 @@ struct Expectation {
 // itself, as an answer may drop the last reference to the observer. Thread: thread-safe.
 class Watch {
  public:
-  Watch(const Clock& clock, const ObserverParts& parts,
-        std::shared_ptr<const std::atomic<std::uint64_t>> operations)
-      : clock_(clock), parts_(parts), operations_(std::move(operations)) {}
+  Watch(const Clock& clock, const ObserverParts& parts, std::shared_ptr<const Noted> noted)
+      : clock_(clock), parts_(parts), noted_(std::move(noted)) {}
 
   void Ask(const std::shared_ptr<Watch>& self, Observer::Answer answer);
   std::uint64_t Expect(std::string what, Duration at_most);
@@ -73,12 +84,12 @@ class Watch {
   bool HasThread(const std::shared_ptr<Watch>& self);
   void AwaitWork(std::unique_lock<std::mutex>* lock);
   Whereabouts Look();
-  std::uint64_t LookAtMainThread(Whereabouts* seen);
+  void LookAtProgram(Whereabouts* seen, ProgressSample* sample);
   void AddExpectation(Whereabouts* seen);
 
   const Clock& clock_;
   const ObserverParts parts_;
-  const std::shared_ptr<const std::atomic<std::uint64_t>> operations_;
+  const std::shared_ptr<const Noted> noted_;
 
   std::mutex mutex_;
   std::condition_variable wake_;
@@ -94,8 +105,8 @@ class Watch {
   // Of the thread alone.
   ProgressMeter meter_;
   Instant sampled_at_{};
-  MainThreadStack last_seen_;
-  Instant unseen_since_ = kNever;  // Since when the stack could not be read.
+  std::optional<ProgramStacks> last_seen_;
+  Instant unseen_since_ = kNever;  // Since when the stacks could not be read.
 };
 
 void Watch::Ask(const std::shared_ptr<Watch>& self, Observer::Answer answer) {
@@ -111,7 +122,7 @@ bool Watch::HasThread(const std::shared_ptr<Watch>& self) {
   try {
     thread_ = Thread("res-observer", [self] { self->Run(); });
   } catch (const std::system_error& error) {
-    RESILIENT_LOG(kWarn, "where the main thread is cannot be told: no thread can be made for it (",
+    RESILIENT_LOG(kWarn, "where the program is cannot be told: no thread can be made for it (",
                   error.what(), "); raise the limit of processes (ulimit -u) or of the container");
     return false;
   }
@@ -197,38 +208,52 @@ void Watch::AwaitWork(std::unique_lock<std::mutex>* lock) {
 Whereabouts Watch::Look() {
   Whereabouts seen;
   ProgressSample sample;
-  if (parts_.stacks != nullptr) sample.frame = LookAtMainThread(&seen);
+  if (parts_.stacks != nullptr) LookAtProgram(&seen, &sample);
+  for (WatchedThread& thread : sample.threads)
+    thread.cpu_seconds = parts_.seconds_of_thread(thread.id);
   const ProcessUsage usage = parts_.usage();
   sample.now = clock_.Now();
   sample.cpu_seconds = usage.cpu_seconds;
-  sample.main_seconds = usage.main_seconds;
   sample.call_bytes = usage.call_bytes;
   sample.disk_bytes = usage.disk_bytes;
-  sample.operations = operations_->load(std::memory_order_relaxed);
+  sample.operations = noted_->operations.load(std::memory_order_relaxed);
   meter_.Take(sample);
   sampled_at_ = sample.now;
   seen.no_progress = meter_.no_progress();
   return seen;
 }
 
-std::uint64_t Watch::LookAtMainThread(Whereabouts* seen) {
+void Watch::LookAtProgram(Whereabouts* seen, ProgressSample* sample) {
   const Instant began = clock_.Now();
-  std::optional<MainThreadStack> stack =
-      parts_.stacks->Look(Deadline::After(began, parts_.look_bound));
-  if (stack) {
-    last_seen_ = std::move(*stack);
+  const std::vector<int> submitters = noted_->submitters.Latest();
+  std::optional<ProgramStacks> stacks =
+      parts_.stacks->Look(submitters, Deadline::After(began, parts_.look_bound));
+  const bool read = stacks.has_value();
+  if (read) {
+    seen->threads = std::exchange(stacks->threads, std::nullopt);
+    last_seen_ = std::move(stacks);
     unseen_since_ = kNever;
-    seen->main_thread = last_seen_.top;
-    seen->stack = last_seen_.stack;
-    seen->threads = last_seen_.threads;
-    return FrameOf(last_seen_);
+  } else {
+    unseen_since_ = std::min(unseen_since_, began);
+    seen->at =
+        StrCat("native code holds the GIL for ", WholeSeconds(clock_.Now() - unseen_since_), " s");
   }
-  unseen_since_ = std::min(unseen_since_, began);
-  seen->main_thread =
-      StrCat("native code holds the GIL for ", WholeSeconds(clock_.Now() - unseen_since_), " s");
-  if (!last_seen_.top.empty()) seen->main_thread += ", last seen at " + last_seen_.top;
-  seen->stack = last_seen_.stack;
-  return 0;
+  if (!last_seen_) return;
+  const ThreadStack& main = last_seen_->main;
+  const ThreadStack& told = last_seen_->submitter ? *last_seen_->submitter : main;
+  seen->thread = told.name;
+  seen->stack = told.stack;
+  seen->submitting.push_back(told);
+  if (TellsOfMainToo(*last_seen_, submitters)) seen->submitting.push_back(main);
+  if (read) {
+    seen->at = told.top;
+  } else if (!told.top.empty()) {
+    seen->at += ", last seen at " + told.top;
+  }
+  sample->threads.push_back({.id = told.id, .frame = read ? FrameOf(told) : 0});
+  if (last_seen_->submitter) {
+    sample->threads.push_back({.id = main.id, .frame = read ? FrameOf(main) : 0});
+  }
 }
 
 // REQUIRES: mutex_.
@@ -267,7 +292,11 @@ class ObserverImpl final : public Observer {
     const std::shared_ptr<Watch>& watch = ThisWatch();
     watch->Ask(watch, std::move(answer));
   }
-  void NoteOperation() override { operations_->fetch_add(1, std::memory_order_relaxed); }
+  void NoteOperation() override {
+    noted_->operations.fetch_add(1, std::memory_order_relaxed);
+    noted_->submitters.Note();
+  }
+  std::vector<int> Submitters() const override { return noted_->submitters.Latest(); }
   std::uint64_t Expect(std::string what, Duration at_most) override {
     return ThisWatch()->Expect(std::move(what), at_most);
   }
@@ -277,7 +306,7 @@ class ObserverImpl final : public Observer {
  private:
   std::unique_ptr<Process> NewProcess() const {
     auto process = std::make_unique<Process>();
-    process->watch = std::make_shared<Watch>(clock_, parts_, operations_);
+    process->watch = std::make_shared<Watch>(clock_, parts_, noted_);
     return process;
   }
 
@@ -294,8 +323,7 @@ class ObserverImpl final : public Observer {
 
   const Clock& clock_;
   const ObserverParts parts_;
-  const std::shared_ptr<std::atomic<std::uint64_t>> operations_ =
-      std::make_shared<std::atomic<std::uint64_t>>(0);
+  const std::shared_ptr<Noted> noted_ = std::make_shared<Noted>();
   std::atomic<Process*> process_;
 };
 

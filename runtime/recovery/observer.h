@@ -14,8 +14,9 @@ inline constexpr Duration kLookBound = std::chrono::seconds(2);
 
 // What an observer looks with. Thread: value type.
 struct ObserverParts {
-  std::shared_ptr<StackSource> stacks;   // May be null.
-  std::function<ProcessUsage()> usage;   // Called on the observer's thread.
+  std::shared_ptr<StackSource> stacks;  // May be null.
+  std::function<ProcessUsage()> usage;  // Called on the observer's thread, as the next one.
+  std::function<double(int)> seconds_of_thread = &SecondsOfThread;
   Duration look_bound = kLookBound;      // Of one look at the stack.
   Duration sample_every = kSampleEvery;  // While somebody asks.
 };

@@ -1,6 +1,7 @@
 #include "runtime/recovery/progress_meter.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace resilient::recovery {
 namespace {
@@ -41,7 +42,8 @@ void ProgressMeter::Take(const ProgressSample& sample) {
 void ProgressMeter::Restart(const ProgressSample& sample) {
   started_ = true;
   last_ = sample;
-  frame_ = sample.frame;
+  frames_.clear();
+  NoteFrames(sample.threads);
   sum_ = Mark();
   sum_.when = sample.now;
   window_.assign(1, sum_);
@@ -51,22 +53,47 @@ void ProgressMeter::Restart(const ProgressSample& sample) {
 
 void ProgressMeter::AddUp(const ProgressSample& sample) {
   sum_.when = sample.now;
-  double used = Growth(last_.cpu_seconds, sample.cpu_seconds);
-  if (StaysAtItsLine(sample))
-    used = std::max(0.0, used - Growth(last_.main_seconds, sample.main_seconds));
-  sum_.cpu_seconds += used;
+  const double used = Growth(last_.cpu_seconds, sample.cpu_seconds);
+  sum_.cpu_seconds += std::max(0.0, used - SpunSince(sample));
   sum_.call_bytes += Growth(last_.call_bytes, sample.call_bytes);
   sum_.disk_bytes += Growth(last_.disk_bytes, sample.disk_bytes);
 }
 
-bool ProgressMeter::StaysAtItsLine(const ProgressSample& sample) const {
-  return frame_ != 0 && (sample.frame == 0 || sample.frame == frame_);
+// What threads have computed since the last sample that stay at their lines. One that was not
+// watched then may have computed it elsewhere.
+double ProgressMeter::SpunSince(const ProgressSample& sample) const {
+  double spun = 0;
+  for (const WatchedThread& thread : sample.threads) {
+    const auto frame = frames_.find(thread.id);
+    const auto before = std::ranges::find(last_.threads, thread.id, &WatchedThread::id);
+    if (frame == frames_.end() || before == last_.threads.end()) continue;
+    if (thread.frame == 0 || thread.frame == frame->second)
+      spun += Growth(before->cpu_seconds, thread.cpu_seconds);
+  }
+  return spun;
+}
+
+// True: a thread is at another line, or another one is watched.
+bool ProgressMeter::NoteFrames(const std::vector<WatchedThread>& threads) {
+  bool moved = false;
+  std::map<int, std::uint64_t> frames;
+  for (const WatchedThread& thread : threads) {
+    const auto before = frames_.find(thread.id);
+    const std::uint64_t known = before == frames_.end() ? 0 : before->second;
+    moved = moved || (thread.frame != 0 && known != 0 && thread.frame != known);
+    if (thread.frame != 0 || known != 0)
+      frames[thread.id] = thread.frame != 0 ? thread.frame : known;
+  }
+  frames_ = std::move(frames);
+  return moved;
 }
 
 bool ProgressMeter::HasNewWork(const ProgressSample& sample) {
-  const bool moved = sample.frame != 0 && frame_ != 0 && sample.frame != frame_;
-  if (sample.frame != 0) frame_ = sample.frame;
-  return moved || sample.operations != last_.operations;
+  const bool others = !last_.threads.empty() &&
+                      !std::ranges::is_permutation(last_.threads, sample.threads, {},
+                                                   &WatchedThread::id, &WatchedThread::id);
+  const bool moved = NoteFrames(sample.threads);
+  return others || moved || sample.operations != last_.operations;
 }
 
 // Whatever part of the window has enough of it: then progress was made in that part.

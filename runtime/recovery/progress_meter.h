@@ -2,20 +2,29 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
+#include <vector>
 
 #include <resilient/clock.h>
 
 namespace resilient::recovery {
 
+// A thread of the program whose line says whether what it computes is progress. Thread: value type.
+struct WatchedThread {
+  int id = 0;
+  std::uint64_t frame = 0;  // The same for the same stack; 0: not known.
+  double cpu_seconds = 0;   // What it has of ProgressSample::cpu_seconds.
+};
+
 // What can be seen of a process from outside at one moment. Thread: value type.
 struct ProgressSample {
   Instant now{};
   double cpu_seconds = 0;        // Of the process and its children, without our own threads.
-  double main_seconds = 0;       // What the main thread has of that.
   std::uint64_t call_bytes = 0;  // Read and written by calls.
   std::uint64_t disk_bytes = 0;  // Of storage, also through mapped files.
-  std::uint64_t frame = 0;       // Of the main thread; the same for the same stack; 0: not known.
   std::uint64_t operations = 0;  // That the process was asked for.
+  // The main thread, and the one that others are told of; empty: not known.
+  std::vector<WatchedThread> threads;
 };
 
 inline constexpr Duration kProgressWindow = std::chrono::seconds(60);
@@ -29,13 +38,13 @@ inline constexpr std::uint64_t kProgressBytes = 1 << 20;
 
 // Since when a process has made no progress.
 //
-// Progress is a new operation, another frame of the main thread, or in some part of the last
-// kProgressWindow kProgressShareOfCore of a core, or kProgressBytes of input or output. What the
-// main thread computes counts only while its frame is not known, as in a program without an
-// interpreter: one that stays at one line may spin in one call into a driver, as a
-// cudaStreamSynchronize does behind a kernel that never ends. A frame that cannot be read is the
-// one that was read last: the call has the interpreter's lock. What other threads and children
-// compute counts whatever the main thread does.
+// Progress is a new operation, another frame of a thread that is watched, another choice of these
+// threads, or in some part of the last kProgressWindow kProgressShareOfCore of a core, or
+// kProgressBytes of input or output. What a watched thread computes counts only while its frame is
+// not known, as in a program without an interpreter: one that stays at one line may spin in one
+// call into a driver, as a cudaStreamSynchronize does behind a kernel that never ends. A frame that
+// cannot be read is the one that was read last: some call has the interpreter's lock. What other
+// threads and children compute counts whatever the watched ones do.
 //
 // Owner: the observer. Thread: caller-synchronised. Pure: time arrives in the samples.
 class ProgressMeter {
@@ -57,12 +66,13 @@ class ProgressMeter {
   void Restart(const ProgressSample& sample);
   void AddUp(const ProgressSample& sample);
   bool HasNewWork(const ProgressSample& sample);
-  bool StaysAtItsLine(const ProgressSample& sample) const;
+  bool NoteFrames(const std::vector<WatchedThread>& threads);
+  double SpunSince(const ProgressSample& sample) const;
   bool HasEnoughUse() const;
 
   bool started_ = false;
   ProgressSample last_;
-  std::uint64_t frame_ = 0;  // The latest that was known.
+  std::map<int, std::uint64_t> frames_;  // The latest that was known of each watched thread.
   Mark sum_;
   std::deque<Mark> window_;  // Since progress was seen, at most kProgressWindow, one a second.
   Instant progress_at_{};

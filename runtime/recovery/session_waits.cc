@@ -204,11 +204,11 @@ void SessionImpl::LookWhileDeviceHangs() {
     if (self == nullptr) return;
     (void)self->rendezvous_->Post([raw = self.get(), whereabouts] {
       raw->hung_device_.OnSeen(whereabouts, raw->clock_.Now());
-      if (!raw->hung_device_.IsStuck(raw->options_.budget)) return;
-      EndProcess(
-          StrCat("its device hangs, and its main thread has waited for it since before that "
-                 "was known, for RESILIENT_BUDGET (",
-                 ToSeconds(raw->options_.budget), " s) by now, in ", whereabouts.main_thread));
+      const ThreadStack* stuck = raw->hung_device_.StuckIn(raw->options_.budget);
+      if (stuck == nullptr) return;
+      EndProcess(StrCat("its device hangs, and its ", TextOfThread(stuck->name),
+                        " has waited for it since before that was known, for RESILIENT_BUDGET (",
+                        ToSeconds(raw->options_.budget), " s) by now, in ", stuck->top));
     });
   });
 }

@@ -137,7 +137,8 @@ const ProgramThread* FindThread(const std::vector<ProgramThread>& threads, int i
 }
 
 std::string Text(const ThreadSample& thread, Sleep sleep, const ProgramThread* known) {
-  return StrCat("thread '", thread.name, "' (tid ", thread.id,
+  const bool named = known != nullptr && !known->name.empty();
+  return StrCat("thread '", named ? known->name : thread.name, "' (tid ", thread.id,
                 known == nullptr || known->at.empty() ? "" : ", ",
                 known == nullptr ? "" : known->at, ") ", SleepText(thread, sleep));
 }

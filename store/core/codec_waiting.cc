@@ -127,7 +127,8 @@ void PutOp(const WaitingOp& op, pb::Request* out) {
 void PutOp(const WhereaboutsOp& op, pb::Request* out) {
   pb::WhereaboutsRequest* message = out->mutable_whereabouts();
   message->set_ask(op.ask);
-  message->set_main_thread(Utf8(op.whereabouts.main_thread));
+  message->set_thread(Utf8(op.whereabouts.thread));
+  message->set_at(Utf8(op.whereabouts.at));
   message->set_stack(Utf8(op.whereabouts.stack));
   message->set_no_progress_ms(ToMillis(op.whereabouts.no_progress));
   message->set_expected_slow(Utf8(op.whereabouts.expected_slow));
@@ -154,9 +155,10 @@ std::optional<Op> ToWaitingOp(const pb::Request& message) {
   }
   if (message.has_whereabouts()) {
     const pb::WhereaboutsRequest& where = message.whereabouts();
-    return WhereaboutsOp{where.ask(),
-                         {where.main_thread(), where.stack(), FromMillis(where.no_progress_ms()),
-                          where.expected_slow(), FromMillis(where.expected_slow_ms())}};
+    return WhereaboutsOp{
+        where.ask(),
+        {where.thread(), where.at(), where.stack(), FromMillis(where.no_progress_ms()),
+         where.expected_slow(), FromMillis(where.expected_slow_ms())}};
   }
   return std::nullopt;
 }

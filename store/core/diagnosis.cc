@@ -460,6 +460,17 @@ const WaitingCall* Diagnosis::OldestCallOf(int rank) const {
   return told == told_.end() ? nullptr : Oldest(told->second.report);
 }
 
+const WaitingCall* Diagnosis::OldestBlockedCallOf(int rank) const {
+  const auto told = told_.find(rank);
+  if (told == told_.end()) return nullptr;
+  const WaitingCall* oldest = nullptr;
+  for (const WaitingCall& call : told->second.report.calls) {
+    if (call.blocked && (oldest == nullptr || oldest->operation.age < call.operation.age))
+      oldest = &call;
+  }
+  return oldest;
+}
+
 const Whereabouts* Diagnosis::Known(int rank, Instant now) const {
   const auto awaited = awaited_.find(rank);
   if (awaited == awaited_.end() || !awaited->second.answered) return nullptr;

@@ -86,6 +86,8 @@ class Diagnosis {
   ProgressBook::Device DeviceAwaited(int waiter, int rank) const;
   // What `rank` waits for itself; null: nothing that it has told of.
   const WaitingCall* OldestCallOf(int rank) const;
+  // Of its threads that are blocked the call that has been so longest; null: none is.
+  const WaitingCall* OldestBlockedCallOf(int rank) const;
   // Null: it has not answered lately.
   const Whereabouts* Known(int rank, Instant now) const;
 

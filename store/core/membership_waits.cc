@@ -13,6 +13,12 @@ std::string Behind(std::string_view what, const std::string& text) {
   return text.empty() ? "" : std::string(what) + text;
 }
 
+// "; thread 'trainer' in train.py:41 step"; empty where that is not known.
+std::string Placed(std::string_view separator, const Whereabouts& where) {
+  if (where.at.empty()) return {};
+  return std::string(separator) + TextOfThread(where.thread) + " in " + where.at;
+}
+
 // Those that exist, each once, ascending.
 void KeepRanks(int world_size, std::vector<int>* ranks) {
   std::erase_if(*ranks, [world_size](int rank) { return rank < 0 || rank >= world_size; });
@@ -114,7 +120,8 @@ void Membership::OnWhereabouts(SessionId session, const WhereaboutsOp& op, Momen
   World* world = RunningWorldOf(session, op.ask);
   if (!world) return;
   Whereabouts where = op.whereabouts;
-  where.main_thread = Cut(where.main_thread);
+  where.thread = Cut(where.thread);
+  where.at = Cut(where.at);
   where.expected_slow = Cut(where.expected_slow);
   where.stack = Cut(where.stack);
   world->diagnosis.OnWhereabouts(Find(session)->request.rank, std::move(where), moment.now);
@@ -215,17 +222,17 @@ std::string Membership::LateText(const World& world, int listener, int rank, Mom
   if (!seat.Live()) return Name(ClaimantOf(*who)) + ": has left";
   std::string text = AliveText(*who, moment);
   const Diagnosis& diagnosis = world.diagnosis;
-  // Its main thread keeps nobody waiting.
+  // It keeps nobody waiting.
   if (diagnosis.IsBeyondAsking(listener, rank)) return text + ", has entered it";
   if (diagnosis.AwaitsDevice(listener, rank))
     text += DeviceText(diagnosis.DeviceAwaited(listener, rank), moment);
-  if (const WaitingCall* own = diagnosis.OldestCallOf(rank); own && own->blocked) {
+  if (const WaitingCall* own = diagnosis.OldestBlockedCallOf(rank)) {
     return text + ", waits itself in " + CallText(*own) +
            Behind(" for ", own->operation.missing.empty() ? "" : RanksText(own->operation.missing));
   }
   const Whereabouts* where = diagnosis.Known(rank, moment.now);
-  if (!where) return text + ", its main thread did not answer";
-  if (!where->main_thread.empty()) text += ", main thread in " + where->main_thread;
+  if (!where) return text + ", it did not answer where its program is";
+  text += Placed(", ", *where);
   if (where->expected_slow_for > Duration::zero()) {
     text += ", announced to be slow: " + where->expected_slow + " (for " +
             Seconds(where->expected_slow_for) + " s more)";
@@ -283,8 +290,7 @@ Status Membership::Stall(const World& world, const Diagnosis::Verdict& verdict,
   std::string text = NameOf(world, verdict.stalled) + " is alive and has made no progress for " +
                      Seconds(where.no_progress) + " s (RESILIENT_STALL) while " +
                      RanksText(verdict.waiters) + " waited for it in " + CallText(verdict.call) +
-                     ", in generation " + std::to_string(world.generation) +
-                     Behind("; main thread in ", where.main_thread) +
+                     ", in generation " + std::to_string(world.generation) + Placed("; ", where) +
                      Behind("; its stack: ", where.stack) +
                      ". If it may be that slow, say so with torch_resilient.expect_slow or raise "
                      "RESILIENT_STALL";
@@ -302,8 +308,7 @@ Status Membership::DeviceStall(const World& world, const Diagnosis::Verdict& ver
       " s (RESILIENT_DEVICE_STALL) while " + RanksText(verdict.waiters) + " waited for it in " +
       CallText(verdict.call) + ", which that rank has submitted, in generation " +
       std::to_string(world.generation) + LastText(device, Duration::zero()) +
-      Behind("; main thread in ", verdict.whereabouts.main_thread) +
-      Behind("; its stack: ", verdict.whereabouts.stack) +
+      Placed("; ", verdict.whereabouts) + Behind("; its stack: ", verdict.whereabouts.stack) +
       ". A kernel or a copy ahead of the operation does not end: look at the kernels "
       "of that rank, and at the log of the driver (dmesg, nvidia-smi -q). The "
       "process cannot go on with that device and must end. If work of a device may "

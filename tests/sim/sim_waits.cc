@@ -280,7 +280,7 @@ void Sim::SendWaiting(Process& process, WaitingReport report) {
 
 void Sim::OnWhere(Process& process, std::uint64_t generation) {
   Whereabouts where;
-  where.main_thread = "in the simulator";
+  where.at = "in the simulator";
   if (process.stands_since) where.no_progress = now_ - *process.stands_since;
   if (options_.planted == Planted::kProgressNotSeen) where.no_progress = kStandsStill;
   if (process.control->welcomed) {

@@ -314,10 +314,11 @@ void VerdictSim::Sample(int rank) {
   const bool burns = self.spins || self.IsQueued();
   recovery::ProgressSample sample;
   sample.now = now_;
-  sample.frame = 1 + self.at * 2 + (self.in_call ? 1 : 0);
+  recovery::WatchedThread& main = sample.threads.emplace_back();
+  main.frame = 1 + self.at * 2 + (self.in_call ? 1 : 0);
   sample.operations = self.at;
-  if (burns) sample.cpu_seconds = sample.main_seconds = elapsed;
-  if (options_.planted == PlantedAccount::kSpinCounts) sample.main_seconds = 0;
+  if (burns) sample.cpu_seconds = main.cpu_seconds = elapsed;
+  if (options_.planted == PlantedAccount::kSpinCounts) main.cpu_seconds = 0;
   LineOf(rank).meter.Take(sample);
 }
 

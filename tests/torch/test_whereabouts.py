@@ -1,5 +1,6 @@
-"""What a process says of its main thread when others wait for it, and what it announces."""
+"""What a process says of itself when others wait for it, and what it announces."""
 
+import hashlib
 import math
 import re
 import subprocess
@@ -9,6 +10,8 @@ import threading
 import time
 
 import pytest
+import torch.distributed as dist
+from rank_server import hear, tell
 
 import torch_resilient
 
@@ -54,7 +57,7 @@ def named_line():
 def test_a_python_loop_is_named(world):
     seen = world.start_rank(named_line, 0, 1).value()
     # Perhaps caught inside of is_set(): that is not the user's code, and its caller is named.
-    assert re.fullmatch(r"test_whereabouts\.py:\d+ work", seen["main_thread"]), seen
+    assert re.fullmatch(r"test_whereabouts\.py:\d+ work", seen["at"]), seen
     lines = seen["stack"].splitlines()
     assert any(line.endswith(", in named_line") for line in lines), seen
     work_at = [i for i, line in enumerate(lines) if line.endswith(", in work")]
@@ -74,7 +77,7 @@ def waiting_in_the_library():
 def test_who_waits_in_the_standard_library_is_named_by_its_own_line(world):
     seen = world.start_rank(waiting_in_the_library, 0, 1).value()
     # Before or after the wait itself, it is always the line of the user's.
-    assert re.fullmatch(r"test_whereabouts\.py:\d+ waiting_in_the_library", seen["main_thread"])
+    assert re.fullmatch(r"test_whereabouts\.py:\d+ waiting_in_the_library", seen["at"])
 
 
 def deep(depth):
@@ -87,7 +90,7 @@ def deep_stack():
 
 def test_of_a_deep_stack_the_newest_calls_are_told(world):
     seen = world.start_rank(deep_stack, 0, 1).value()
-    assert re.fullmatch(r"test_whereabouts\.py:\d+ look", seen["main_thread"]), seen
+    assert re.fullmatch(r"test_whereabouts\.py:\d+ look", seen["at"]), seen
     assert 4096 < len(seen["stack"].encode()) <= 8192
     assert seen["stack"].startswith("(older calls are left out)\n")
     assert seen["stack"].splitlines()[-1].endswith(", in look")
@@ -103,7 +106,7 @@ def holding_the_lock():
         asker.asked.wait()
         native_sleep(3)
         assert asker.answered.wait(60)
-        if asker.seen["main_thread"].startswith("native"):
+        if asker.seen["at"].startswith("native"):
             break
     return asker.seen, look()
 
@@ -111,9 +114,9 @@ def holding_the_lock():
 def test_native_code_that_holds_the_lock_is_told_with_its_time(world):
     held, after = world.start_rank(holding_the_lock, 0, 1).value(60)
     pattern = r"native code holds the GIL for \d+ s(, last seen at test_whereabouts\.py:\d+ .*)?"
-    assert re.fullmatch(pattern, held["main_thread"]), held
-    assert int(re.search(r"for (\d+) s", held["main_thread"])[1]) >= 2
-    assert after["main_thread"].startswith("test_whereabouts.py:"), "and then looks work again"
+    assert re.fullmatch(pattern, held["at"]), held
+    assert int(re.search(r"for (\d+) s", held["at"])[1]) >= 2
+    assert after["at"].startswith("test_whereabouts.py:"), "and then looks work again"
 
 
 def last_seen():
@@ -123,7 +126,7 @@ def last_seen():
 
 def test_it_says_where_the_thread_was_seen_last(world):
     held, _ = world.start_rank(last_seen, 0, 1).value(60)
-    assert re.search(r", last seen at test_whereabouts\.py:\d+ \w+$", held["main_thread"]), held
+    assert re.search(r", last seen at test_whereabouts\.py:\d+ \w+$", held["at"]), held
     assert "in last_seen" in held["stack"]
 
 
@@ -280,3 +283,159 @@ def test_of_nested_announcements_the_longest_counts(world):
 def test_nonsense_is_refused_where_it_is_written(what, times):
     with pytest.raises(torch_resilient.ConfigError, match="expect_slow"):
         torch_resilient.expect_slow(what, **times)
+
+
+def caches(stop, _):
+    stop.wait(60)
+
+
+def spins(_, told):
+    """Burns a core at one line, without the GIL."""
+    return [hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000) for _ in iter(told.__len__, 1)]
+
+
+def goes_on(stop, _):
+    """Is in another frame ten times a second, and takes next to no time of a core."""
+
+    def deeper(levels):
+        if levels and not stop.wait(0.1):
+            deeper(levels - 1)
+
+    while not stop.is_set():
+        deeper(37)
+
+
+def look_around():
+    """What the process says of itself to others, and to a person on its own host."""
+    status = torch_resilient.status()
+    return look(), status.get("threads"), str(status)
+
+
+def trains_in_a_thread(be_late):
+    """As a worker of Ray does: the main thread is in join() from the first operation on. Rank 1 is
+    late until the test says "go"."""
+    stop, told, outcome = threading.Event(), [], []
+
+    def train():
+        dist.init_process_group("resilient")
+        dist.barrier()
+        try:
+            if dist.get_rank() == 1:
+                be_late(stop, told)
+            dist.barrier()
+            outcome.append("OK")
+        except dist.DistBackendError as error:
+            outcome.append(str(error))
+
+    def listen():
+        while hear() == "look":
+            tell(look_around())
+        told.append("go")
+        stop.set()
+
+    trainer = threading.Thread(target=train, name="trainer")
+    trainer.start()
+    threading.Thread(target=listen, daemon=True).start()
+    trainer.join()
+    return outcome[0]
+
+
+def await_line(rank):
+    """The first line of a rank that waits."""
+    deadline = time.monotonic() + 30
+    while True:
+        lines = [line for line in rank.stderr().splitlines() if " has waited " in line]
+        if lines:
+            return lines[0]
+        assert time.monotonic() < deadline, rank.stderr()
+        with pytest.raises(AssertionError, match="said nothing"):
+            rank.told(0.1)
+
+
+def test_a_rank_that_trains_in_a_thread_is_told_by_that_thread(world):
+    ranks = world.start(trains_in_a_thread, 2, caches, env={"RESILIENT_WAIT_LOG": "1s"})
+    line = await_line(ranks[0])
+    assert re.search(r", thread 'trainer' in test_whereabouts\.py:\d+ caches", line), line
+    assert "join" not in line and "main thread" not in line
+    ranks[1].say("look")
+    seen, threads, table = ranks[1].told(30)
+    for rank in ranks:
+        rank.say("go")
+    assert [rank.value() for rank in ranks] == ["OK"] * 2
+    assert seen["thread"] == "trainer", seen
+    assert re.fullmatch(r"test_whereabouts\.py:\d+ caches", seen["at"]), seen
+    assert ", in train" in seen["stack"] and "join" not in seen["stack"], seen
+    at = {thread["name"]: thread["at"] for thread in threads}
+    assert at["trainer"] == seen["at"] and at["MainThread"].endswith(" trains_in_a_thread")
+    assert [thread["name"] for thread in threads if thread["told"]] == ["trainer"]
+    row = next(line for line in table.splitlines() if line.startswith("trainer "))
+    assert re.search(r"  test_whereabouts\.py:\d+ caches +where this rank is$", row), row
+
+
+def test_a_trainer_that_spins_at_one_line_is_stalled(world):
+    ranks = world.start(trains_in_a_thread, 2, spins, env={"RESILIENT_STALL": "4s"})
+    text = ranks[0].value(60)
+    assert "[resilient:STALLED] rank 1 (" in text, text
+    assert re.search(r"; thread 'trainer' in test_whereabouts\.py:\d+ (spins|<listcomp>)", text), (
+        text
+    )
+    assert "join" not in text
+    ranks[1].say("go")
+    assert "[resilient:STALLED]" in ranks[1].value()
+
+
+def test_a_trainer_that_goes_on_while_main_is_in_join_is_not_stalled(world):
+    ranks = world.start(trains_in_a_thread, 2, goes_on, env={"RESILIENT_STALL": "4s"})
+    with pytest.raises(AssertionError, match="said nothing"):
+        ranks[0].told(13)
+    ranks[1].say("go")
+    assert [rank.value() for rank in ranks] == ["OK"] * 2
+
+
+def trains_in_main_beside_a_pool():
+    """Of the thread that has submitted the last operation: it is idle, and then gone."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    dist.init_process_group("resilient")
+    dist.barrier()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="saver")
+    pool.submit(dist.barrier).result()
+    idle = named_line()
+    pool.shutdown()
+    return idle, named_line()
+
+
+def test_a_thread_that_has_done_its_part_is_not_told_of(world):
+    for idle, gone in world.run(trains_in_main_beside_a_pool, 2):
+        for seen in (idle, gone):
+            assert seen["thread"] == "" and re.fullmatch(
+                r"test_whereabouts\.py:\d+ work", seen["at"]
+            )
+
+
+def submits_in_turn():
+    """The helper submits and then waits at a line of the program; then the main thread submits."""
+    dist.init_process_group("resilient")
+    done, stop = threading.Event(), threading.Event()
+
+    def help_out():
+        dist.barrier()
+        done.set()
+        caches(stop, None)
+
+    helper = threading.Thread(target=help_out, name="hel\nper" + "é" * 99)
+    helper.start()
+    assert done.wait(60)
+    seen = [look()]
+    dist.barrier()
+    seen.append(look())
+    stop.set()
+    return seen
+
+
+def test_the_thread_that_submitted_last_is_told_of(world):
+    for helper, main in world.run(submits_in_turn, 2):
+        assert helper["thread"] == "hel per" + "é" * 28, "on one line, and cut"
+        assert re.fullmatch(r"test_whereabouts\.py:\d+ caches", helper["at"]), helper
+        assert main["thread"] == ""
+        assert re.fullmatch(r"test_whereabouts\.py:\d+ look", main["at"]), main

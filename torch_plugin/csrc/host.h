@@ -39,7 +39,7 @@ class Host {
   // Runs `body`, which may block, without the interpreter's lock, whether or not the caller has it.
   virtual void WithoutLock(const std::function<void()>& body) = 0;
 
-  // Tells where the main thread is. Shared by all sessions.
+  // Tells where the program is. Shared by all sessions.
   virtual const std::shared_ptr<Observer>& observer() = 0;
 
  private:

@@ -288,10 +288,14 @@ def op_log(backend: Backend) -> list[dict[str, Any]]:
     "completed", "failed") call_site started ended (unix s; 0: not yet) failure. seq 0: it was refused."""
 
 def whereabouts(timeout: float = 3.0) -> dict[str, Any] | None:
-    """What this process says of its main thread: main_thread stack no_progress expected_slow expected_slow_for
-    (seconds); see <resilient/whereabouts.h>. For tests and diagnosis. None: no answer within `timeout` seconds."""
+    """What this process says of itself to those that wait for it: thread (empty: the main thread) at stack no_progress
+    expected_slow expected_slow_for (seconds); see <resilient/whereabouts.h>. For tests and diagnosis. None: no answer
+    within `timeout` seconds."""
+
+def threads() -> list[dict[str, Any]]:
+    """All threads that run Python code: id name at told (others that wait for this process are told of that one)."""
 
 def expect_slow(what: str, seconds: float) -> int:
-    """Announces that the main thread may be silent; the token is for end_expect_slow. 0: 64 are announced already."""
+    """Announces that the program may be silent; the token is for end_expect_slow. 0: 64 are announced already."""
 
 def end_expect_slow(token: int) -> None: ...

@@ -129,7 +129,7 @@ def recover(world, wanted, timeout=None):
 
 
 def expect_slow(what, *, seconds=0, minutes=0, hours=0):
-    """Announces that the main thread may show no progress: `with expect_slow("checkpoint",
+    """Announces that the program may show no progress: `with expect_slow("checkpoint",
     minutes=10):`, or as a decorator.
 
     The announcement ends with the block, or after the time, whichever comes first. Of nested ones

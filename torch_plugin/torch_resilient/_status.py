@@ -23,9 +23,10 @@ class Status(dict):
 
 def status():
     """backend, version, job, store, server, membership, failure, accused (the rank that the failure
-    names), incident and groups (name, asked, served, rank, size, last: its latest operation as in
-    `op_log`), as a dictionary that prints as a table; {"backend": None} without a session. No
-    message is sent for it."""
+    names), incident, groups (name, asked, served, rank, size, last: its latest operation as in
+    `op_log`) and threads (id, name, at: all that run Python code; told: where ranks that wait for
+    this one are told that it is), as a dictionary that prints as a table; {"backend": None} without
+    a session. No message is sent for it."""
     world = _worlds.registry.current()
     if world is None:
         return Status(backend=None)
@@ -42,6 +43,7 @@ def status():
         accused=getattr(cause, "rank", None),
         incident=session.last_incident(),
         groups=[_group(world, group) for group in list(c10d._world.pg_map)],
+        threads=_native.load().threads(),
     )
 
 
@@ -87,6 +89,8 @@ def _lines(status):
     yield f"last incident: {_incident(status['incident'])}"
     yield ""
     yield from _table(("group", "backend", "rank", "last operation"), _groups(status))
+    yield ""
+    yield from _table(("thread", "tid", "at", ""), _threads(status))
 
 
 def _members(status):
@@ -118,6 +122,12 @@ def _groups(status):
         if group["asked"] != backend:
             backend = f"{group['asked']} served by {backend}"
         yield group["name"], backend, f"{group['rank']} of {group['size']}", _last(group["last"])
+
+
+def _threads(status):
+    for thread in status["threads"]:
+        told = "where this rank is" if thread["told"] else ""
+        yield thread["name"] or "unnamed", thread["id"], thread["at"], told
 
 
 def _last(entry):

@@ -142,12 +142,29 @@ TEST(UsageWithoutOurOwn, CountsThreadsButNotOurs) {
   seen.set_value();
 }
 
-TEST(UsageWithoutOurOwn, TellsWhatTheMainThreadHasOfIt) {
-  const ProcessUsage before = UsageWithoutOurOwn();
-  Thread("loader", [] { Work(); }).Join();
-  EXPECT_LT(UsageWithoutOurOwn().main_seconds - before.main_seconds, kBusySeconds / 2);
+TEST(SecondsOfThread, AreWhatThatThreadHasUsed) {
+  const double before = SecondsOfThread(getpid());
+  std::promise<int> worked;
+  std::promise<void> seen;
+  const auto body = [&] {
+    Work();
+    worked.set_value(gettid());
+    seen.get_future().wait();
+  };
+  {
+    const Thread thread("loader", body);
+    EXPECT_GT(SecondsOfThread(worked.get_future().get()), kBusySeconds / 2);
+    EXPECT_LT(SecondsOfThread(getpid()) - before, kBusySeconds / 2);
+    seen.set_value();
+  }
   Work();
-  EXPECT_GT(UsageWithoutOurOwn().main_seconds - before.main_seconds, kBusySeconds / 2);
+  EXPECT_GT(SecondsOfThread(getpid()) - before, kBusySeconds / 2);
+  EXPECT_EQ(SecondsOfThread(0), 0) << "there is none";
+  worked = {};
+  seen = {};
+  const Thread ours("res-comm", body);
+  EXPECT_EQ(SecondsOfThread(worked.get_future().get()), 0) << "no part of what the process has";
+  seen.set_value();
 }
 
 TEST(UsageWithoutOurOwn, CountsChildrenWhileTheyLiveAndAfterwards) {

@@ -32,20 +32,31 @@ using std::chrono::hours;
 using std::chrono::minutes;
 using std::chrono::seconds;
 
-// A main thread at a line that the test chooses, or in native code until its bound.
+constexpr int kTrainer = 8;  // No thread's id: what it uses is nothing.
+
+// A main thread, and where the test says so a trainer, at lines that the test chooses; or in native
+// code until the bound.
 class FakeStacks final : public StackSource {
  public:
   explicit FakeStacks(ManualClock& clock) : clock_(clock) {}
 
-  std::optional<MainThreadStack> Look(Deadline deadline) override {
+  std::optional<ProgramStacks> Look(const std::vector<int>& submitters,
+                                    Deadline deadline) override {
     std::unique_lock lock(mutex_);
+    submitters_ = submitters;
     ++looks_;
     changed_.notify_all();
     if (held_) {
       changed_.wait_for(lock, kTestBound, [this] { return closed_ || !held_; });
     }
     if (closed_) return std::nullopt;
-    if (!native_) return MainThreadStack{line_, "File \"train.py\"\n" + line_};
+    if (!native_) {
+      ProgramStacks seen;
+      seen.main = {main_id_, "", line_, "File \"train.py\"\n" + line_};
+      if (!trainers_line_.empty())
+        seen.submitter = {kTrainer, "trainer", trainers_line_, "trainer's " + trainers_line_};
+      return seen;
+    }
     clock_.Advance(deadline.LeftAt(clock_.Now()));
     return std::nullopt;
   }
@@ -60,6 +71,15 @@ class FakeStacks final : public StackSource {
     const std::lock_guard lock(mutex_);
     line_ = std::move(line);
     native_ = false;
+  }
+  void TrainerAt(std::string line) {
+    const std::lock_guard lock(mutex_);
+    trainers_line_ = std::move(line);
+    native_ = false;
+  }
+  std::vector<int> submitters() {
+    const std::lock_guard lock(mutex_);
+    return submitters_;
   }
   void EnterNativeCode() {
     const std::lock_guard lock(mutex_);
@@ -85,10 +105,13 @@ class FakeStacks final : public StackSource {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::string line_ = "train.py:1 main";  // Guarded by mutex_.
-  bool native_ = false;                   // Guarded by mutex_.
-  bool held_ = false;                     // Guarded by mutex_.
-  bool closed_ = false;                   // Guarded by mutex_.
-  int looks_ = 0;                         // Guarded by mutex_.
+  std::string trainers_line_;             // Guarded by mutex_; empty: there is none.
+  std::vector<int> submitters_;           // Guarded by mutex_; of the latest look.
+  const int main_id_ = gettid();
+  bool native_ = false;  // Guarded by mutex_.
+  bool held_ = false;    // Guarded by mutex_.
+  bool closed_ = false;  // Guarded by mutex_.
+  int looks_ = 0;        // Guarded by mutex_.
 };
 
 int ObserverThreads() {
@@ -142,7 +165,7 @@ TEST_F(ObserverTest, Ask_TellsWhereTheMainThreadIs) {
   stacks_->At("train.py:301 step");
   const Whereabouts seen = Ask();
   EXPECT_EQ(ObserverThreads(), 1);
-  EXPECT_EQ(seen.main_thread, "train.py:301 step");
+  EXPECT_EQ(seen.at, "train.py:301 step");
   EXPECT_EQ(seen.stack, "File \"train.py\"\ntrain.py:301 step");
   EXPECT_EQ(seen.no_progress, Duration::zero());
   EXPECT_EQ(seen.expected_slow, "");
@@ -153,19 +176,89 @@ TEST_F(ObserverTest, Ask_TellsWhereTheMainThreadIs) {
 
 TEST_F(ObserverTest, NativeCodeHoldsTheLock_SaysSoAndForHowLong) {
   stacks_->EnterNativeCode();
-  EXPECT_EQ(Ask().main_thread, "native code holds the GIL for 2 s");
+  EXPECT_EQ(Ask().at, "native code holds the GIL for 2 s");
   stacks_->At("train.py:301 step");
-  EXPECT_EQ(Ask().main_thread, "train.py:301 step");
+  EXPECT_EQ(Ask().at, "train.py:301 step");
   stacks_->EnterNativeCode();
   Whereabouts seen = Ask();
-  EXPECT_EQ(seen.main_thread, "native code holds the GIL for 2 s, last seen at train.py:301 step");
+  EXPECT_EQ(seen.at, "native code holds the GIL for 2 s, last seen at train.py:301 step");
   EXPECT_EQ(seen.stack, "File \"train.py\"\ntrain.py:301 step");
   clock_.Advance(seconds(8));
   seen = Ask();
-  EXPECT_EQ(seen.main_thread, "native code holds the GIL for 12 s, last seen at train.py:301 step");
+  EXPECT_EQ(seen.at, "native code holds the GIL for 12 s, last seen at train.py:301 step");
   EXPECT_EQ(seen.no_progress, seconds(12));
   stacks_->At("train.py:302 step");
   EXPECT_EQ(Ask().no_progress, Duration::zero()) << "another line";
+}
+
+TEST_F(ObserverTest, ThreadThatSubmittedLast_IsToldOf) {
+  stacks_->At("main.py:9 join");
+  Whereabouts seen = Ask();
+  EXPECT_THAT(stacks_->submitters(), ::testing::IsEmpty());
+  EXPECT_EQ(seen.thread, "");
+  ASSERT_EQ(seen.submitting.size(), 1u);
+  EXPECT_EQ(seen.submitting[0].top, "main.py:9 join");
+  stacks_->TrainerAt("train.py:41 step");
+  int submitter = 0;
+  std::thread([&] {
+    observer_->NoteOperation();
+    submitter = gettid();
+  }).join();
+  seen = Ask();
+  EXPECT_THAT(stacks_->submitters(), ::testing::ElementsAre(submitter));
+  EXPECT_THAT(observer_->Submitters(), ::testing::ElementsAre(submitter));
+  EXPECT_EQ(seen.thread, "trainer");
+  EXPECT_EQ(seen.at, "train.py:41 step");
+  EXPECT_EQ(seen.stack, "trainer's train.py:41 step");
+  ASSERT_EQ(seen.submitting.size(), 1u) << "the main thread has submitted nothing";
+  EXPECT_EQ(seen.submitting[0].id, kTrainer);
+  stacks_->EnterNativeCode();
+  seen = Ask();
+  EXPECT_EQ(seen.thread, "trainer");
+  EXPECT_EQ(seen.at, "native code holds the GIL for 2 s, last seen at train.py:41 step");
+}
+
+TEST_F(ObserverTest, MainThreadThatSubmitsAsWell_IsAmongThoseThatSubmit) {
+  observer_->NoteOperation();
+  stacks_->TrainerAt("train.py:41 step");
+  const Whereabouts seen = Ask();
+  EXPECT_EQ(seen.thread, "trainer");
+  ASSERT_EQ(seen.submitting.size(), 2u);
+  EXPECT_EQ(seen.submitting[0].name, "trainer");
+  EXPECT_EQ(seen.submitting[1].top, "train.py:1 main");
+}
+
+TEST_F(ObserverTest, LineOfEitherThread_IsProgress) {
+  stacks_->TrainerAt("train.py:41 step");
+  Ask();
+  clock_.Advance(seconds(10));
+  EXPECT_EQ(Ask().no_progress, seconds(10));
+  stacks_->TrainerAt("train.py:42 step");
+  EXPECT_EQ(Ask().no_progress, Duration::zero());
+  clock_.Advance(seconds(10));
+  stacks_->At("main.py:10 poll");
+  EXPECT_EQ(Ask().no_progress, Duration::zero());
+}
+
+TEST(Observer, WhatTheWatchedThreadsCompute_IsAsked) {
+  ManualClock clock;
+  const auto stacks = std::make_shared<FakeStacks>(clock);
+  stacks->TrainerAt("train.py:41 step");
+  double spun = 0;
+  const auto observer = MakeObserverOf(
+      clock, {.stacks = stacks,
+              .usage = [&] { return ProcessUsage{.cpu_seconds = spun}; },
+              .seconds_of_thread = [&](int id) { return id == kTrainer ? spun : 0; }});
+  const auto ask = [&] {
+    std::promise<Duration> answer;
+    observer->Ask([&](const Whereabouts& seen) { answer.set_value(seen.no_progress); });
+    auto future = answer.get_future();
+    return future.wait_for(kTestBound) == std::future_status::ready ? future.get() : Duration(-1);
+  };
+  EXPECT_EQ(ask(), Duration::zero());
+  clock.Advance(seconds(10));
+  spun = 10;
+  EXPECT_EQ(ask(), seconds(10));
 }
 
 TEST_F(ObserverTest, NoProgress_GrowsUntilAnOperation) {
@@ -275,7 +368,7 @@ TEST(Observer, CppProgram_KnowsNoMainThreadAndMeasuresItself) {
   auto answer = promise.get_future();
   ASSERT_EQ(answer.wait_for(kTestBound), std::future_status::ready);
   const Whereabouts seen = answer.get();
-  EXPECT_EQ(seen.main_thread, "");
+  EXPECT_EQ(seen.at, "");
   EXPECT_EQ(seen.stack, "");
   EXPECT_EQ(seen.no_progress, Duration::zero());
 }
@@ -288,7 +381,7 @@ TEST_F(ObserverTest, ForkedChild_BeginsAnew) {
   if (pid == 0) {
     alarm(30);
     const Whereabouts seen = Ask();
-    const bool fresh = seen.expected_slow.empty() && seen.main_thread == "train.py:1 main";
+    const bool fresh = seen.expected_slow.empty() && seen.at == "train.py:1 main";
     observer_.reset();
     _exit(fresh && NoObserverThread() ? 0 : 1);
   }

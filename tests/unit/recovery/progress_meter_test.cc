@@ -25,7 +25,13 @@ struct Row {
   std::uint64_t operations = 0;
   int no_progress_s = 0;  // What the meter says then.
   double main_s = 0;      // Of cpu_s, the main thread's.
+  // Where it is not 0, another thread that is watched, with its frame and its part of cpu_s.
+  int trainer = 0;
+  std::uint64_t trainer_frame = 2;
+  double trainer_s = 0;
 };
+
+constexpr int kMain = 7;
 
 void ExpectRows(const std::string& name, const std::vector<Row>& rows) {
   ProgressMeter meter;
@@ -36,8 +42,11 @@ void ExpectRows(const std::string& name, const std::vector<Row>& rows) {
     sample.cpu_seconds = row.cpu_s;
     sample.call_bytes = row.call_bytes;
     sample.disk_bytes = row.disk_bytes;
-    sample.main_seconds = row.main_s;
-    sample.frame = row.frame;
+    sample.threads.push_back({kMain, row.frame, row.main_s});
+    if (row.trainer != 0) {
+      sample.threads.insert(sample.threads.begin(),
+                            {row.trainer, row.trainer_frame, row.trainer_s});
+    }
     sample.operations = row.operations;
     meter.Take(sample);
     EXPECT_EQ(duration_cast<seconds>(meter.no_progress()).count(), row.no_progress_s)
@@ -118,6 +127,66 @@ TEST(ProgressMeter, OtherThreadsBesideASpinningOne_AreProgress) {
   ExpectRows("threads", {{.at_s = 0, .cpu_s = 0, .frame = 7, .no_progress_s = 0, .main_s = 0},
                          {.at_s = 5, .cpu_s = 7, .frame = 7, .no_progress_s = 0, .main_s = 5},
                          {.at_s = 10, .cpu_s = 14, .frame = 7, .no_progress_s = 0, .main_s = 10}});
+}
+
+TEST(ProgressMeter, TrainerThatSpinsBesideAMainThreadInJoin_IsNoProgress) {
+  ExpectRows("spin",
+             {{.at_s = 0, .cpu_s = 100, .trainer = 8, .trainer_s = 50},
+              {.at_s = 5, .cpu_s = 105, .no_progress_s = 5, .trainer = 8, .trainer_s = 55},
+              {.at_s = 10, .cpu_s = 110.1, .no_progress_s = 10, .trainer = 8, .trainer_s = 60}});
+}
+
+TEST(ProgressMeter, BothSpin_IsNoProgress) {
+  ExpectRows(
+      "both",
+      {{.at_s = 0, .cpu_s = 100, .main_s = 50, .trainer = 8, .trainer_s = 50},
+       {.at_s = 5, .cpu_s = 110, .no_progress_s = 5, .main_s = 55, .trainer = 8, .trainer_s = 55}});
+}
+
+TEST(ProgressMeter, TrainerThatSpinsWithTheLock_IsNoProgressEither) {
+  ExpectRows("lock", {{.at_s = 0, .trainer = 8},
+                      {.at_s = 5,
+                       .cpu_s = 5,
+                       .frame = 0,
+                       .no_progress_s = 5,
+                       .trainer = 8,
+                       .trainer_frame = 0,
+                       .trainer_s = 5}});
+}
+
+TEST(ProgressMeter, TrainerAtAnotherLine_IsProgress) {
+  ExpectRows("line", {{.at_s = 0, .trainer = 8, .trainer_frame = 2},
+                      {.at_s = 5, .no_progress_s = 5, .trainer = 8, .trainer_frame = 2},
+                      {.at_s = 10, .no_progress_s = 0, .trainer = 8, .trainer_frame = 3},
+                      {.at_s = 15, .no_progress_s = 5, .trainer = 8, .trainer_frame = 3}});
+}
+
+TEST(ProgressMeter, MainThreadAtAnotherLineBesideATrainerThatSpins_IsProgress) {
+  ExpectRows("either", {{.at_s = 0, .frame = 1, .trainer = 8},
+                        {.at_s = 5, .cpu_s = 5, .frame = 3, .trainer = 8, .trainer_s = 5}});
+}
+
+TEST(ProgressMeter, ThirdThreadBesideTwoThatSpin_IsProgress) {
+  ExpectRows("third", {{.at_s = 0, .trainer = 8},
+                       {.at_s = 5, .cpu_s = 12, .main_s = 5, .trainer = 8, .trainer_s = 5}});
+}
+
+// The threads that are watched change when one submits, ends, or begins something: in doubt that is
+// progress, once.
+TEST(ProgressMeter, AnotherTrainer_IsProgressOnce) {
+  ExpectRows("other", {{.at_s = 0},
+                       {.at_s = 5, .no_progress_s = 0, .trainer = 8},
+                       {.at_s = 10, .no_progress_s = 5, .trainer = 8},
+                       {.at_s = 15, .no_progress_s = 0, .trainer = 9},
+                       {.at_s = 20, .no_progress_s = 0},
+                       {.at_s = 25, .no_progress_s = 5}});
+}
+
+// What it has computed before may have been at other lines.
+TEST(ProgressMeter, TrainerThatIsNewlyWatched_MayHaveComputedAnywhere) {
+  ExpectRows("new", {{.at_s = 0, .cpu_s = 0},
+                     {.at_s = 5, .cpu_s = 5, .trainer = 8, .trainer_s = 5},
+                     {.at_s = 10, .cpu_s = 10, .no_progress_s = 5, .trainer = 8, .trainer_s = 10}});
 }
 
 // A program in C++ shows no line: there a loop cannot be told from a spin.

@@ -33,6 +33,7 @@ class Doorkeeper final : public Observer {
   void NoteOperation() override {
     if (!kept_.exchange(true)) keep_();
   }
+  std::vector<int> Submitters() const override { return {}; }
   std::uint64_t Expect(std::string, Duration) override { return 0; }
   void EndExpectation(std::uint64_t) override {}
   void Close(Deadline) override {}

@@ -285,5 +285,17 @@ TEST(ACensus, IsKeptForAMomentAndAsksOnceASecond) {
   EXPECT_TRUE(census.MayAsk(kStart + seconds(5)));
 }
 
+TEST(ThreadCensus, ThreadIsCalledAsTheProgramCallsIt) {
+  ThreadSample runs;
+  runs.id = 7;
+  runs.name = "python";
+  const ProcessSample process{.threads = {runs}, .timer = {}};
+  const ProgramThreads named{{{7, "train.py:41 step", false, "trainer"}}, {7}};
+  EXPECT_EQ(JudgeThreads(process, {}, &named).may_act,
+            "thread 'trainer' (tid 7, train.py:41 step) runs");
+  const ProgramThreads unnamed{{{7, "train.py:41 step", false}}, {7}};
+  EXPECT_THAT(JudgeThreads(process, {}, &unnamed).may_act, HasSubstr("thread 'python'"));
+}
+
 }  // namespace
 }  // namespace resilient::recovery

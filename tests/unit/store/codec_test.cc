@@ -130,7 +130,7 @@ std::vector<Op> AllOps() {
                        {{2, 7, 8, true, 5, 4, 3}, {3, 0, 1, false}},
                        DeviceProgress{"GPU 0", 5, true, Millis(7), "barrier() #5", Millis(8)}},
                       {"pair", false, 0, {}}}}},
-          WhereaboutsOp{3, {"main", "stack", Millis(5), "checkpoint", Millis(9)}}};
+          WhereaboutsOp{3, {"trainer", "at", "stack", Millis(5), "save", Millis(9)}}};
 }
 
 TEST(Codec, ReportOfADeath_SurvivesTheWay) {

@@ -125,7 +125,7 @@ class Waits : public CoreFixture {
 
   std::uint64_t generation_ = 0;
   Duration stall_ = std::chrono::hours(1);
-  Whereabouts whereabouts_{.main_thread = "prep.py:12 cache"};
+  Whereabouts whereabouts_{.at = "prep.py:12 cache"};
   bool stands_still_ = false;
   bool mute_ = false;
   const Instant begun_ = now_;
@@ -402,6 +402,45 @@ TEST_F(Waits, ARankThatWaitsItself_IsNotAskedButQuoted) {
               AllOf(HasSubstr("waits itself in all_reduce"), HasSubstr("#2 of group 'pair'"),
                     HasSubstr("for rank 2")));
   EXPECT_EQ(asked_.count(1), 0u);
+}
+
+// Of its threads one submitted first and has not come to wait, another one is in its call.
+TEST_F(Waits, ARankOfWhichOneThreadWaits_IsQuotedByThat) {
+  const auto control = RunWorld(3);
+  WaitingReport report = Blocked(In("world", 7, {1}));
+  report.tell = true;
+  WaitingReport of_late = Blocked(In("pair", 2, {2}));
+  WaitingCall in_flight = In("async", 4, {2});
+  in_flight.operation.age = seconds(9);
+  in_flight.blocked = false;
+  of_late.calls.push_back(in_flight);
+  of_late.blocked = false;
+  Wait(seconds(1), control, {{0, report}, {1, of_late}});
+  const auto late = Take<LateEvent>(control[0]);
+  ASSERT_TRUE(late);
+  ASSERT_THAT(late->notice.ranks, SizeIs(1));
+  EXPECT_THAT(late->notice.ranks[0].text,
+              AllOf(HasSubstr("waits itself in all_reduce"), HasSubstr("#2 of group 'pair'")));
+}
+
+TEST_F(Waits, ThreadOtherThanMain_IsNamed) {
+  const auto control = RunWorld(2);
+  stall_ = seconds(20);
+  stands_still_ = true;
+  whereabouts_.thread = "trainer";
+  WaitingReport report = Blocked(In("world", 7, {0}));
+  report.tell = true;
+  Wait(seconds(2), control, {{1, report}});
+  const auto late = Take<LateEvent>(control[1]);
+  ASSERT_TRUE(late);
+  ASSERT_THAT(late->notice.ranks, SizeIs(1));
+  EXPECT_THAT(late->notice.ranks[0].text,
+              AllOf(HasSubstr(", thread 'trainer' in prep.py:12 cache"), Not(HasSubstr("main"))));
+  Wait(seconds(25), control, {{1, Blocked(In("world", 7, {0}))}});
+  const auto fence = Take<Fence>(control[1]);
+  ASSERT_TRUE(fence);
+  EXPECT_EQ(fence->cause.code(), StatusCode::kStalled);
+  EXPECT_THAT(fence->cause.message(), HasSubstr("; thread 'trainer' in prep.py:12 cache"));
 }
 
 TEST_F(Waits, ManyLateRanks_AreCounted) {

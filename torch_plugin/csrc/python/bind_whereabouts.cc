@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <pybind11/pybind11.h>
 
@@ -57,12 +58,30 @@ std::optional<Whereabouts> Ask(PythonHost& host, Duration at_most) {
 py::object ToObject(const std::optional<Whereabouts>& seen) {
   if (!seen) return py::none();
   py::dict fields;
-  fields["main_thread"] = seen->main_thread;
+  fields["thread"] = seen->thread;
+  fields["at"] = seen->at;
   fields["stack"] = seen->stack;
   fields["no_progress"] = ToSeconds(seen->no_progress);
   fields["expected_slow"] = seen->expected_slow;
   fields["expected_slow_for"] = ToSeconds(seen->expected_slow_for);
   return fields;
+}
+
+// REQUIRES: the interpreter's lock.
+py::list ListThreads(const PythonHost& host) {
+  const ProgramStacks seen = host.DescribeThreads();
+  const int told = seen.submitter ? seen.submitter->id : seen.main.id;
+  py::list threads;
+  for (const ProgramThread& thread : seen.threads.value_or(std::vector<ProgramThread>())) {
+    if (thread.at.empty()) continue;  // It runs no Python code.
+    py::dict fields;
+    fields["id"] = thread.id;
+    fields["name"] = thread.name;
+    fields["at"] = thread.at;
+    fields["told"] = thread.id == told;
+    threads.append(std::move(fields));
+  }
+  return threads;
 }
 
 }  // namespace
@@ -79,6 +98,7 @@ void RegisterWhereabouts(py::module_& m, const std::shared_ptr<PythonHost>& host
         return ToObject(seen);
       },
       py::arg("timeout") = 3.0);
+  m.def("threads", [host] { return ListThreads(*host); });
   m.def(
       "expect_slow",
       [host](std::string what, double seconds) {

@@ -15,6 +15,7 @@ namespace py = pybind11;
 constexpr int kCallSiteFramesMax = 64;
 constexpr int kStackFramesMax = 256;
 constexpr std::size_t kStackBytesMax = 8192;
+constexpr std::size_t kNameBytesMax = 64;
 
 std::string DirectoryOf(const char* module_name) {
   const auto path = py::module_::import(module_name).attr("__file__").cast<std::string>();
@@ -102,7 +103,8 @@ bool InterpreterIsEnding() {
 FrameNames::FrameNames()
     : torch_dir_(DirectoryOf("torch")),
       package_dir_(DirectoryOf("torch_resilient")),
-      standard_dir_(DirectoryOf("threading")) {}
+      standard_dir_(DirectoryOf("threading")),
+      active_(py::module_::import("threading").attr("_active").cast<py::dict>().release().ptr()) {}
 
 bool FrameNames::IsUsers(PyCodeObject* code) const {
   std::string_view path = FileOf(code);
@@ -154,8 +156,45 @@ ProgramThread FrameNames::DescribeThread(int id, PyFrameObject* innermost) const
   return thread;
 }
 
-MainThreadStack FrameNames::Describe(PyFrameObject* innermost) const {
-  MainThreadStack seen;
+// Borrowed; null where there is none. By the dictionary of the object: a class of the program's may
+// compute its attributes.
+PyObject* FrameNames::AttributeOf(unsigned long thread, const char* name) const {
+  PyObject* value = nullptr;
+  PyObject* key = PyLong_FromUnsignedLong(thread);
+  PyObject* object = key == nullptr ? nullptr : PyDict_GetItemWithError(active_, key);
+  PyObject* fields = object == nullptr ? nullptr : PyObject_GenericGetDict(object, nullptr);
+  if (fields != nullptr) value = PyDict_GetItemString(fields, name);
+  Py_XDECREF(fields);
+  Py_XDECREF(key);
+  PyErr_Clear();
+  return value;
+}
+
+std::string FrameNames::NameOf(unsigned long thread) const {
+  PyObject* value = AttributeOf(thread, "_name");
+  if (value == nullptr || !PyUnicode_Check(value)) return {};
+  std::string name(Text(value));
+  if (name.size() > kNameBytesMax) {
+    std::size_t size = kNameBytesMax;  // Not in the midst of a character of UTF-8.
+    while (size > 0 && (static_cast<unsigned char>(name[size]) & 0xC0U) == 0x80U) --size;
+    name.resize(size);
+  }
+  for (char& character : name) {
+    if (static_cast<unsigned char>(character) < ' ') character = ' ';
+  }
+  return name;
+}
+
+int FrameNames::IdOf(unsigned long thread) const {
+  PyObject* value = AttributeOf(thread, "_native_id");
+  if (value == nullptr || !PyLong_Check(value)) return 0;
+  const long id = PyLong_AsLong(value);
+  PyErr_Clear();
+  return id > 0 ? static_cast<int>(id) : 0;
+}
+
+ThreadStack FrameNames::Describe(PyFrameObject* innermost) const {
+  ThreadStack seen;
   seen.top = UsersLine(innermost);
   std::vector<std::string> lines;
   const bool more =

@@ -74,6 +74,10 @@ PyObject* PythonHost::MakeException(const Status& status) const {
   }
 }
 
+ProgramStacks PythonHost::DescribeThreads() const {
+  return DescribeProgram(*frames_, main_thread_, observer_->Submitters());
+}
+
 // A thread that comes back from a call of ours takes the interpreter's lock below frames of torch,
 // and where the interpreter shuts down it is ended there, which ends the process by SIGABRT. So it
 // stays in the call, as from Python 3.14 on it would stay in the lock. Before that it is held for a

@@ -30,6 +30,10 @@ class PythonHost final : public Host {
   // factory failed or none is installed. REQUIRES: the interpreter's lock.
   PyObject* MakeException(const Status& status) const;
 
+  // What the threads of this process do at this moment. REQUIRES: the interpreter's lock, which is
+  // kept.
+  ProgramStacks DescribeThreads() const;
+
   Status Interrupted() override;
   std::string CallSite() override;
   bool Ending() const override;

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include <resilient/whereabouts.h>
 
@@ -10,7 +11,13 @@
 
 namespace resilient::plugin {
 
-// The stack of Python's main thread. To wait for the interpreter's lock has no bound, so a thread
+// What the threads of the interpreter do at this moment: StackSource::Look, without a wait.
+// `main_thread`: as threading.get_ident() has it. Runs no Python code. REQUIRES: the interpreter's
+// lock, which is kept.
+ProgramStacks DescribeProgram(const FrameNames& frames, unsigned long main_thread,
+                              const std::vector<int>& submitters);
+
+// The stacks of Python's threads. To wait for the interpreter's lock has no bound, so a thread
 // of its own does it, "res-gil": started by the first Look, one at most. When a try is still
 // waiting at the deadline, the next Look waits for that same try.
 //
@@ -22,7 +29,7 @@ class PythonStacks final : public StackSource {
   PythonStacks(std::shared_ptr<const FrameNames> frames, unsigned long main_thread);
   ~PythonStacks() override;
 
-  std::optional<MainThreadStack> Look(Deadline deadline) override;
+  std::optional<ProgramStacks> Look(const std::vector<int>& submitters, Deadline deadline) override;
   void Close(Deadline deadline) override;
 
  private:
