@@ -2,6 +2,7 @@
 promises of docs/semantics.md when a link or a host goes away. Hosts are namespaces (hosts.py)."""
 
 import hashlib
+import re
 import select
 import time
 
