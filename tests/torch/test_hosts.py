@@ -280,18 +280,16 @@ SILENT = {"RESILIENT_SOCKET_IFNAME": "data", "RESILIENT_WAIT_LOG": "1s"}
 OVER_THE_LINK = r"has (entered it|left); nothing comes from it over the link between host "
 
 
-def lines_over_the_link(rank):
-    return [line for line in rank.stderr().splitlines() if re.search(OVER_THE_LINK, line)]
-
-
-def named_again_and_again(rank, times):
+def named_again_and_again(rank, times, line=OVER_THE_LINK):
     """Each line comes a second after the last one: longer than a circle takes to be one."""
     bound = time.monotonic() + PATIENCE + times
-    while len(lines_over_the_link(rank)) < times:
+    while (
+        len(found := [said for said in rank.stderr().splitlines() if re.search(line, said)]) < times
+    ):
         assert time.monotonic() < bound and rank.alive(), rank.stderr()
         with pytest.raises(AssertionError, match="said nothing"):
             rank.told(0.2)
-    return lines_over_the_link(rank)
+    return found
 
 
 def use_when_told(name):
@@ -348,7 +346,8 @@ def test_a_silent_link_is_named_and_waited_for(network, spread, name):
 def test_a_link_that_is_silent_in_a_stream_of_operations_is_waited_for(network, spread, seconds):
     ranks = start_reducing(spread, SILENT)
     network.down("data", 1)
-    named_again_and_again(ranks[0], seconds)
+    # In the midst of an operation all have heard that the others are in it.
+    named_again_and_again(ranks[0], seconds, OVER_THE_LINK + "|: every rank has entered it")
     network.up("data", 1)
     ranks[0].say("how many?")
     ranks[0].told(PATIENCE)
