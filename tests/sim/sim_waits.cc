@@ -223,7 +223,8 @@ WaitingReport Sim::WaitsOf(Process& process, std::uint64_t generation, bool over
   report.generation = generation;
   report.blocked = true;
   report.stall = kStall;
-  const bool receives = calls.receives_from >= 0;
+  // Of a collective that is over its awaited rank says that it has entered it.
+  const bool receives = over || calls.receives_from >= 0;
   WaitingCall call;
   call.group = "world";
   call.operation.seq = static_cast<std::uint64_t>(receives ? calls.number : calls.entered);
