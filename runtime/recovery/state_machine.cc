@@ -298,8 +298,9 @@ void StateMachine::RaiseEnded(const Event& event, Actions*) {
 }
 
 void StateMachine::Refuse(const Event& event, Actions*) {
-  // In a first init the refusal is the answer to the caller; later it is a consequence.
-  if (!ever_ran()) first_cause_ = Status::Ok();
+  // In a first init the refusal is the answer to the caller; later it is a consequence. So it is of
+  // a mismatch, behind which the other rank has given up.
+  if (!ever_ran() && first_cause_.code() != StatusCode::kMismatch) first_cause_ = Status::Ok();
   NoteCause(event.status);
 }
 

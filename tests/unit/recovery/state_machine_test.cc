@@ -329,6 +329,16 @@ TEST(StateMachineFence, MismatchHealsLikeAnyOther) {
   EXPECT_EQ(player.Play("I V1 B1 R1 M1 Q1 V2 B2 A R2"), "RUNNING open:2");
 }
 
+// The rank that has found it gives up and leaves, and by that the next try of this one is refused.
+TEST(StateMachineInit, FirstInit_FailsWithTheMismatchAndNotWithWhatCameOfIt) {
+  Player player;
+  EXPECT_EQ(player.Play("I V1 M1 Q1 J"), "FENCED");
+  EXPECT_EQ(player.machine.first_cause().code(), StatusCode::kMismatch);
+  Player refused;
+  EXPECT_EQ(refused.Play("I V1 C1 Q1 J"), "FENCED");
+  EXPECT_EQ(refused.machine.first_cause().code(), StatusCode::kJoinTimeout);
+}
+
 TEST(StateMachineFence, RaisedTarget_RefusesOlderViews) {
   Player player;
   EXPECT_EQ(player.Play("I V1 B1 R1 F1 F3"), "ABORTING");
