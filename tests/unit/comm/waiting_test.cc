@@ -3,12 +3,12 @@
 // told is waited for, and that nothing is told is looked at after operations of known length.
 
 #include <algorithm>
-#include <atomic>
 #include <future>
 #include <utility>
 
 #include <gmock/gmock.h>
 
+#include "tests/support/jumping_clock.h"
 #include "tests/unit/comm/comm_world.h"
 #include "tests/unit/comm/fake_rank.h"
 
@@ -437,21 +437,9 @@ TEST_P(Waiting, AllHaveEntered_NobodyIsMissing) {
   }
 }
 
-// Goes on by `jumped` at once, as for a process that was stopped.
-class JumpingClock final : public Clock {
- public:
-  Instant Now() const override { return clock_.Now() + jumped_.load(); }
-  double WallSeconds() const override { return clock_.WallSeconds(); }
-  void Jump(Duration by) { jumped_ = by; }
-
- private:
-  const SystemClock clock_;
-  std::atomic<Duration> jumped_{Duration::zero()};
-};
-
 TEST_P(Waiting, ProcessThatWasStopped_CountsAnew) {
   constexpr Duration kStopped = std::chrono::seconds(100);
-  JumpingClock clock;
+  testing::JumpingClock clock;
   Transport transport = GetParam();
   transport.make = [&clock, make = GetParam().make](const Clock&, CommunicatorEvents& events) {
     return make(clock, events);
