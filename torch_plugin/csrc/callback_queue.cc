@@ -1,6 +1,7 @@
 #include "torch_plugin/csrc/callback_queue.h"
 
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include <ATen/core/jit_type.h>
@@ -88,9 +89,9 @@ void CallbackQueue::RunCompleted() {
     Run(*front);
     FuturePtr next;
     {
-      Entry done;
+      std::optional<Entry> done;  // Destroyed without the lock.
       const std::lock_guard lock(mutex_);
-      done = std::move(*front);
+      done.emplace(std::move(*front));
       entries_.pop_front();
       if (!entries_.empty()) next = entries_.front().future;
     }
