@@ -44,9 +44,12 @@ std::optional<WaitingOperation> CommGroup::WaitingCollective() const {
   const bool runs = current_ != nullptr;
   if (runs ? current_->Done() : pending_.empty()) return std::nullopt;
   const SubmittedOp& op = runs ? current_op_ : pending_.front();
+  if (!op.op.binding) return std::nullopt;
   if (context_.now < (runs ? current_since_ : op.submitted) + kWaitTellAfter) return std::nullopt;
   WaitingOperation told = ToldOf(op, context_.now);
+  const bool stands = runs && op.timeouts.StandsFor(kWaitTellAfter, context_.now);
   std::vector<int> missing;
+  std::vector<int> silent;
   for (int rank = 0; rank < port_->size(); ++rank) {
     const Peer& peer = peers_[static_cast<std::size_t>(rank)];
     if (rank == spec_.rank || !peer.end.ok()) continue;
@@ -56,8 +59,10 @@ std::optional<WaitingOperation> CommGroup::WaitingCollective() const {
                       : !resolved_ ? peer.link != nullptr
                                    : (spec_.rank == 0 ? peer.answered : rank != 0);
     if (!here) missing.push_back(rank);
+    if (stands && current_->Needs(rank)) silent.push_back(rank);
   }
   told.missing = GlobalRanks(spec_, missing);
+  told.silent = GlobalRanks(spec_, silent);
   told.behind = pending_.size() - (runs ? 0 : 1);
   return told;
 }

@@ -36,6 +36,10 @@ class OpTimeouts {
   Verdict Check(Instant now, Instant held_until);
   // The verdict stays kInTime until then, whatever happens: check then, or earlier.
   Instant NextCheck(Instant now, Instant held_until) const;
+  // All have entered it, and nothing has moved for at least `time`.
+  bool StandsFor(Duration time, Instant now) const {
+    return still_since_ != kNever && now - still_since_ >= time;
+  }
   // When began what `verdict` is about.
   Instant Since(Verdict verdict) const;
 

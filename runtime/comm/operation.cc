@@ -153,6 +153,7 @@ Operation OutlineOf(const Operation& op) {
   outline.tag = op.tag;
   outline.count = op.count;
   outline.device = op.device;
+  outline.binding = op.binding;
   return outline;
 }
 

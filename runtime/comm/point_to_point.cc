@@ -453,6 +453,8 @@ void PointToPoint::AddWaiting(std::vector<WaitingOperation>& waiting, std::size_
     WaitingOperation& said = waiting.emplace_back(ToldOf(*one.op, now));
     said.missing = GlobalRanks(spec_, MissingFrom(*one.op, one.peer, one.step));
     said.any = one.peer == kAnyPeer && !said.missing.empty();
+    const bool stands = one.op->timeouts.StandsFor(kWaitTellAfter, now);
+    if (stands && one.peer != kAnyPeer) said.silent = GlobalRanks(spec_, {one.peer});
   }
 }
 

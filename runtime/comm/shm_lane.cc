@@ -180,6 +180,10 @@ Status ShmLane::CheckTime(Running& running, Instant now) const {
 }
 
 void ShmLane::NoteWaiting(Running& running, Instant now) {
+  if (!running.op.op.binding) {
+    running.tell_at = kNever;
+    return;
+  }
   const Instant due = std::exchange(running.tell_at, now + kWaitTellAfter);
   if (due == Instant::min() || now - due >= kUnwatched) return;
   running.tell_at = kNever;

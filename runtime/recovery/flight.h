@@ -134,6 +134,7 @@ class OperationRecord {
   // CommunicatorName of the one that runs it.
   std::string communicator() const { return CommunicatorName(group_, summary_.device); }
   bool point_to_point() const { return IsPointToPoint(summary_.kind); }
+  bool binding() const { return summary_.binding; }
 
  private:
   const std::shared_ptr<Flight> flight_;

@@ -229,13 +229,14 @@ void ReplaySession::EndMeeting() {
   if (place != nullptr) place->Abort("not all members have met in time");
 }
 
-Status ReplaySession::Offer(Group& place, const std::shared_ptr<Meeting>& meeting,
-                            std::size_t size) {
+Status ReplaySession::Offer(Group& place, const std::shared_ptr<Meeting>& meeting, std::size_t size,
+                            bool binding) {
   meeting->heard.resize(meeting->said.size() * size);
   Operation gather;
   gather.kind = OpKind::kAllGather;
   gather.data = meeting->said.data();
   gather.count = meeting->said.size();
+  gather.binding = binding;
   for (std::size_t rank = 0; rank < size; ++rank) {
     gather.outputs.push_back({meeting->heard.data() + rank * gather.count, gather.count});
   }
@@ -254,7 +255,7 @@ Status ReplaySession::Offer(Group& place, const std::shared_ptr<Meeting>& meetin
 std::optional<std::string> ReplaySession::Gather(Group& place, std::string said, std::size_t size) {
   const auto meeting = std::make_shared<Meeting>();
   meeting->said = std::move(said);
-  if (!Offer(place, meeting, size).ok()) return std::nullopt;
+  if (!Offer(place, meeting, size, true).ok()) return std::nullopt;
   Lock lock(mutex_);
   while (!meeting->ended && !closing_ && !heal_by_.ExpiredAt(clock_.Now())) {
     changed_.wait_for(lock, kSlice);
@@ -314,7 +315,7 @@ void ReplaySession::OfferVeto(const Membership& now) {
   ReplaySummary own{.epoch = now.generation, .veto = "its program begins anew there", .groups = {}};
   const auto meeting = std::make_shared<Meeting>();
   meeting->said = CardOf(own, 0);
-  (void)Offer(*place, meeting, now.members.size());  // Refused: the generation is over.
+  (void)Offer(*place, meeting, now.members.size(), false);  // Refused: the generation is over.
 }
 
 ReplaySummary ReplaySession::SummaryLocked() const {

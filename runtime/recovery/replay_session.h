@@ -147,7 +147,8 @@ class ReplaySession final : public Session, public std::enable_shared_from_this<
   Met Meet(const Membership& now, std::vector<ReplaySummary>* all);
   std::shared_ptr<Group> MeetingPlace(const Membership& now);  // Any thread. Null: was asked for.
   std::optional<std::string> Gather(Group& place, std::string said, std::size_t size);
-  Status Offer(Group& place, const std::shared_ptr<Meeting>& meeting, std::size_t size);
+  Status Offer(Group& place, const std::shared_ptr<Meeting>& meeting, std::size_t size,
+               bool binding);
   void EndMeeting();
   void OfferVeto(const Membership& now);  // Any thread.
   ReplaySummary SummaryLocked() const;

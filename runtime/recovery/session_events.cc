@@ -389,8 +389,9 @@ void SessionImpl::ReportLink(ReportKind kind, std::uint64_t generation, int rank
   rendezvous_->Send({kind, generation, rank, why});
 }
 
-void SessionImpl::NoteNeed(Flight& flight, const Status& status) {
-  if (status.code() != StatusCode::kLeft || flight.Ended()) return;
+void SessionImpl::NoteNeed(const OperationRecord& record, const Status& status) {
+  Flight& flight = record.flight();
+  if (status.code() != StatusCode::kLeft || !record.binding() || flight.Ended()) return;
   const int rank = status.detail().rank;
   if (!flight.NoteLeaver(rank)) return;
   (void)rendezvous_->Post(

@@ -174,7 +174,7 @@ Result<Communicator::Ran> SessionImpl::Run(GroupSlot& slot, Operation operation,
   if (!ran.ok()) return Refused(*record, slot.name, ran.status());
   if (ran->outcome) {
     waits_.NoteEnd(record->communicator(), record->point_to_point());
-    NoteNeed(record->flight(), *ran->outcome);
+    NoteNeed(*record, *ran->outcome);
     ran->outcome = record->Outcome(*ran->outcome);
   }
   return ran;
@@ -188,7 +188,7 @@ Status SessionImpl::Refused(const OperationRecord& record, const std::string& gr
   } else if (IsOfCommunicator(why.code())) {
     flight.NoteBroken();
   } else {
-    NoteNeed(flight, why);
+    NoteNeed(record, why);
   }
   return why;
 }
@@ -314,7 +314,7 @@ Completion SessionImpl::Wrap(std::shared_ptr<OperationRecord> record, Completion
   return [this, record = std::move(record), done = std::move(done)](const Status& status) {
     OwnThreadScope scope(this);
     waits_.NoteEnd(record->communicator(), record->point_to_point());
-    NoteNeed(record->flight(), status);
+    NoteNeed(*record, status);
     if (done) done(record->Outcome(status));
   };
 }

@@ -195,8 +195,8 @@ class SessionImpl final : public Session,
   void PostQuietCheck();
   void CheckQuiet();
   void ReportLink(ReportKind kind, std::uint64_t generation, int rank, const Status& why);
-  // Any thread: an operation of `flight` has ended with `status`, perhaps for want of a leaver.
-  void NoteNeed(Flight& flight, const Status& status);
+  // Any thread: an operation has ended with `status`, perhaps for want of a leaver.
+  void NoteNeed(const OperationRecord& record, const Status& status);
   void ReportNeed(std::uint64_t generation, int rank);
   void ReportDeath(const Neighbour& neighbour, const ProcessEnd& end);
   bool IsPresent(std::uint64_t generation) const;
@@ -212,6 +212,7 @@ class SessionImpl final : public Session,
   std::shared_ptr<Communicator> CommunicatorOf(std::uint64_t generation,
                                                const std::string& transport, bool* left);
   std::string LinkText(int rank) const;
+  std::vector<LateRank> SilentRanks() const;
   void TellJoining(bool first, Instant now);
 
   // In session_groups.cc: groups and operations. Locked = REQUIRES mutex_.

@@ -172,6 +172,10 @@ std::string WaitDesk::Line(const LateNotice& notice, Instant now) {
   return StrCat(line, asked_about_->operation.any ? " for one of " : " for ", Names(notice), actor);
 }
 
+std::vector<int> WaitDesk::Silent() const {
+  return asked_about_ ? asked_about_->operation.silent : std::vector<int>();
+}
+
 std::string WaitDesk::OverdueLine(Instant now) {
   if (!asked_ || now - *asked_ < kNoticePatience) return {};
   asked_.reset();

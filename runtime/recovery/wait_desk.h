@@ -52,6 +52,8 @@ class WaitDesk {
   std::optional<WaitingReport> JoinReport(Instant since, Instant now);
   // The line that `notice` makes; empty: it was not asked for, or nothing waits any more.
   std::string Line(const LateNotice& notice, Instant now);
+  // Of the operation that a notice was asked about: WaitingOperation::silent.
+  std::vector<int> Silent() const;
   // The line for a notice that has not come; empty: none is overdue.
   std::string OverdueLine(Instant now);
 

@@ -347,7 +347,7 @@ def test_a_link_that_is_silent_in_a_stream_of_operations_is_waited_for(network, 
     ranks = start_reducing(spread, SILENT)
     network.down("data", 1)
     # In the midst of an operation all have heard that the others are in it.
-    named_again_and_again(ranks[0], seconds, OVER_THE_LINK + "|: every rank has entered it")
+    named_again_and_again(ranks[0], seconds)
     network.up("data", 1)
     ranks[0].say("how many?")
     ranks[0].told(PATIENCE)

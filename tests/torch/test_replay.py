@@ -113,6 +113,24 @@ def test_an_abort_is_not_run_again(world):
     assert world.run(abort_on_purpose, SIZE, env=REPLAY) == [True] * SIZE
 
 
+def rebuild_and_leave(rounds):
+    for _ in range(rounds):
+        dist.init_process_group("resilient")
+        with pytest.raises(torch_resilient.CommError):
+            for number in itertools.count():
+                if number == 1 and dist.get_rank() == 0:
+                    dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+                dist.all_reduce(torch.ones(4))
+        torch_resilient.rebuild()
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def test_a_rank_that_leaves_after_a_rebuild_is_needed_by_nobody(world):
+    """What ranks tell each other of replays after a rebuild may still be on its way then."""
+    world.run(rebuild_and_leave, SIZE, 20, env=REPLAY)
+
+
 def lose_one(victim, healed):
     """The victim takes no part in an operation whose link is cut; the others tell when that has
     begun, or when they are in the next generation, where it is run again."""

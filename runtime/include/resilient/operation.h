@@ -127,6 +127,9 @@ struct Operation {
   Duration stall = Duration::zero();    // While nothing moves though all have entered it:
                                         // kCommStalled.
   std::string call_site;  // "train.py:301 step", shown on both sides of a mismatch; may be empty.
+  // False: no program waits for its end, so a rank may leave before the others have ended it, and
+  // it is never reported as one that waits.
+  bool binding = true;
 };
 
 // What a message about `op` needs: none of its memory, lists and call site, which a copy would copy

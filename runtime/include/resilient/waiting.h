@@ -36,6 +36,9 @@ struct WaitingOperation {
   // Of what runs on devices and this rank's device has begun: ranks of the world that have
   // submitted it and whose devices are not known to have begun it, ascending.
   std::vector<int> not_begun;
+  // Where all have entered it and nothing has moved for kWaitTellAfter: ranks of the world whose
+  // data, or whose room for ours, has not come, ascending. For the line of this rank; not sent.
+  std::vector<int> silent;
   bool any = false;  // One of `missing` is enough: a recv from any rank.
   // A send, which waits for its receiver.
   bool sends = false;

@@ -145,6 +145,11 @@ void ExpectToldOf(World& world, int rank, LateGroup& group) {
 TEST_P(Waiting, LateRanks_AreNamedByAllOthersAfterASecondAndAgain_AndNothingIsToldAfterwards) {
   const auto world = MakeWorld(kRanks);
   std::vector<LateGroup> groups = LateGroups(*world);
+  // Here no program waits: it is never told.
+  Operation unbound = BarrierOp();
+  unbound.binding = false;
+  const auto talk = world->CreateAll("talk");
+  std::vector<Pending> words = {Pending::Of(*talk[0], unbound)};
   for (LateGroup& group : groups) group.Submit(/*late_ones=*/false);
   for (LateGroup& group : groups) {
     SCOPED_TRACE(group.name);
@@ -154,6 +159,10 @@ TEST_P(Waiting, LateRanks_AreNamedByAllOthersAfterASecondAndAgain_AndNothingIsTo
     }
     for (const int rank : group.late) EXPECT_EQ(world->log(rank).WaitingCount(group.name), 0u);
   }
+  EXPECT_EQ(world->log(0).WaitingCount("talk"), 0u);
+  for (int rank = 1; rank < kRanks; ++rank)
+    words.push_back(Pending::Of(*talk[static_cast<std::size_t>(rank)], unbound));
+  for (const Pending& word : words) EXPECT_TRUE(word.Wait().ok());
   for (LateGroup& group : groups) group.Submit(/*late_ones=*/true);
   for (const LateGroup& group : groups)
     for (const Pending& one : group.pending) EXPECT_TRUE(one.Wait().ok());
@@ -414,7 +423,7 @@ TEST_P(Waiting, MoreThanAreTold_TheOldestAre) {
   EXPECT_EQ(both[kMost - 1].seq, kMost - 1);
 }
 
-TEST_P(Waiting, AllHaveEntered_NobodyIsMissing) {
+TEST_P(Waiting, AllHaveEntered_NobodyIsMissing_AndWhoIsSilentIsNamed) {
   if (GetParam().hierarchical || GetParam().name == "striped3")
     GTEST_SKIP() << "a rank of the test's own does not speak so";
   std::vector<Data> data(2, Data(100)), got(2, Data(100));
@@ -435,6 +444,11 @@ TEST_P(Waiting, AllHaveEntered_NobodyIsMissing) {
     for (const WaitingOperation& op : ToldMissing(*world, rank, "faked", {{}, {}}))
       EXPECT_FALSE(op.any) << op.what;
   }
+  // Its data has begun to come to rank 0 and stands; a rank that waits for any has no pair.
+  const auto names_it = [](const std::vector<Told>& told) {
+    return !told.empty() && told.back().size() == 2 && told.back()[0].silent == std::vector{2};
+  };
+  EXPECT_THAT(ToldOf(*world, 0, "faked", names_it).back()[0].silent, ElementsAre(2));
 }
 
 TEST_P(Waiting, ProcessThatWasStopped_CountsAnew) {

@@ -156,6 +156,26 @@ TEST_F(ReplaySessionTest, RebuiltWhileItsThreadComesToTheFence_StaysOpen) {
   }
 }
 
+// Its word to those that heal is for them alone: no member has to hear it before another one
+// leaves.
+TEST_F(ReplaySessionTest, AMemberLeavesBeforeItsWordIsHeard_NobodyNeedsIt) {
+  BootAlone(true);
+  rendezvous_->SayFence(1, Lost(0));
+  ASSERT_FALSE(session_->AwaitFailure(Deadline::Never()).ok());
+  ASSERT_TRUE(session_->Rebuild({}).ok());
+  const std::shared_ptr<FakeCommunicator> place = factory_->Latest("resilient.replay.2");
+  ASSERT_NE(place, nullptr);
+  FailureDetail detail;
+  detail.rank = 0;
+  place->CompleteNext(Status(StatusCode::kLeft, "rank 0 has left the group", detail));
+  Outcome outcome;
+  ASSERT_TRUE(world_->Submit({}, outcome.Callback()).ok());
+  factory_->Latest(kWorldGroup)->CompleteNext(Status::Ok());
+  EXPECT_TRUE(outcome.Await().ok());
+  rendezvous_->Settle();
+  EXPECT_TRUE(Reports().empty());
+}
+
 TEST_F(ReplaySessionTest, AbortedByTheProgram_IsNotRunAgain) {
   BootAlone(true);
   Outcome outcome;

@@ -62,6 +62,33 @@ Hello SomeHello() {
   return hello;
 }
 
+WaitingReport SomeWaiting() {
+  const WaitingOperation recv{.seq = 7,
+                              .number = 9,
+                              .point_to_point = true,
+                              .what = "recv(float32[4])",
+                              .call_site = "train.py:7 step",
+                              .age = Millis(1500),
+                              .missing = {0, 2},
+                              .not_begun = {1, 3},
+                              .any = true,
+                              .sends = true,
+                              .needs_all = true};
+  const GroupProgress world{
+      .group = "world",
+      .entered = 6,
+      .peers = {{2, 7, 8, true, 5, 4, 3}, {3, 0, 1, false}},
+      .device = DeviceProgress{"GPU 0", 5, true, Millis(7), "barrier() #5", Millis(8)}};
+  return {.generation = 3,
+          .calls = {{"world", recv, true}},
+          .blocked = true,
+          .tell = true,
+          .stall = Millis(60000),
+          .device_stall = Millis(70000),
+          .present = {4, 5},
+          .progress = {world, {.group = "pair", .exists = false}}};
+}
+
 std::vector<Op> AllOps() {
   const Hello hello = SomeHello();
   Report report;
@@ -105,31 +132,7 @@ std::vector<Op> AllOps() {
           HoldOp{-1, "h", 1500, "why"},
           ReleaseOp{3, ""},
           DrainOp{true},
-          WaitingOp{{3,
-                     {{"world",
-                       {7,
-                        9,
-                        true,
-                        "recv(float32[4])",
-                        "train.py:7 step",
-                        Millis(1500),
-                        {0, 2},
-                        {1, 3},
-                        true,
-                        true,
-                        true},
-                       true}},
-                     true,
-                     true,
-                     Millis(60000),
-                     Millis(70000),
-                     {4, 5},
-                     {{"world",
-                       true,
-                       6,
-                       {{2, 7, 8, true, 5, 4, 3}, {3, 0, 1, false}},
-                       DeviceProgress{"GPU 0", 5, true, Millis(7), "barrier() #5", Millis(8)}},
-                      {"pair", false, 0, {}}}}},
+          WaitingOp{SomeWaiting()},
           WhereaboutsOp{3, {"trainer", "at", "stack", Millis(5), "save", Millis(9)}}};
 }
 
