@@ -6,7 +6,8 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from rank_server import hear, tell
+from losses import outlive
+from rank_server import hear
 from tensors import joined
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
@@ -151,15 +152,6 @@ def powers():
 def test_power_sgd_gives_all_ranks_the_same_model(world):
     one, other = world.run(powers, 2)
     assert one == other
-
-
-def outlive(victim):
-    """Raises on the others when the test has killed it."""
-    tell("ready")
-    if dist.get_rank() == victim:
-        hear()
-    with pytest.raises(torch_resilient.RankLostError):
-        dist.barrier()
 
 
 def loses():
