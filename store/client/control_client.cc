@@ -166,9 +166,11 @@ void ControlClient::Run() {
 
 bool ControlClient::Step() {
   const LinkStep step = link_.NextStep();
-  const LinkInput input = Perform(step, wake_, clock_, NextWake(clock_.Now()));
+  const Instant wake = NextWake(clock_.Now());
+  const LinkInput input = Perform(step, wake_, clock_, wake);
   const Instant now = clock_.Now();
   NotePause(now);
+  starved_ += std::max(now - std::min(wake, step.due), Duration::zero());
   link_.Advance(input, core_, now, inbox_);
   if (link_.TakeOpened()) OnOpened(now);
   for (ServerMessage& message : inbox_) {
@@ -204,6 +206,7 @@ void ControlClient::NotePause(Instant now) {
                 SecondsOf(LeaseTtl()), " s",
                 gap > LeaseTtl() ? ": the store may have given its seat away" : "");
   last_contact_ = now;
+  starved_ = Duration::zero();
   events_->OnPaused();
   confirming_beat_ = beat_ + 1;
   if (link_.open()) Beat(now);
@@ -211,8 +214,12 @@ void ControlClient::NotePause(Instant now) {
 
 void ControlClient::NoteContact(Instant now) {
   if (!link_.open()) return;
-  if (std::exchange(received_, link_.received()) != link_.received()) last_contact_ = now;
-  const Duration silence = now - last_contact_;
+  if (std::exchange(received_, link_.received()) != link_.received()) {
+    last_contact_ = now;
+    starved_ = Duration::zero();
+  }
+  // Where this thread waits for a processor, so may the store: that time says nothing of it.
+  const Duration silence = now - last_contact_ - starved_;
   if (silence < kBeatsMissed * BeatInterval() + kContactGrace) return;
   link_.Drop(Status(StatusCode::kUnreachable,
                     StrCat("the store at ", link_.peer(), " answered no heartbeat for ",
@@ -317,6 +324,7 @@ void ControlClient::OnOpened(Instant now) {
   if (std::exchange(held_, false)) events_->OnHeld(now);
   server_id_ = welcome.server;
   last_contact_ = now;
+  starved_ = Duration::zero();
   TellBeat(now);  // Nobody may go by the lease that was assumed before.
   Beat(now);
   for (const Request& request : core_.Unanswered()) link_.Send(request);

@@ -110,6 +110,7 @@ class ControlClient {
   Instant last_beat_{};
   Instant last_beat_event_{};
   Instant last_contact_{};
+  Duration starved_{};           // How late this thread was run since, in sum.
   bool held_ = false;            // A member of the job, as far as was told.
   bool lost_ = false;            // This session is out: nothing is sent any more.
   std::uint64_t leave_seq_ = 0;  // Not 0: the goodbye is on its way.

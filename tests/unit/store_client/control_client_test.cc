@@ -315,6 +315,23 @@ TEST_F(ControlClientTest, SilentServer_IsLeftForANewConnection) {
   CloseOrderly(*rendezvous);
 }
 
+// Shorter than a pause, and longer than a server may be silent.
+TEST_F(ControlClientTest, ThreadThatIsRunLate_DoesNotTakeTheServerForSilent) {
+  Welcome welcome = TestWelcome();
+  welcome.heartbeat_interval_ms = 200;
+  auto rendezvous = Started(welcome);
+  line_->SendEvent(RunningEvent{3});
+  EXPECT_THAT(events_.Await(1), ElementsAre("running 3"));
+  std::optional<Request> beat;
+  clock_.Jump(Duration(Millis(welcome.lease_ttl_ms)) / 2 - Millis(500));
+  for (int i = 0; i < 3; ++i) {
+    beat = line_->ReadOp<HeartbeatOp>();
+    ASSERT_TRUE(beat) << "the connection was given up";
+  }
+  line_->SendEvent(HeartbeatAckEvent{std::get<HeartbeatOp>(beat->op).beat});
+  CloseOrderly(*rendezvous);
+}
+
 TEST_F(ControlClientTest, PausedProcess_BeatsFirstAndKeepsItsConnection) {
   auto rendezvous = Started(TestWelcome());
   const std::optional<Request> before = line_->ReadOp<HeartbeatOp>();
