@@ -144,8 +144,9 @@ std::map<Diagnosis::CallKey, std::vector<int>> Diagnosis::MissingByCall(
   }
   std::map<CallKey, std::vector<int>> missing;
   for (const auto& [key, shared] : calls) {
+    const ProgressBook::Wait& wait = shared.wait;
     std::ranges::copy_if(shared.missing, std::back_inserter(missing[key]),
-                         [&](int peer) { return StaysAway(shared.wait, peer, since); });
+                         [&](int peer) { return StaysAway(wait, peer, since); });
   }
   return missing;
 }
