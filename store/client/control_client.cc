@@ -212,6 +212,14 @@ void ControlClient::NotePause(Instant now) {
   if (link_.open()) Beat(now);
 }
 
+// How long the store may answer nothing before another connection is tried. Where its host has
+// taken every beat the network works, and its store is busy: a new connection would wait as this
+// one. Only a proxy may have taken them for a store that it cannot reach.
+Duration ControlClient::SilenceLimit() const {
+  const Duration missed = kBeatsMissed * BeatInterval() + kContactGrace;
+  return link_.unacknowledged() ? missed : std::max(missed, LeaseTtl() * 7 / 10);
+}
+
 void ControlClient::NoteContact(Instant now) {
   if (!link_.open()) return;
   if (std::exchange(received_, link_.received()) != link_.received()) {
@@ -220,7 +228,7 @@ void ControlClient::NoteContact(Instant now) {
   }
   // Where this thread waits for a processor, so may the store: that time says nothing of it.
   const Duration silence = now - last_contact_ - starved_;
-  if (silence < kBeatsMissed * BeatInterval() + kContactGrace) return;
+  if (silence < SilenceLimit()) return;
   link_.Drop(Status(StatusCode::kUnreachable,
                     StrCat("the store at ", link_.peer(), " answered no heartbeat for ",
                            SecondsOf(silence), " s")),

@@ -60,6 +60,7 @@ class ControlClient {
   Instant NextWake(Instant now);
   void NotePause(Instant now);
   void NoteContact(Instant now);
+  Duration SilenceLimit() const;
   void Handle(ServerMessage& message);
   void Handle(Event& event);
   void Handle(const Reply& reply);

@@ -2,10 +2,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 
@@ -416,6 +418,7 @@ bool StoreLink::OnWelcome(const ServerMessage& message, Instant now) {
          true, now);
     return false;
   }
+  dropped_.Reset();
   welcome_ = reply->welcome;
   state_ = State::kOpen;
   opened_ = true;
@@ -426,6 +429,12 @@ bool StoreLink::OnWelcome(const ServerMessage& message, Instant now) {
 }
 
 bool StoreLink::TakeOpened() { return std::exchange(opened_, false); }
+
+bool StoreLink::unacknowledged() const {
+  RESILIENT_CHECK(open());
+  int bytes = 0;
+  return !output_.empty() || ::ioctl(socket_.get(), SIOCOUTQ, &bytes) != 0 || bytes > 0;
+}
 
 bool StoreLink::Send(const Request& request) {
   RESILIENT_CHECK(open());
@@ -459,6 +468,7 @@ bool StoreLink::Flush() {
 
 void StoreLink::Drop(Status why, Instant now) {
   if (state_ == State::kClosed) return;
+  dropped_ = std::move(socket_);
   Fail(std::move(why), false, now);
 }
 
@@ -524,6 +534,7 @@ void StoreLink::Close() {
   }
   tls_.reset();
   socket_.Reset();
+  dropped_.Reset();
   output_.clear();
   opened_ = false;
   state_ = State::kClosed;

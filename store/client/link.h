@@ -83,7 +83,8 @@ class StoreLink {
   // poll, whose step must then be taken anew. REQUIRES: open().
   bool Send(const Request& request);
 
-  // Gives the connection up for `why` and makes the next one.
+  // Gives the connection up for `why` and makes the next one. It is closed when the next one is
+  // open: to the store a connection that ends without a goodbye is that of a process that has died.
   void Drop(Status why, Instant now);
 
   // For good.
@@ -101,6 +102,9 @@ class StoreLink {
   bool refused() const { return refused_; }
   // True when trouble() ended a round over all addresses, and none of them is left to try.
   bool tried_all() const { return tried_all_; }
+  // Whether anything that was sent is still to be acknowledged, by the kernel of the store's host
+  // or of a proxy before it: else the network as far as there works. REQUIRES: open().
+  bool unacknowledged() const;
   // Bytes received, over all connections: tells that the peer is alive while a long message comes.
   std::uint64_t received() const { return received_; }
 
@@ -152,6 +156,7 @@ class StoreLink {
   HostPort current_;                      // Numeric address of this connection.
   Instant due_{};                         // End of the pause or of the time to connect and greet.
   FileDescriptor socket_;
+  FileDescriptor dropped_;          // Neither read nor written any more.
   bool may_receive_ = false;        // A recv of socket_ that may block ends after kQuickAnswer.
   std::unique_ptr<TlsStream> tls_;  // Of this connection; null: it is plain.
   std::string decrypted_;

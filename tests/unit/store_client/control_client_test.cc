@@ -308,10 +308,22 @@ TEST_F(ControlClientTest, Ping_IsAnsweredAtOnce) {
 TEST_F(ControlClientTest, SilentServer_IsLeftForANewConnection) {
   Welcome welcome = TestWelcome();
   welcome.heartbeat_interval_ms = 20;
+  welcome.lease_ttl_ms = 1000;
   auto rendezvous = Started(welcome);
-  EXPECT_TRUE(line_->SeesEnd());
-  line_ = std::make_unique<ScriptedConnection>(server_.Accept());
+  const auto silent = std::exchange(line_, std::make_unique<ScriptedConnection>(server_.Accept()));
+  // A server would take its end for that of the process.
+  EXPECT_FALSE(silent->HasEnded());
   line_->Greet(KnownWelcome());
+  EXPECT_TRUE(silent->SeesEnd());
+  CloseOrderly(*rendezvous);
+}
+
+TEST_F(ControlClientTest, BusyServer_WhoseHostTakesTheBeats_KeepsItsConnection) {
+  Welcome welcome = TestWelcome();
+  welcome.heartbeat_interval_ms = 200;
+  auto rendezvous = Started(welcome);
+  // For longer than the 0.9 s in which beats that the network loses are noticed.
+  for (int i = 0; i < 7; ++i) ASSERT_TRUE(line_->ReadOp<HeartbeatOp>()) << i;
   CloseOrderly(*rendezvous);
 }
 

@@ -98,6 +98,10 @@ class ScriptedConnection {
   }
 
   // The client has closed its end, after whatever it still sent.
+  bool HasEnded() const {
+    pollfd entry{.fd = socket_.get(), .events = POLLRDHUP, .revents = 0};
+    return poll(&entry, 1, 0) == 1;
+  }
   bool SeesEnd() {
     while (Read()) {
     }
