@@ -7,8 +7,8 @@ import torch.distributed as dist
 from rank_server import hear, tell
 from tensors import joined
 
-# An interpreter that ends touches all of its memory, which ranks share with their server until then:
-# so many of them, of 0.4 GB each, at a time.
+# An interpreter that ends touches all of its memory, which it has shared with the rank server until
+# then: so many of them, of 0.4 GB each, at a time.
 END_AT_A_TIME = 16
 TRANSPORTS = pytest.mark.parametrize("shm_limit", ["256MiB", "0"], ids=["shm", "tcp"])
 
