@@ -29,7 +29,8 @@ struct ShmLane::Running {
   SubmittedOp op;
   std::unique_ptr<ShmCollective> collective;  // Null until begun.
   Instant asked = Instant::min();             // When the caller was last asked whether it waits.
-  Instant tell_at = Instant::min();           // min: has not waited yet; kNever: is told.
+  // min: has not waited yet; kNever: is told, or is not to be.
+  Instant tell_at = op.op.binding ? Instant::min() : kNever;
 };
 
 ShmLane::ShmLane(GroupPort& port, const AbortCell* abort, std::unique_ptr<ShmSegment> segment,
@@ -180,10 +181,6 @@ Status ShmLane::CheckTime(Running& running, Instant now) const {
 }
 
 void ShmLane::NoteWaiting(Running& running, Instant now) {
-  if (!running.op.op.binding) {
-    running.tell_at = kNever;
-    return;
-  }
   const Instant due = std::exchange(running.tell_at, now + kWaitTellAfter);
   if (due == Instant::min() || now - due >= kUnwatched) return;
   running.tell_at = kNever;

@@ -255,7 +255,7 @@ Status ReplaySession::Offer(Group& place, const std::shared_ptr<Meeting>& meetin
 std::optional<std::string> ReplaySession::Gather(Group& place, std::string said, std::size_t size) {
   const auto meeting = std::make_shared<Meeting>();
   meeting->said = std::move(said);
-  if (!Offer(place, meeting, size, true).ok()) return std::nullopt;
+  if (!Offer(place, meeting, size, /*binding=*/true).ok()) return std::nullopt;
   Lock lock(mutex_);
   while (!meeting->ended && !closing_ && !heal_by_.ExpiredAt(clock_.Now())) {
     changed_.wait_for(lock, kSlice);
@@ -315,7 +315,8 @@ void ReplaySession::OfferVeto(const Membership& now) {
   ReplaySummary own{.epoch = now.generation, .veto = "its program begins anew there", .groups = {}};
   const auto meeting = std::make_shared<Meeting>();
   meeting->said = CardOf(own, 0);
-  (void)Offer(*place, meeting, now.members.size(), false);  // Refused: the generation is over.
+  // Refused: the generation is over.
+  (void)Offer(*place, meeting, now.members.size(), /*binding=*/false);
 }
 
 ReplaySummary ReplaySession::SummaryLocked() const {

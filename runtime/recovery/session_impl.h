@@ -212,7 +212,7 @@ class SessionImpl final : public Session,
   std::shared_ptr<Communicator> CommunicatorOf(std::uint64_t generation,
                                                const std::string& transport, bool* left);
   std::string LinkText(int rank) const;
-  std::vector<LateRank> SilentRanks() const;
+  void AddSilentRanks(LateNotice* notice) const;
   void TellJoining(bool first, Instant now);
 
   // In session_groups.cc: groups and operations. Locked = REQUIRES mutex_.

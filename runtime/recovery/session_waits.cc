@@ -173,28 +173,30 @@ std::string SessionImpl::LinkText(int rank) const {
 }
 
 // All have entered what this rank waits in: those from which nothing comes.
-std::vector<LateRank> SessionImpl::SilentRanks() const {
+void SessionImpl::AddSilentRanks(LateNotice* notice) const {
   constexpr std::size_t kNamed = 8;
   const std::vector<int> silent = waits_.Silent();
-  std::vector<LateRank> ranks;
   Lock lock(mutex_);
   const std::vector<Member>& members = machine_.view().members;
   const auto own = std::ranges::find(members, rank_.load(), &Member::rank);
   for (const Member& member : members) {
-    if (!std::ranges::binary_search(silent, member.rank) || ranks.size() == kNamed) continue;
+    if (!std::ranges::binary_search(silent, member.rank)) continue;
+    if (notice->ranks.size() == kNamed) {
+      ++notice->more;
+      continue;
+    }
     const bool elsewhere = own != members.end() && own->host != member.host;
-    ranks.push_back(
+    notice->ranks.push_back(
         {member.rank,
          StrCat("rank ", member.rank, " (host ", member.host, ", pid ", member.pid,
                 "): has entered it", elsewhere ? "" : ", and nothing has come from it for a while"),
          elsewhere});
   }
-  return ranks;
 }
 
 void SessionImpl::OnLate(const LateNotice& heard) {
   LateNotice notice = heard;
-  if (notice.generation != 0 && notice.ranks.empty()) notice.ranks = SilentRanks();
+  if (notice.generation != 0 && notice.ranks.empty()) AddSilentRanks(&notice);
   for (LateRank& late : notice.ranks) {
     if (!late.of_network) continue;
     late.text += StrCat("; nothing comes from it over ", LinkText(late.rank),

@@ -169,8 +169,8 @@ bool ControlClient::Step() {
   const Instant wake = NextWake(clock_.Now());
   const LinkInput input = Perform(step, wake_, clock_, wake);
   const Instant now = clock_.Now();
-  NotePause(now);
   starved_ += std::max(now - std::min(wake, step.due), Duration::zero());
+  NotePause(now);
   link_.Advance(input, core_, now, inbox_);
   if (link_.TakeOpened()) OnOpened(now);
   for (ServerMessage& message : inbox_) {
@@ -205,30 +205,31 @@ void ControlClient::NotePause(Instant now) {
                 " s (stopped, suspended or starved of processor time); its lease is ",
                 SecondsOf(LeaseTtl()), " s",
                 gap > LeaseTtl() ? ": the store may have given its seat away" : "");
-  last_contact_ = now;
-  starved_ = Duration::zero();
+  BeginSilence(now);
   events_->OnPaused();
   confirming_beat_ = beat_ + 1;
   if (link_.open()) Beat(now);
 }
 
-// How long the store may answer nothing before another connection is tried. Where its host has
-// taken every beat the network works, and its store is busy: a new connection would wait as this
-// one. Only a proxy may have taken them for a store that it cannot reach.
-Duration ControlClient::SilenceLimit() const {
-  const Duration missed = kBeatsMissed * BeatInterval() + kContactGrace;
-  return link_.unacknowledged() ? missed : std::max(missed, LeaseTtl() * 7 / 10);
+void ControlClient::BeginSilence(Instant now) {
+  last_contact_ = now;
+  starved_ = Duration::zero();
+}
+
+// Whether another connection is tried. Where the store's host has taken every beat the network
+// works, and the store is busy: a new connection would wait as this one. Only a proxy may have
+// taken them for a store that it cannot reach.
+bool ControlClient::IsTooLong(Duration silence) const {
+  if (silence < kBeatsMissed * BeatInterval() + kContactGrace) return false;
+  return link_.unacknowledged() || silence >= LeaseTtl() * 7 / 10;
 }
 
 void ControlClient::NoteContact(Instant now) {
   if (!link_.open()) return;
-  if (std::exchange(received_, link_.received()) != link_.received()) {
-    last_contact_ = now;
-    starved_ = Duration::zero();
-  }
+  if (std::exchange(received_, link_.received()) != link_.received()) BeginSilence(now);
   // Where this thread waits for a processor, so may the store: that time says nothing of it.
   const Duration silence = now - last_contact_ - starved_;
-  if (silence < SilenceLimit()) return;
+  if (!IsTooLong(silence)) return;
   link_.Drop(Status(StatusCode::kUnreachable,
                     StrCat("the store at ", link_.peer(), " answered no heartbeat for ",
                            SecondsOf(silence), " s")),
@@ -331,8 +332,7 @@ void ControlClient::OnOpened(Instant now) {
   // A hold may have ended meanwhile; one that goes on is told again.
   if (std::exchange(held_, false)) events_->OnHeld(now);
   server_id_ = welcome.server;
-  last_contact_ = now;
-  starved_ = Duration::zero();
+  BeginSilence(now);
   TellBeat(now);  // Nobody may go by the lease that was assumed before.
   Beat(now);
   for (const Request& request : core_.Unanswered()) link_.Send(request);

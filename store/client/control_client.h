@@ -60,7 +60,8 @@ class ControlClient {
   Instant NextWake(Instant now);
   void NotePause(Instant now);
   void NoteContact(Instant now);
-  Duration SilenceLimit() const;
+  void BeginSilence(Instant now);  // The store is heard, or may not be judged by what was before.
+  bool IsTooLong(Duration silence) const;
   void Handle(ServerMessage& message);
   void Handle(Event& event);
   void Handle(const Reply& reply);

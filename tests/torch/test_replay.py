@@ -93,20 +93,25 @@ def test_off_the_program_sees_it(world):
     assert world.run(meet_the_failure, SIZE, env=OFF) == [SIZE] * SIZE
 
 
-def abort_on_purpose():
-    dist.init_process_group("resilient")
-    group = dist.new_group(list(range(SIZE)))
-    dist.barrier()
+def abort_and_rebuild(group):
+    """What was raised of the abort, by rank 0; all ranks have rebuilt and left since."""
     with pytest.raises(torch_resilient.CommError) as caught:
         for number in itertools.count():
             if number == 1 and dist.get_rank() == 0:
-                # All have entered the first one: they are past the barrier.
+                # All have entered the first one: they are past what was before.
                 group._get_backend(torch.device("cpu")).abort()
             dist.all_reduce(torch.ones(4))
     torch_resilient.rebuild()
     dist.barrier()
     dist.destroy_process_group()
-    return "aborted" in str(caught.value)
+    return str(caught.value)
+
+
+def abort_on_purpose():
+    dist.init_process_group("resilient")
+    group = dist.new_group(list(range(SIZE)))
+    dist.barrier()
+    return "aborted" in abort_and_rebuild(group)
 
 
 def test_an_abort_is_not_run_again(world):
@@ -116,14 +121,7 @@ def test_an_abort_is_not_run_again(world):
 def rebuild_and_leave(rounds):
     for _ in range(rounds):
         dist.init_process_group("resilient")
-        with pytest.raises(torch_resilient.CommError):
-            for number in itertools.count():
-                if number == 1 and dist.get_rank() == 0:
-                    dist.group.WORLD._get_backend(torch.device("cpu")).abort()
-                dist.all_reduce(torch.ones(4))
-        torch_resilient.rebuild()
-        dist.barrier()
-        dist.destroy_process_group()
+        abort_and_rebuild(dist.group.WORLD)
 
 
 def test_a_rank_that_leaves_after_a_rebuild_is_needed_by_nobody(world):

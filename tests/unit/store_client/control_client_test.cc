@@ -314,7 +314,7 @@ TEST_F(ControlClientTest, BusyServer_WhoseHostTakesTheBeats_KeepsItsConnection) 
   CloseOrderly(*rendezvous);
 }
 
-// Shorter than a pause, and longer than a server may be silent.
+// Each time shorter than a pause, and in sum longer than a server may be silent.
 TEST_F(ControlClientTest, ThreadThatIsRunLate_DoesNotTakeTheServerForSilent) {
   Welcome welcome = TestWelcome();
   welcome.heartbeat_interval_ms = 200;
@@ -322,12 +322,27 @@ TEST_F(ControlClientTest, ThreadThatIsRunLate_DoesNotTakeTheServerForSilent) {
   line_->SendEvent(RunningEvent{3});
   EXPECT_THAT(events_.Await(1), ElementsAre("running 3"));
   std::optional<Request> beat;
-  clock_.Jump(Duration(Millis(welcome.lease_ttl_ms)) / 2 - Millis(500));
-  for (int i = 0; i < 3; ++i) {
-    beat = line_->ReadOp<HeartbeatOp>();
-    ASSERT_TRUE(beat) << "the connection was given up";
+  const Duration late = Duration(Millis(welcome.lease_ttl_ms)) / 2 - std::chrono::seconds(2);
+  for (int times = 1; times <= 2; ++times) {
+    clock_.Jump(times * late);
+    for (int i = 0; i < 3; ++i) {
+      beat = line_->ReadOp<HeartbeatOp>();
+      ASSERT_TRUE(beat) << "the connection was given up";
+    }
   }
   line_->SendEvent(HeartbeatAckEvent{std::get<HeartbeatOp>(beat->op).beat});
+  CloseOrderly(*rendezvous);
+}
+
+// The pause is behind it: it does not excuse the server.
+TEST_F(ControlClientTest, PausedProcess_NoticesASilentServer) {
+  Welcome welcome = TestWelcome();
+  welcome.heartbeat_interval_ms = 20;
+  welcome.lease_ttl_ms = 1000;
+  auto rendezvous = Started(welcome);
+  clock_.Jump(std::chrono::seconds(1000));
+  line_ = std::make_unique<ScriptedConnection>(server_.Accept());
+  line_->Greet(KnownWelcome());
   CloseOrderly(*rendezvous);
 }
 

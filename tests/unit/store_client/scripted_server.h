@@ -97,11 +97,12 @@ class ScriptedConnection {
     SendReply(std::move(reply));
   }
 
-  // The client has closed its end, after whatever it still sent.
+  // The client has closed its end. What it sent before may wait to be read.
   bool HasEnded() const {
     pollfd entry{.fd = socket_.get(), .events = POLLRDHUP, .revents = 0};
     return poll(&entry, 1, 0) == 1;
   }
+  // The client closes its end, after whatever it still sends.
   bool SeesEnd() {
     while (Read()) {
     }
