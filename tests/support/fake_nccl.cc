@@ -89,7 +89,10 @@ bool FakeNccl::WaitFor(const std::function<bool(const NcclCounts&)>& condition) 
   return changed_.wait_for(lock, kBound, [&] { return condition(counts_); });
 }
 
-void FakeNccl::Misuse(const std::string& what) { counts_.misuse.push_back(what); }
+void FakeNccl::Misuse(const std::string& what) {
+  counts_.misuse.push_back(what);
+  changed_.notify_all();
+}
 
 bool FakeNccl::IsThere(NcclCommHandle comm, const char* what) {
   if (comms_.find(comm) != comms_.end()) return true;

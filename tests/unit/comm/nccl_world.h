@@ -60,6 +60,11 @@ class NcclTest : public ::testing::Test {
       return begun != counts.kernels_begun.end() && begun->second >= count;
     });
   }
+  // Where the calls meet over sockets, what differs shows later than the kernels begin.
+  std::vector<std::string> AwaitMisuse() {
+    EXPECT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return !counts.misuse.empty(); }));
+    return fake_.TakeMisuse();
+  }
   bool WaitForAborts(int count) {
     return fake_.WaitFor([&](const NcclCounts& counts) { return counts.aborts_ended == count; });
   }
