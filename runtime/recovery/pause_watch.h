@@ -20,8 +20,6 @@ class PauseWatch {
     limit_.store(lease / 2, std::memory_order_relaxed);
     last_run_.store(now, std::memory_order_release);
   }
-  // It will be silent on its own account, until the next OnBeat.
-  void OnAway() { last_run_.store(kNever, std::memory_order_release); }
   // It was not run for half a lease. Before the OnBeat that follows, so that nobody sees a thread
   // that runs and no pause.
   void OnPaused() { paused_.store(true, std::memory_order_relaxed); }

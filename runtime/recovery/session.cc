@@ -147,6 +147,7 @@ Status SessionImpl::Rebuild(const RebuildOptions& options) {
   }
   RESILIENT_RETURN_IF_ERROR(AwaitFenceOfBroken(options.deadline));
   RESILIENT_RETURN_IF_ERROR(AwaitFenceOfLeaver(options.deadline));
+  RESILIENT_RETURN_IF_ERROR(AwaitWordOfLeavers(options.deadline));
   std::uint64_t openings_before = 0;
   {
     Lock lock(mutex_);
@@ -236,6 +237,49 @@ Status SessionImpl::AwaitFenceOfLeaver(Deadline deadline) {
     }
     if (options_.interrupt) RESILIENT_RETURN_IF_ERROR(options_.interrupt());
   }
+}
+
+// A membership that is given to the program must not hold a member that has left, needed or not.
+// The service hears of each leave; OK once it has said that there was none, or has ended the
+// generation.
+Status SessionImpl::AwaitWordOfLeavers(Deadline deadline) {
+  const Deadline patience = Deadline::After(clock_.Now(), ladder_.answer);
+  const auto word = std::make_shared<std::optional<StatusCode>>();  // Guarded by mutex_.
+  std::uint64_t generation = 0;
+  {
+    Lock lock(mutex_);
+    if (machine_.state() != SessionState::kRunning || machine_.view().members.size() < 2) {
+      return Status::Ok();
+    }
+    generation = machine_.view().generation;
+  }
+  rendezvous_->Ask({ReportKind::kRebuild, generation}, [this, word](const Status& answer) {
+    Lock lock(mutex_);
+    *word = answer.code();
+    changed_.notify_all();
+  });
+  const Deadline end = Deadline::At(std::min(deadline.when(), patience.when()));
+  for (;;) {
+    {
+      Lock lock(mutex_);
+      const bool over =
+          machine_.state() != SessionState::kRunning || machine_.view().generation != generation;
+      if (over || (*word && *word != StatusCode::kLeft)) return Status::Ok();
+      const Instant now = clock_.Now();
+      if (end.ExpiredAt(now)) return NoWordLocked(generation, now);
+      changed_.wait_for(lock, std::min<Duration>(Millis(kInterruptPollMs), end.LeftAt(now)));
+    }
+    if (options_.interrupt) RESILIENT_RETURN_IF_ERROR(options_.interrupt());
+  }
+}
+
+Status SessionImpl::NoWordLocked(std::uint64_t generation, Instant now) const {
+  const bool heard =
+      contact_ != Instant::min() && now < Deadline::After(contact_, rendezvous_->lease()).when();
+  return Status(heard ? StatusCode::kTimeout : StatusCode::kStoreLost,
+                StrCat("nothing has failed in generation ", generation,
+                       ", but the store has not said in time whether a member has left it; see "
+                       "whether the store can be reached, and call rebuild() again"));
 }
 
 // OK once the gate has been opened; otherwise why the wait ended. Polls the interrupt outside the

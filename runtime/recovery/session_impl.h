@@ -111,7 +111,6 @@ class SessionImpl final : public Session,
   void OnAskProgress(std::uint64_t generation, const std::vector<std::string>& groups) override;
   void OnAllEntered(std::uint64_t generation, const std::vector<EnteredCall>& calls) override;
   void OnBeat(Instant now, Instant contact, Duration lease) override;
-  void OnAway() override { pause_watch_.OnAway(); }
   void OnPaused() override { pause_watch_.OnPaused(); }
   void OnConfirmed() override;
 
@@ -166,6 +165,8 @@ class SessionImpl final : public Session,
   Status InitConnected(Deadline deadline);
   Status AwaitFenceOfBroken(Deadline deadline) const;
   Status AwaitFenceOfLeaver(Deadline deadline);
+  Status AwaitWordOfLeavers(Deadline deadline);
+  Status NoWordLocked(std::uint64_t generation, Instant now) const;
   Status WaitForOpening(Deadline deadline, std::uint64_t openings_before);
   std::optional<Status> WaitVerdictLocked(Deadline deadline, std::uint64_t openings_before) const;
   bool MayWaitLongerLocked(Instant now) const;

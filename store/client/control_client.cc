@@ -115,6 +115,16 @@ void ControlClient::Send(const Report& report) {
   Post([this, report] { Submit(ReportOp{report}); });
 }
 
+void ControlClient::Ask(const Report& report, std::function<void(const Status&)> answered) {
+  Post([this, report, answered = std::move(answered)] {
+    if (const std::uint64_t seq = Submit(ReportOp{report}); seq != 0) {
+      asked_.emplace(seq, answered);
+    } else if (!lost_) {
+      answered(Status(StatusCode::kResourceExhausted, "the membership line is full"));
+    }
+  });
+}
+
 void ControlClient::Tell(const WaitingReport& report) { SendOnce(WaitingOp{report}); }
 
 void ControlClient::Tell(std::uint64_t ask, const Whereabouts& whereabouts) {
@@ -303,10 +313,13 @@ void ControlClient::Handle(const Reply& reply) {
   const std::optional<std::uint64_t> join =
       sent == joins_.end() ? std::nullopt : std::optional(sent->second);
   if (join) joins_.erase(sent);
+  const auto asked = asked_.extract(reply.seq);
   if (reply.seq == leave_seq_) {
     left_ = true;
   } else if (reply.status.code() == StatusCode::kStaleGeneration) {
     LoseSession(reply.status);
+  } else if (!asked.empty()) {
+    asked.mapped()(reply.status);
   } else if (!reply.status.ok() && join) {
     events_->OnJoinRefused(*join, reply.status);
   } else if (!reply.status.ok()) {
@@ -371,8 +384,8 @@ void ControlClient::SendOnce(Op op) {
   if (link_.open() && !lost_) link_.Send(Request{.op = std::move(op)});
 }
 
-void ControlClient::Submit(Op op) {
-  if (lost_) return;
+std::uint64_t ControlClient::Submit(Op op) {
+  if (lost_) return 0;
   std::optional<std::uint64_t> join;
   if (const auto* joins = std::get_if<JoinOp>(&op)) join = joins->request.number;
   const Result<const Request*> request = core_.Submit(std::move(op));
@@ -380,10 +393,11 @@ void ControlClient::Submit(Op op) {
     RESILIENT_LOG(kError, "the membership line of job ", job_,
                   " is full: ", request.status().message());
     if (join) events_->OnJoinRefused(*join, request.status());
-    return;
+    return 0;
   }
   if (join) joins_.emplace((*request)->seq, *join);
   if (link_.open()) link_.Send(**request);
+  return (*request)->seq;
 }
 
 void ControlClient::RunTasks() {
@@ -478,6 +492,9 @@ class SessionLine final : public Rendezvous {
   }
   void Send(const Report& report) override {
     if (Usable()) client_->Send(report);
+  }
+  void Ask(const Report& report, std::function<void(const Status&)> answered) override {
+    if (Usable()) client_->Ask(report, std::move(answered));
   }
   void Tell(const WaitingReport& report) override {
     if (Usable()) client_->Tell(report);

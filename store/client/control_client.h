@@ -36,6 +36,7 @@ class ControlClient {
   void Ready(std::uint64_t generation);
   void Acknowledge(std::uint64_t generation);
   void Send(const Report& report);
+  void Ask(const Report& report, std::function<void(const Status&)> answered);
   void Tell(const WaitingReport& report);
   void Tell(std::uint64_t ask, const Whereabouts& whereabouts);
   bool Post(std::function<void()> task);
@@ -69,10 +70,10 @@ class ControlClient {
   void OnOpened(Instant now);
   void OnTrouble();
   void LoseSession(const Status& why);
-  void Beat(Instant now);      // To the server.
-  void TellBeat(Instant now);  // To the session.
-  void Submit(Op op);
-  void SendOnce(Op op);  // Not sent again after a lost connection.
+  void Beat(Instant now);       // To the server.
+  void TellBeat(Instant now);   // To the session.
+  std::uint64_t Submit(Op op);  // Its number; 0: not taken.
+  void SendOnce(Op op);         // Not sent again after a lost connection.
   void RunTasks();
   void TellBeginning();
   bool GoodbyeDone(Instant now);
@@ -104,7 +105,8 @@ class ControlClient {
   OutageLog outage_;
   std::vector<ServerMessage> inbox_;
   std::map<std::uint64_t, std::uint64_t> joins_;  // Unanswered: their numbers, by seq.
-  std::string server_id_;                         // Empty until the first Welcome.
+  std::map<std::uint64_t, std::function<void(const Status&)>> asked_;  // Likewise.
+  std::string server_id_;  // Empty until the first Welcome.
   std::uint64_t beat_ = 0;
   std::uint64_t confirming_beat_ = 0;  // Not 0: its acknowledgement ends the doubt of a pause.
   std::uint64_t received_ = 0;         // Of the link, when contact was last noted.

@@ -303,10 +303,10 @@ Result<Op> ToHello(const pb::Hello& message) {
 constexpr std::uint32_t kEndedMax = 1 + 0xffff;
 
 Result<Op> ToReport(const pb::ReportRequest& message) {
-  constexpr std::array kKinds = {ReportKind::kLinkLost,   ReportKind::kMismatch,
-                                 ReportKind::kCommFailed, ReportKind::kProcessDied,
-                                 ReportKind::kRoom,       ReportKind::kNeedsLeaver,
-                                 ReportKind::kEnding,     ReportKind::kUnreached};
+  constexpr std::array kKinds = {
+      ReportKind::kLinkLost,    ReportKind::kMismatch,  ReportKind::kCommFailed,
+      ReportKind::kProcessDied, ReportKind::kRoom,      ReportKind::kNeedsLeaver,
+      ReportKind::kEnding,      ReportKind::kUnreached, ReportKind::kRebuild};
   const auto kind = std::find_if(kKinds.begin(), kKinds.end(), [&message](ReportKind known) {
     return static_cast<std::uint32_t>(known) == message.kind();
   });

@@ -141,6 +141,12 @@ Status Membership::Report(SessionId session, const resilient::Report& report, Mo
                  effects);
       break;
     }
+    case ReportKind::kRebuild:
+      if (world->phase == Phase::kRunning && FenceForLeaver(*world, "", moment, effects)) {
+        Settle(moment, effects);
+        return Status(StatusCode::kLeft, "a member has left: the generation ends");
+      }
+      break;
     case ReportKind::kRoom:
       OfferRoom(*world, *who, report, moment, effects);
       break;

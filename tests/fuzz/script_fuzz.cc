@@ -266,7 +266,7 @@ Op Script::MembershipOp(const Peer& peer) {
     case 4:
       return LeaveOp{};
     case 5: {
-      const auto kind = static_cast<ReportKind>(1 + bytes_.Below(5));
+      const auto kind = static_cast<ReportKind>(1 + bytes_.Below(9));
       const int accused = static_cast<int>(bytes_.Below(5)) - 1;
       ReportOp op{{kind, generation, accused, Status(StatusCode::kMismatch, "they differ")}};
       if (kind == ReportKind::kRoom) {

@@ -57,6 +57,37 @@ def survivor(victims):
     return seen
 
 
+def leaves_or_shrinks(shrinks):
+    """Rank 2 leaves, and no operation has missed it when `shrinks` ask for a new membership."""
+    dist.init_process_group("resilient")
+    first = dist.get_rank()
+    others = dist.new_group([0, 1, 3])
+    if first == 2:
+        dist.destroy_process_group()
+        return None
+    tell("ready")
+    hear()
+    if first not in shrinks:
+        with pytest.raises(torch_resilient.RankLostError, match="LEFT"):
+            dist.barrier(others)
+    members = torch_resilient.rebuild(mode="shrink")["members"]
+    total = torch.tensor([float(first)])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return len(members), total.item()
+
+
+@pytest.mark.parametrize("shrinks", [(0, 1, 3), (1,)])
+def test_a_member_that_has_left_is_in_no_membership(world, shrinks):
+    ranks = world.start(leaves_or_shrinks, 4, shrinks)
+    assert ranks[2].value(30) is None
+    for rank in (0, 1, 3):
+        assert ranks[rank].told(30) == "ready"
+    for rank in (0, 1, 3):
+        ranks[rank].say("go")
+    assert [ranks[rank].value(30) for rank in (0, 1, 3)] == [(3, 4.0)] * 3
+
+
 @pytest.mark.parametrize("victims", [(1,), (0,), (3,), (2, 0), (1, 3, 0)])
 def test_survivors_go_on_under_new_numbers(world, victims):
     ranks = world.start(survivor, 4, victims)

@@ -86,6 +86,8 @@ def rebuild(mode="replace", timeout=None, min_world=None):
     then, and the one of before raises), and groups made before raise until they are made anew.
     Otherwise the first cause is raised. "shrink" does not wait, and 1 is enough.
     All ranks that are left must want to shrink. `min_world` is RESILIENT_MIN_WORLD if not said.
+    Where nothing has failed the membership stays as it is, unless a member has left: then the
+    generation ends on all ranks, and the next one is without that member.
 
     `timeout` (seconds or timedelta) bounds the machine's part; default RESILIENT_BUDGET.
     """

@@ -81,6 +81,9 @@ enum class ReportKind : std::uint8_t {
   kEnding = 7,
   // No link to `accused_rank` can be made yet: whether that process lives.
   kUnreached = 8,
+  // The program asks for a membership without a member that has left; fences with kLeft, and is
+  // answered with it, if there is one.
+  kRebuild = 9,
 };
 
 // What a member says, most of it an accusation. The server judges; a report of a past generation is
@@ -171,12 +174,10 @@ class RendezvousEvents {
     static_cast<void>(generation + calls.size());
   }
   // About once a heartbeat, also while the store is out of reach; it was last heard at `contact`.
-  // When this stays out for half of `lease` the process was not run for so long, unless OnAway has
-  // said that the control thread waits for something else.
+  // When this stays out for half of `lease` the process was not run for so long.
   virtual void OnBeat(Instant now, Instant contact, Duration lease) {
     static_cast<void>(now - contact - lease);
   }
-  virtual void OnAway() {}
   // This process was not run for half a lease: whether it still has its seat is not known, until
   // OnConfirmed (or OnFence, OnSessionLost) says so.
   virtual void OnPaused() {}
@@ -208,6 +209,9 @@ class Rendezvous {
   // The program has gone on to that generation, which runs: it acts in no older one any more.
   virtual void Acknowledge(std::uint64_t generation) = 0;
   virtual void Send(const Report& report) = 0;
+  // As Send. `answered` runs once on the control thread with what the service says to it, after the
+  // events that were sent before; never after Close, nor after OnSessionLost.
+  virtual void Ask(const Report& report, std::function<void(const Status& answer)> answered) = 0;
   // Told once, and dropped while there is no connection: what matters is told again. On the control
   // thread.
   virtual void Tell(const WaitingReport& report) = 0;

@@ -128,6 +128,7 @@ class Record {
   std::vector<std::uint64_t> readies;
   std::vector<std::uint64_t> acknowledged;
   std::vector<Report> reports;
+  std::vector<Report> asked;
   std::vector<WaitingReport> waiting;
   std::vector<std::pair<std::uint64_t, Whereabouts>> whereabouts;
   bool closed = false;
@@ -184,6 +185,14 @@ class FakeRendezvous final : public Rendezvous {
   void Send(const Report& report) override {
     record_->Note([&](Record& record) { record.reports.push_back(report); });
   }
+  void Ask(const Report& report, std::function<void(const Status&)> answered) override {
+    control_.Post([this, report, answered = std::move(answered)]() mutable {
+      const bool waits = !answers_.load();
+      if (waits) unanswered_.push_back(answered);
+      record_->Note([&](Record& record) { record.asked.push_back(report); });
+      if (!waits) answered(Status::Ok());
+    });
+  }
   void Tell(const WaitingReport& report) override {
     record_->Note([&](Record& record) { record.waiting.push_back(report); });
   }
@@ -226,9 +235,6 @@ class FakeRendezvous final : public Rendezvous {
   void SayBeat(Instant now, Instant contact, Duration lease = Duration::max()) {
     control_.Post([this, now, contact, lease] { events_->OnBeat(now, contact, lease); });
   }
-  void SayAway() {
-    control_.Post([this] { events_->OnAway(); });
-  }
   void SayPaused() {
     control_.Post([this] { events_->OnPaused(); });
   }
@@ -255,6 +261,13 @@ class FakeRendezvous final : public Rendezvous {
   }
   void SayAllEntered(std::uint64_t generation, std::vector<EnteredCall> calls) {
     control_.Post([this, generation, calls] { events_->OnAllEntered(generation, calls); });
+  }
+  // What is asked from now on waits for SayAnswer; otherwise it is answered with OK.
+  void HoldAnswers() { answers_.store(false); }
+  void SayAnswer(Status answer) {
+    control_.Post([this, answer = std::move(answer)] {
+      for (const auto& answered : std::exchange(unanswered_, {})) answered(answer);
+    });
   }
   void SayHeld(Instant until) {
     control_.Post([this, until] { events_->OnHeld(until); });
@@ -283,6 +296,8 @@ class FakeRendezvous final : public Rendezvous {
   RendezvousEvents* events_ = nullptr;  // Set by Start.
   std::atomic<bool> autopilot_{script_.autopilot};
   std::atomic<std::uint64_t> generation_{0};
+  std::atomic<bool> answers_{true};
+  std::vector<std::function<void(const Status&)>> unanswered_;  // Confined to the control thread.
 };
 
 class FakeFactory;

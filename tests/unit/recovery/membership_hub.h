@@ -30,6 +30,9 @@ class HubLine final : public Rendezvous {
   void Ready(std::uint64_t generation) override;
   void Acknowledge(std::uint64_t) override {}  // The hub keeps nothing of older generations.
   void Send(const Report& report) override;
+  void Ask(const Report&, std::function<void(const Status&)> answered) override {
+    control_.Post([answered = std::move(answered)] { answered(Status::Ok()); });  // Nobody leaves.
+  }
   void Tell(const WaitingReport&) override {}
   void Tell(std::uint64_t, const Whereabouts&) override {}
   bool Post(std::function<void()> task) override { return control_.Post(std::move(task)); }

@@ -114,12 +114,5 @@ TEST_F(SessionPauseTest, OnlyTheControlThreadWasLate_IsNoPause) {
   EXPECT_TRUE(operation.get().ok());
 }
 
-TEST_F(SessionPauseTest, ControlThreadIsAway_IsNoPause) {
-  rendezvous_->SayAway();
-  rendezvous_->Settle();
-  clock_.Advance(std::chrono::hours(1));
-  EXPECT_TRUE(Run(*world_).ok());
-}
-
 }  // namespace
 }  // namespace resilient::recovery

@@ -189,7 +189,8 @@ TEST_F(SessionTest, Fence_IsStickyOnEveryGroupUntilRebuild) {
 
 TEST_F(SessionTest, Rebuild_NothingToAcknowledge_ReturnsAtOnce) {
   Boot();
-  EXPECT_TRUE(session_->Rebuild({.deadline = Deadline::At(clock_.Now())}).ok());
+  const Instant now = clock_.Now();
+  EXPECT_TRUE(session_->Rebuild({.deadline = Deadline::After(now, Millis(1))}).ok());
 }
 
 TEST_F(SessionTest, Rebuild_WhileRecoveryGoesOn_WaitsForIt) {
@@ -397,6 +398,38 @@ TEST_F(SessionLeaverTest, ItHasLeftAGroupAlone_ARebuildGoesOnAfterAMoment) {
   clock_.Advance(std::chrono::seconds(2));
   EXPECT_TRUE(rebuild.get().ok());
   EXPECT_EQ(session_->membership().generation, 1u);
+}
+
+// Whether an operation has missed it or not.
+TEST_F(SessionTest, RebuildOfARunningWorld_AwaitsTheWordOfTheService) {
+  Boot();
+  rendezvous_->HoldAnswers();
+  std::future<Status> rebuild = StartRebuild();
+  ASSERT_TRUE(AwaitCount(&Record::asked, 1));
+  EXPECT_NE(rebuild.wait_for(Millis(0)), std::future_status::ready);
+  rendezvous_->SayAnswer(Status::Ok());
+  EXPECT_TRUE(rebuild.get().ok());
+  EXPECT_EQ(session_->membership().generation, 1u) << "nobody has left";
+
+  rebuild = StartRebuild();
+  ASSERT_TRUE(AwaitCount(&Record::asked, 2));
+  rendezvous_->SayAnswer(Gone(3));
+  rendezvous_->Settle();
+  EXPECT_NE(rebuild.wait_for(Millis(0)), std::future_status::ready);
+  rendezvous_->SayFence(1, Gone(3));
+  EXPECT_TRUE(rebuild.get().ok());
+  EXPECT_EQ(session_->membership().generation, 2u);
+}
+
+TEST_F(SessionTest, RebuildOfARunningWorld_WithoutAnAnswer_SaysSo) {
+  Boot();
+  rendezvous_->HoldAnswers();
+  std::future<Status> rebuild = StartRebuild();
+  ASSERT_TRUE(AwaitCount(&Record::asked, 1));
+  clock_.Advance(options_.budget + std::chrono::seconds(1));
+  const Status silent = rebuild.get();
+  EXPECT_EQ(silent.code(), StatusCode::kStoreLost);
+  EXPECT_NE(silent.message().find("whether a member has left"), std::string::npos);
 }
 
 TEST_F(SessionTest, AnnouncedEnd_IsToldAndLeavesNoGoodbye) {

@@ -162,7 +162,8 @@ TEST(Codec, ReportOfADeath_EndsInNoWayThatThereIsNot) {
 }
 
 TEST(Codec, ReportOfALeaverOrOfAnEnd_SurvivesTheWay) {
-  for (const ReportKind kind : {ReportKind::kNeedsLeaver, ReportKind::kEnding}) {
+  for (const ReportKind kind :
+       {ReportKind::kNeedsLeaver, ReportKind::kEnding, ReportKind::kRebuild}) {
     Report told;
     told.kind = kind;
     told.accused_rank = -1;

@@ -52,6 +52,22 @@ TEST_F(CoreLeaving, ALeaveThatNobodyNeeds_FencesNobody) {
   EXPECT_EQ(FenceAt(control[0]), "no fence");
 }
 
+// What the program is given by a rebuild holds nobody that has left.
+TEST_F(CoreLeaving, RebuildOfARunningWorld_FencesWhereAMemberHasLeft) {
+  const auto control = Run(3, kWait);
+  Report rebuild;
+  rebuild.kind = ReportKind::kRebuild;
+  rebuild.generation = 1;
+  EXPECT_TRUE(Ask(control[0], ReportOp{rebuild}).status.ok());
+  EXPECT_EQ(FenceAt(control[0]), "no fence");
+  Send(control[1], LeaveOp{});
+  EXPECT_EQ(FenceAt(control[0]), "no fence");
+  EXPECT_EQ(Ask(control[0], ReportOp{rebuild}).status.code(), StatusCode::kLeft);
+  for (const int rank : {0, 2}) EXPECT_THAT(FenceAt(control[At(rank)]), HasSubstr("rank 1"));
+  EXPECT_TRUE(Ask(control[2], ReportOp{rebuild}).status.ok()) << "of the past";
+  EXPECT_EQ(FenceAt(control[2]), "no fence");
+}
+
 TEST_F(CoreLeaving, NeededBeforeOrAfterItIsTold_FencesAndTheSeatIsFilled) {
   for (const bool leaves_first : {true, false}) {
     for (const int rank : {1, -1}) {

@@ -56,10 +56,6 @@ class EventLog final : public RendezvousEvents {
     std::lock_guard lock(mutex_);
     lease_ = lease;
   }
-  void OnAway() override {
-    std::lock_guard lock(mutex_);
-    lease_.reset();
-  }
   void OnPaused() override { Note("paused"); }
   void OnConfirmed() override { Note("confirmed"); }
 
@@ -255,6 +251,31 @@ TEST_F(ControlClientTest, MessagesBeforeTheConnection_AreSentInOrder) {
   std::optional<Request> told = line_->Read();
   ASSERT_TRUE(told && std::holds_alternative<ReportOp>(told->op));
   EXPECT_EQ(std::get<ReportOp>(told->op).report.status.code(), StatusCode::kMismatch);
+  CloseOrderly(*rendezvous);
+}
+
+TEST_F(ControlClientTest, WhatIsAsked_IsAnsweredOnce_AlsoOverALostConnection) {
+  auto rendezvous = Started(TestWelcome());
+  EventLog& events = events_;
+  const auto ask = [&] {
+    rendezvous->Ask({ReportKind::kRebuild, 1},
+                    [&events](const Status& answer) { events.Note(answer.ToString()); });
+  };
+  ask();
+  std::optional<Request> first = line_->ReadOp<ReportOp>();
+  ASSERT_TRUE(first);
+  EXPECT_EQ(std::get<ReportOp>(first->op).report.kind, ReportKind::kRebuild);
+  Break(KnownWelcome());
+  std::optional<Request> again = line_->ReadOp<ReportOp>();
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->seq, first->seq);
+  Reply left = ReplyTo(again);
+  left.status = Status(StatusCode::kLeft, "gone");
+  line_->SendReply(left);
+  line_->SendReply(left);
+  ask();
+  line_->SendReply(ReplyTo(line_->ReadOp<ReportOp>()));
+  EXPECT_THAT(events_.Await(2), ElementsAre(HasSubstr("gone"), HasSubstr("OK")));
   CloseOrderly(*rendezvous);
 }
 
