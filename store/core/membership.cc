@@ -209,6 +209,7 @@ void Membership::Accuse(World& world, const Participant& reporter, const resilie
       Accusation{world.generation, reporter.request.rank, Cut(report.status.message())};
   Changed(*accused);
   Ping(*accused, moment, effects);
+  ArmLoneClose(*accused, moment.now);
 }
 
 std::uint64_t Membership::RoundOf(SessionId session) const {
@@ -282,7 +283,21 @@ void Membership::OnControlClosed(SessionId session, Moment moment) {
   closes_.push_back(moment.now);
   // The newest ones decide; older ones only take room.
   while (closes_.size() > std::max(kMassCloseFloor, active_ / 10) + 1) closes_.pop_front();
-  Arm(moment.now + limits_.lone_close_grace, TimerKind::kLoneClose, session);
+  ArmLoneClose(*who, moment.now);
+}
+
+void Membership::ArmLoneClose(const Participant& who, Instant now) {
+  if (!who.closed_at) return;
+  Arm(std::max(now, *who.closed_at + limits_.lone_close_grace), TimerKind::kLoneClose, who.session);
+}
+
+// A network that ends one connection is no death. With a process the links to its peers end too,
+// and each of these says so; or another process has come for its seat. Before there are links, and
+// of who has no seat, nobody else could say anything.
+bool Membership::HasSecondWitness(const Participant& who) const {
+  const World* world = who.state == State::kSeated ? WorldOf(who) : nullptr;
+  if (!world || world->phase != Phase::kRunning || !who.claimants.empty()) return true;
+  return who.accusation && who.accusation->generation == world->generation;
 }
 
 bool Membership::MassClose(Instant now) const {
@@ -405,10 +420,15 @@ void Membership::OnTimer(Timer timer, Moment moment, MembershipEffects& effects)
   switch (timer.first) {
     case TimerKind::kLoneClose:
       if (who->closed_at && !who->hold &&
-          moment.now - *who->closed_at >= limits_.lone_close_grace && !MassClose(moment.now)) {
+          moment.now - *who->closed_at >= limits_.lone_close_grace && !MassClose(moment.now) &&
+          HasSecondWitness(*who)) {
+        const std::string links = who->accusation
+                                      ? " and its links (reported by rank " +
+                                            std::to_string(who->accusation->reporter) + "),"
+                                      : "";
         Lose(*who,
              LossOf(*who,
-                    "lost its connection and did not come back within " +
+                    "lost its connection" + links + " and did not come back within " +
                         Seconds(limits_.lone_close_grace) + " s",
                     moment),
              moment, effects);

@@ -276,6 +276,9 @@ class Membership {
   void OnAnswers(Participant& who, Moment moment, MembershipEffects& effects);
   void OnTimer(Timer timer, Moment moment, MembershipEffects& effects);
   bool MassClose(Instant now) const;
+  bool HasSecondWitness(const Participant& who) const;
+  // After something new against one whose connection has ended.
+  void ArmLoneClose(const Participant& who, Instant now);
 
   // Leaving, and the end in a member's own words: membership_leaving.cc.
   void LeaveSeat(World& world, Participant& who, Moment moment, MembershipEffects& effects);

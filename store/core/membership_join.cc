@@ -249,6 +249,7 @@ void Membership::WaitForHolder(World& world, Participant& who, SessionId holder,
                                Name(ClaimantOf(who)) + " joins while " + Name(ClaimantOf(*other)) +
                                    " holds a seat; asking whether it is alive"));
   Ping(*other, moment, effects);
+  ArmLoneClose(*other, moment.now);
 }
 
 // The holder answered: two live processes want one seat, or worlds of two sizes.

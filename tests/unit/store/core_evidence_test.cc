@@ -11,6 +11,15 @@ using ::testing::HasSubstr;
 
 constexpr Duration kWait = std::chrono::seconds(60);
 
+Report Broken(int accused, std::uint64_t generation = 1) {
+  Report report;
+  report.kind = ReportKind::kLinkLost;
+  report.generation = generation;
+  report.accused_rank = accused;
+  report.status = Status(StatusCode::kCommFailed, "connection reset");
+  return report;
+}
+
 class CoreEvidence : public CoreFixture {
  protected:
   void Exit(std::uint64_t watch) {
@@ -112,14 +121,59 @@ TEST_F(CoreEvidence, UnreadInput_ExpiresNobody) {
   EXPECT_EQ(core_->LiveMembers(), 0u);
 }
 
-TEST_F(CoreEvidence, LoneClose_IsLostAfterItsGrace) {
+// A network that ends a connection leaves the links as they are.
+TEST_F(CoreEvidence, LoneClose_IsLeftToTheLease) {
   const std::vector<ConnectionId> control = Run(2, kWait);
   Close(control[1]);
-  Advance(Millis(250), {control[0]});
+  Advance(Millis(4900), {control[0]});
   EXPECT_EQ(CauseAt(control[0]), "no fence");
-  Advance(Millis(100), {control[0]});
-  EXPECT_THAT(CauseAt(control[0]),
-              HasSubstr("lost its connection and did not come back within 0.3 s"));
+  Advance(std::chrono::seconds(1), {control[0]});
+  EXPECT_THAT(CauseAt(control[0]), HasSubstr("sent no heartbeat"));
+}
+
+TEST_F(CoreEvidence, CloseWithASecondWitness_IsLostAfterItsGrace) {
+  for (const bool links_first : {true, false}) {
+    SCOPED_TRACE(links_first);
+    Restart();
+    const std::vector<ConnectionId> control = Run(2, kWait);
+    if (links_first) Send(control[0], ReportOp{Broken(1)});
+    Close(control[1]);
+    if (!links_first) Send(control[0], ReportOp{Broken(1)});
+    Advance(Millis(250), {control[0]});
+    EXPECT_EQ(CauseAt(control[0]), "no fence");
+    Advance(Millis(100), {control[0]});
+    EXPECT_THAT(CauseAt(control[0]),
+                HasSubstr("lost its connection and its links (reported by rank "
+                          "0), and did not come back within 0.3 s"));
+  }
+}
+
+TEST_F(CoreEvidence, CloseWithALateWitness_IsLostAtOnce) {
+  for (const bool claimed : {true, false}) {
+    SCOPED_TRACE(claimed);
+    Restart();
+    const std::vector<ConnectionId> control = Run(2, kWait);
+    Close(control[1]);
+    Advance(std::chrono::seconds(1), {control[0]});
+    EXPECT_EQ(CauseAt(control[0]), "no fence");
+    if (claimed) {
+      Send(OpenControl(7), JoinOp{JoinOf(1, 2, kWait)});
+    } else {
+      Send(control[0], ReportOp{Broken(1)});
+    }
+    Advance(Millis(100), {control[0]});
+    EXPECT_THAT(CauseAt(control[0]), HasSubstr("lost its connection"));
+  }
+}
+
+TEST_F(CoreEvidence, LoneCloseBeforeThereAreLinks_IsLostAfterItsGrace) {
+  const ConnectionId first = OpenControl(0);
+  Send(first, JoinOp{JoinOf(0, 2, kWait)});
+  Close(first);
+  Advance(Millis(250));
+  EXPECT_EQ(core_->LiveMembers(), 1u);
+  Advance(Millis(100));
+  EXPECT_EQ(core_->LiveMembers(), 0u);
 }
 
 TEST_F(CoreEvidence, ReopenedConnection_IsNoEvidence) {
@@ -142,7 +196,11 @@ TEST_F(CoreEvidence, ManyClosesTogether_LeaveItToTheLease) {
   for (const int closing : {8, 9}) {
     SCOPED_TRACE(closing);
     Restart();
-    const std::vector<ConnectionId> control = Run(20, kWait);
+    std::vector<ConnectionId> control;
+    for (int i = 0; i < 20; ++i) {
+      control.push_back(OpenControl(i));
+      Send(control.back(), JoinOp{JoinOf(i, 21, kWait)});
+    }
     for (int i = 0; i < closing; ++i) Close(control[At(i)]);
     Advance(Millis(500), {control.begin() + closing, control.end()});
     EXPECT_EQ(core_->LiveMembers(), closing == 8 ? 12u : 20u);
@@ -268,15 +326,6 @@ TEST_F(CoreEvidence, LeaverWhoseEndIsNotKnown_MayStillBeReplaced) {
   EXPECT_FALSE(Take<JoinRefusedEvent>(control[0]));
   for (const int rank : {1, 2}) Send(OpenControl(5 + rank), JoinOp{JoinOf(rank, 3, kWait)});
   EXPECT_TRUE(Take<View>(control[0]));
-}
-
-Report Broken(int accused, std::uint64_t generation = 1) {
-  Report report;
-  report.kind = ReportKind::kLinkLost;
-  report.generation = generation;
-  report.accused_rank = accused;
-  report.status = Status(StatusCode::kCommFailed, "connection reset");
-  return report;
 }
 
 TEST_F(CoreEvidence, AccusedSaysWhyItsLinksBroke_IsTheCause) {
