@@ -199,12 +199,8 @@ void Membership::Accuse(World& world, const Participant& reporter, const resilie
     return;
   }
   if (accused->accusation && accused->accusation->generation == world.generation) return;
-  if (report.kind == ReportKind::kUnreached) {
-    // Told again each second: the restart of a server need not know of it.
-    if (accused->answers_due > 0) return;
-    accused->unreached_by = reporter.request.rank;
-    return Ping(*accused, moment, effects);
-  }
+  // A link that was never up is silent, and silence is no witness.
+  if (report.kind == ReportKind::kUnreached) return;
   accused->accusation =
       Accusation{world.generation, reporter.request.rank, Cut(report.status.message())};
   Changed(*accused);
@@ -251,7 +247,6 @@ void Membership::OnControlFrame(SessionId session, Moment moment, MembershipEffe
 
 void Membership::OnAnswers(Participant& who, Moment moment, MembershipEffects& effects) {
   RefuseClaimants(who, moment, effects);
-  who.unreached_by.reset();  // It lives; its links are made when the network lets them.
   if (!who.accusation) return;
   const Accusation accusation = *who.accusation;
   who.accusation.reset();
@@ -440,16 +435,15 @@ void Membership::OnTimer(Timer timer, Moment moment, MembershipEffects& effects)
     case TimerKind::kPing:
       // With a connection that is still open the lease decides, and so it does for one that has not
       // called yet since this server started.
-      if ((who->accusation || who->unreached_by) && who->answers_due > 0 && who->closed_at &&
-          !who->hold) {
-        const int reporter = who->accusation ? who->accusation->reporter : *who->unreached_by;
-        Lose(*who,
-             LossOf(*who,
-                    "lost its links (reported by rank " + std::to_string(reporter) +
-                        ") and its connection to the store, and did not answer within " +
-                        Seconds(limits_.ping_grace) + " s",
-                    moment),
-             moment, effects);
+      if (who->accusation && who->answers_due > 0 && who->closed_at && !who->hold) {
+        Lose(
+            *who,
+            LossOf(*who,
+                   "lost its links (reported by rank " + std::to_string(who->accusation->reporter) +
+                       ") and its connection to the store, and did not answer within " +
+                       Seconds(limits_.ping_grace) + " s",
+                   moment),
+            moment, effects);
       }
       break;
     case TimerKind::kSpare:

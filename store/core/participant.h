@@ -67,7 +67,6 @@ struct Participant {
   std::string ended;                 // How, as far as is known before the report.
   std::vector<SessionId> claimants;  // Wait for this one's seat.
   int answers_due = 0;               // Frames until it counts as alive.
-  std::optional<int> unreached_by;   // The ping asks for a rank that cannot make a link to it.
   // A peer needs it in that generation and has its goodbye: when it leaves, that fences. Told again
   // by a rebuild.
   std::uint64_t needed_in = 0;

@@ -79,7 +79,7 @@ enum class ReportKind : std::uint8_t {
   kNeedsLeaver = 6,
   // The process of the sender comes to its end by `status`, whatever it was in: its seat is lost.
   kEnding = 7,
-  // No link to `accused_rank` can be made yet: whether that process lives.
+  // No link to `accused_rank` can be made yet; fences with kLeft if that rank has left the world.
   kUnreached = 8,
   // The program asks for a membership without a member that has left; fences with kLeft, and is
   // answered with it, if there is one.
