@@ -248,6 +248,7 @@ class Sim {
                     std::map<std::uint64_t, std::set<Process*>>& fenced);
   void CheckFencesReachAll(const std::map<std::uint64_t, std::set<Process*>>& fenced);
   Process& ProcessOf(const LogRecord& record);
+  bool Runs(const Process& process) const;
   Process* CheckLoss(const LogRecord& record);
   Duration AwakeSince(Instant when) const;
 
@@ -472,6 +473,7 @@ class Sim {
   std::map<std::uint64_t, std::string> secrets_;          // Of each view.
   std::set<std::pair<Process*, std::uint64_t>> ready_;    // Handed to the server.
   std::set<std::uint64_t> fenced_;                        // Generations.
+  std::uint64_t running_ = 0;                             // The generation that ran last.
   std::map<std::uint64_t, Process*> watches_;
   // Of the commits of each generation the lowest and the highest revision.
   std::map<std::uint64_t, std::pair<std::uint64_t, std::uint64_t>> commits_;

@@ -331,6 +331,7 @@ void Sim::OnServerSent(const Connection& connection, const ServerMessage& messag
     }
     fenced[fence->generation].insert(connection.process);
   } else if (const auto* running = std::get_if<RunningEvent>(event)) {
+    running_ = running->generation;
     for (Process* member : views_[running->generation]) {
       if (!ready_.contains({member, running->generation})) {
         Violated(StrCat("generation ", running->generation, " runs, but rank ", member->rank,
@@ -392,6 +393,13 @@ Sim::Process& Sim::ProcessOf(const LogRecord& record) {
   return *processes_.at(static_cast<std::size_t>(pid - 1));
 }
 
+// Whether it is a member of the present generation, and that one runs.
+bool Sim::Runs(const Process& process) const {
+  const auto members = views_.find(running_);
+  return members != views_.end() && views_.rbegin()->first == running_ &&
+         !fenced_.contains(running_) && std::ranges::count(members->second, &process) > 0;
+}
+
 // Who is lost by it, once it is said.
 Sim::Process* Sim::CheckLoss(const LogRecord& record) {
   if (record.event != "lost" && record.event != "expiry") return nullptr;
@@ -409,6 +417,9 @@ Sim::Process* Sim::CheckLoss(const LogRecord& record) {
     if (process.last_hello >= process.last_close || process.last_close < started_at_ ||
         AwakeSince(process.last_close) < Millis(300)) {
       Violated("lost although its connection came back: " + line);
+    }
+    if (process.alive && Runs(process) && !says(" and its links")) {
+      Violated("lost by a network that ended its connection: " + line);
     }
   } else if (says("lost its links")) {
     if (process.last_hello >= process.last_close || process.last_close < started_at_) {
