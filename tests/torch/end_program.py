@@ -55,6 +55,13 @@ def leave():
     os._exit(1)
 
 
+def end_by(number):
+    if number == signal.SIGQUIT:  # Ignored where a shell has started all this in the background.
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    time.sleep(60)
+
+
 WAYS = {
     "raise": lambda: fail("CUDA out of memory (pretended)"),
     "slow": exit_slowly,
@@ -67,7 +74,7 @@ WAYS = {
     "abort": os.abort,
     "leave": leave,
     **{
-        name: (lambda number=number: (os.kill(os.getpid(), number), time.sleep(60)))
+        name: (lambda number=number: end_by(number))
         for name, number in [
             ("term", signal.SIGTERM),
             ("int", signal.SIGINT),
