@@ -287,8 +287,8 @@ void Membership::ArmLoneClose(const Participant& who, Instant now) {
 }
 
 // A network that ends one connection is no death. With a process the links to its peers end too,
-// and each of these says so; or another process has come for its seat. Before there are links, and
-// of who has no seat, nobody else could say anything.
+// and each of these says so; or another process has come for its seat. Before the links are up, and
+// for a process without a seat, there is no second witness.
 bool Membership::HasSecondWitness(const Participant& who) const {
   const World* world = who.state == State::kSeated ? WorldOf(who) : nullptr;
   if (!world || world->phase != Phase::kRunning || !who.claimants.empty()) return true;

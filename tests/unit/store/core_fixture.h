@@ -126,6 +126,20 @@ class CoreFixture : public ::testing::Test {
     core_->OnTick(now_, drained, effects);
     Collect(std::move(effects));
   }
+  // A member's word that its link to `accused` has ended.
+  static Report Broken(int accused, std::uint64_t generation = 1) {
+    Report report;
+    report.kind = ReportKind::kLinkLost;
+    report.generation = generation;
+    report.accused_rank = accused;
+    report.status = Status(StatusCode::kCommFailed, "connection reset");
+    return report;
+  }
+  // Takes the fence that it was sent: its cause.
+  std::string CauseAt(ConnectionId connection) {
+    const std::optional<Fence> fence = Take<Fence>(connection);
+    return fence ? fence->cause.message() : "no fence";
+  }
   // In ticks, `beating` connections sending a heartbeat at each.
   void Advance(Duration duration, const std::vector<ConnectionId>& beating = {}) {
     const Instant end = now_ + duration;
