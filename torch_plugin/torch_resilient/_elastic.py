@@ -293,4 +293,5 @@ def _log_recovery(world, incident, commits):
             f"[resilient] rank {world.rank}: training goes on with commit {commits},"
             f" {milliseconds:.0f} ms after the failure was known"
         )
-    print(line, file=sys.stderr, flush=True)
+    # One write: ranks may share a pipe, where print's own end of line would come late.
+    print(line + "\n", end="", file=sys.stderr, flush=True)
