@@ -256,10 +256,9 @@ TEST_F(ControlClientTest, MessagesBeforeTheConnection_AreSentInOrder) {
 
 TEST_F(ControlClientTest, WhatIsAsked_IsAnsweredOnce_AlsoOverALostConnection) {
   auto rendezvous = Started(TestWelcome());
-  EventLog& events = events_;
   const auto ask = [&] {
     rendezvous->Ask({ReportKind::kRebuild, 1},
-                    [&events](const Status& answer) { events.Note(answer.ToString()); });
+                    [this](const Status& answer) { events_.Note(answer.ToString()); });
   };
   ask();
   std::optional<Request> first = line_->ReadOp<ReportOp>();
@@ -355,7 +354,7 @@ TEST_F(ControlClientTest, ThreadThatIsRunLate_DoesNotTakeTheServerForSilent) {
   CloseOrderly(*rendezvous);
 }
 
-// The pause is behind it: it does not excuse the server.
+// The pause came first: it does not excuse the silence that follows.
 TEST_F(ControlClientTest, PausedProcess_NoticesASilentServer) {
   Welcome welcome = TestWelcome();
   welcome.heartbeat_interval_ms = 20;
