@@ -18,6 +18,7 @@ if shutil.which("protoc") is None:
     pytest.skip("there is no protoc", allow_module_level=True)
 
 END_SECONDS = 10
+LINK_LOST = 1  # ReportKind of <resilient/rendezvous.h>.
 _jobs = itertools.count(1)
 
 
@@ -275,8 +276,10 @@ def test_membership_of_two_seats(address, job):
         assert two.event("running").generation == generation
         one.beat(7)
         assert one.event("heartbeat_ack").beat == 7
-        # The connection of the second is lost, and not made again in time.
+        # The connection of the second is lost and not made again in time, and so is the link to it.
         two.lose()
+        link_lost = {"kind": LINK_LOST, "generation": generation, "accused_rank": 1}
+        assert not one.call(report=link_lost).failure.code
         fence = one.event("fence")
         assert fence.generation == generation
         assert (fence.cause.code, fence.cause.rank) == ("RANK_LOST", 1)
