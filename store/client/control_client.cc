@@ -223,28 +223,36 @@ void ControlClient::NotePause(Instant now) {
 
 void ControlClient::BeginSilence(Instant now) {
   last_contact_ = now;
+  last_taken_ = now;
   starved_ = Duration::zero();
 }
 
-// Whether another connection is tried. Where the store's host has taken every beat the network
-// works, and the store is busy: a new connection would wait as this one. Only a proxy may have
-// taken them for a store that it cannot reach.
-bool ControlClient::IsTooLong(Duration silence) const {
+// Whether the store's host takes the beats. The latest may be on its way: an acknowledgement is
+// delayed by up to 0.2 s.
+bool ControlClient::HostTakesBeats(Instant now) const {
+  return now - last_taken_ < BeatInterval() * 3 / 2;
+}
+
+// Whether another connection is tried. Where the store's host takes the beats the network works,
+// and the store is busy: a new connection would wait as this one. Only a proxy may have taken them
+// for a store that it cannot reach.
+bool ControlClient::IsTooLong(Duration silence, Instant now) const {
   if (silence < kBeatsMissed * BeatInterval() + kContactGrace) return false;
-  return link_.unacknowledged() || silence >= LeaseTtl() * 7 / 10;
+  return !HostTakesBeats(now) || silence >= LeaseTtl() * 7 / 10;
 }
 
 void ControlClient::NoteContact(Instant now) {
   if (!link_.open()) return;
   if (std::exchange(received_, link_.received()) != link_.received()) BeginSilence(now);
+  if (!link_.unacknowledged()) last_taken_ = now;
   // Where this thread waits for a processor, so may the store: that time says nothing of it.
   const Duration silence = now - last_contact_ - starved_;
-  if (!IsTooLong(silence)) return;
+  if (!IsTooLong(silence, now)) return;
   link_.Drop(Status(StatusCode::kUnreachable,
                     StrCat("the store at ", link_.peer(), " answered no heartbeat for ",
                            SecondsOf(silence), " s")),
              now);
-  outage_.Note(link_, now);
+  HostTakesBeats(now) ? outage_.NoteReplaced(link_, now) : outage_.Note(link_, now);
 }
 
 void ControlClient::Handle(ServerMessage& message) {

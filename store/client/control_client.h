@@ -62,7 +62,8 @@ class ControlClient {
   void NotePause(Instant now);
   void NoteContact(Instant now);
   void BeginSilence(Instant now);  // The store is heard, or may not be judged by what was before.
-  bool IsTooLong(Duration silence) const;
+  bool HostTakesBeats(Instant now) const;
+  bool IsTooLong(Duration silence, Instant now) const;
   void Handle(ServerMessage& message);
   void Handle(Event& event);
   void Handle(const Reply& reply);
@@ -113,6 +114,7 @@ class ControlClient {
   Instant last_tick_;
   Instant last_beat_{};
   Instant last_beat_event_{};
+  Instant last_taken_{};  // All that was sent had been acknowledged then.
   Instant last_contact_{};
   Duration starved_{};           // How late this thread was run since, in sum.
   bool held_ = false;            // A member of the job, as far as was told.

@@ -8,7 +8,10 @@ double SecondsOf(Duration duration) { return static_cast<double>(duration / Mill
 
 void OutageLog::Note(const StoreLink& link, Instant now) {
   if (link.open()) {
-    if (!open_ && ever_open_) {
+    if (!open_ && ever_open_ && replaced_ && !told_) {
+      RESILIENT_LOG(kInfo, what_, " has replaced its connection (", cause_.message(),
+                    ", though its host took them): connected again to ", link.peer());
+    } else if (!open_ && ever_open_) {
       RESILIENT_LOG(kWarn, what_, " was without its connection for ", SecondsOf(now - since_),
                     " s (", cause_.message(), "); connected again to ", link.peer());
     } else if (!open_ && told_) {
@@ -18,6 +21,7 @@ void OutageLog::Note(const StoreLink& link, Instant now) {
     open_ = true;
     ever_open_ = true;
     told_ = false;
+    replaced_ = false;
     return;
   }
   if (open_) {
@@ -30,6 +34,11 @@ void OutageLog::Note(const StoreLink& link, Instant now) {
     RESILIENT_LOG(kWarn, what_, " has no store for ", SecondsOf(now - since_),
                   " s and goes on trying: ", link.trouble().message());
   }
+}
+
+void OutageLog::NoteReplaced(const StoreLink& link, Instant now) {
+  Note(link, now);
+  replaced_ = true;
 }
 
 }  // namespace resilient::store

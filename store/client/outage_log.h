@@ -20,6 +20,10 @@ class OutageLog {
   // After each step of the link.
   void Note(const StoreLink& link, Instant now);
 
+  // After the owner has dropped a connection that lost nothing, to be on the safe side. A person
+  // has nothing to do about it, so a next one that comes in time is told of at level info.
+  void NoteReplaced(const StoreLink& link, Instant now);
+
   // When the present outage began; REQUIRES: the link is not open.
   Instant since() const { return since_; }
 
@@ -28,6 +32,7 @@ class OutageLog {
   bool open_ = false;
   bool ever_open_ = false;
   bool told_ = false;
+  bool replaced_ = false;  // This outage was no loss.
   Instant since_;
   Status cause_;
 };

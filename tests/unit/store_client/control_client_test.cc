@@ -19,6 +19,7 @@
 #include <resilient/store/client.h>
 
 #include "store/client/fence_token.h"
+#include "tests/support/captured_stderr.h"
 #include "tests/support/jumping_clock.h"
 #include "tests/unit/store_client/scripted_server.h"
 
@@ -316,6 +317,7 @@ TEST_F(ControlClientTest, SilentServer_IsLeftForANewConnection) {
   Welcome welcome = TestWelcome();
   welcome.heartbeat_interval_ms = 20;
   welcome.lease_ttl_ms = 1000;
+  ::testing::internal::CaptureStderr();
   auto rendezvous = Started(welcome);
   const auto silent = std::exchange(line_, std::make_unique<ScriptedConnection>(server_.Accept()));
   // A server would take its end for that of the process.
@@ -323,6 +325,8 @@ TEST_F(ControlClientTest, SilentServer_IsLeftForANewConnection) {
   line_->Greet(KnownWelcome());
   EXPECT_TRUE(silent->SeesEnd());
   CloseOrderly(*rendezvous);
+  // Its host took all beats and nothing was lost: nobody needs to be warned.
+  EXPECT_EQ(TakeCapturedStderr(), "");
 }
 
 TEST_F(ControlClientTest, BusyServer_WhoseHostTakesTheBeats_KeepsItsConnection) {
