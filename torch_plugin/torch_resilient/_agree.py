@@ -2,10 +2,10 @@
 
 import functools
 import operator
-import sys
 from datetime import timedelta
 
 from torch_resilient import _api, _errors
+from torch_resilient._say import say
 
 _BITS = 64
 
@@ -52,11 +52,7 @@ def collect(world, ask, what, who):
             waited += interval
             late = str(error).rpartition(": ")[2]  # "2 of 3 arrived; missing ranks 2"
         if world.settings["log"].rpartition(":")[2] not in ("off", "error"):
-            print(
-                f"[resilient] rank {world.rank} has waited {waited:.0f} s in {what}: {late}; {who}",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"[resilient] rank {world.rank} has waited {waited:.0f} s in {what}: {late}; {who}")
 
 
 def pack(value, world):

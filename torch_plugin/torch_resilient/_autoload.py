@@ -11,6 +11,7 @@ import os
 import sys
 
 from torch_resilient._names import BACKEND, TAKE_OVER, TORCH_DEFAULT, names_us
+from torch_resilient._say import say
 from torch_resilient._wrapping import WRAPPED, replace
 
 
@@ -42,10 +43,7 @@ def autoload():
     try:
         _install()
     except Exception as error:  # Whatever it is, training with another backend must go on.
-        print(
-            f"[resilient] the backend 'resilient' is not available in this process: {error!r}",
-            file=sys.stderr,
-        )
+        say(f"[resilient] the backend 'resilient' is not available in this process: {error!r}")
 
 
 def register():

@@ -1,9 +1,9 @@
 """Which GPU this rank uses, as far as that is known when it joins; CUDA is asked only where the
 program uses it already, and never started."""
 
-import sys
-
 import torch
+
+from torch_resilient._say import say
 
 _VISIBLE_DEVICES_MAX = 200  # Characters: the store takes no claim without a limit.
 
@@ -42,12 +42,10 @@ def warn_of_crowd(world):
     if len(ranks) <= device.visible or ranks[0] != world.rank:
         return
     gpus = f"{device.visible} GPU" + ("s" if device.visible > 1 else "")
-    print(
+    say(
         f"[resilient] warning: host {host} has {len(ranks)} ranks and {gpus}: should they use"
         f" CUDA, start no more than {device.visible} there (torchrun --nproc_per_node="
-        f"{device.visible}); pass device_id= to init_process_group to have that checked",
-        file=sys.stderr,
-        flush=True,
+        f"{device.visible}); pass device_id= to init_process_group to have that checked"
     )
 
 

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import gc
 import json
-import sys
 import time
 import traceback
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from torch_resilient import _agree, _api, _ending, _errors, _native, _worlds
+from torch_resilient._say import say
 
 # An exception such as "connection reset" may reach the program before the fence that explains it.
 _FENCE_GRACE_SECONDS = 1.0
@@ -197,11 +197,9 @@ class _Run:
         self._ends = ends
         # A launcher of ours hears it from that rank itself, and ends the job with its exit code.
         if self._same_ends >= _SAME_ENDS_MAX and not self._world.settings["supervised"]:
-            print(
+            say(
                 f"[resilient] {exception} has ended a rank {self._same_ends} times at commit"
-                f" {commits}: it would do so again, and is not tried again",
-                file=sys.stderr,
-                flush=True,
+                f" {commits}: it would do so again, and is not tried again"
             )
             raise cause
 
@@ -251,7 +249,7 @@ class _GroupsAtEntry:
                 dist.destroy_process_group(group)
             except Exception as error:
                 _forget_group(world, group)
-                print(f"[resilient] a group could not be closed: {error!r}", file=sys.stderr)
+                say(f"[resilient] a group could not be closed: {error!r}")
         world.group_count = self._count
 
 
@@ -293,5 +291,4 @@ def _log_recovery(world, incident, commits):
             f"[resilient] rank {world.rank}: training goes on with commit {commits},"
             f" {milliseconds:.0f} ms after the failure was known"
         )
-    # One write: ranks may share a pipe, where print's own end of line would come late.
-    print(line + "\n", end="", file=sys.stderr, flush=True)
+    say(line)

@@ -2,11 +2,11 @@
 
 import itertools
 import os
-import sys
 import threading
 import traceback
 
 from torch_resilient import _errors, _worlds
+from torch_resilient._say import say
 
 _SLICE_SECONDS = 0.2  # After so long the thread looks whether it is to end.
 _END_SECONDS = 5.0  # How long the end of the process waits for a callback that runs.
@@ -85,10 +85,9 @@ class _Watcher:
             return
         thread.join(_END_SECONDS)
         if thread.is_alive():
-            print(
+            say(
                 f"[resilient] a callback of on_event still runs {_END_SECONDS:.0f} s after the end"
-                " of the sessions; the process ends without it",
-                file=sys.stderr,
+                " of the sessions; the process ends without it"
             )
 
     def _start(self):
@@ -135,10 +134,9 @@ class _Watcher:
             except BaseException:  # Also SystemExit: the others are to hear of it.
                 if number not in self._complained:
                     self._complained.add(number)
-                    print(
+                    say(
                         "[resilient] a callback of on_event raised; it is called further, and what"
-                        " it raises then is not shown\n" + traceback.format_exc(),
-                        file=sys.stderr,
+                        " it raises then is not shown\n" + traceback.format_exc()
                     )
 
 

@@ -26,6 +26,7 @@ from torch_resilient import (
     _server,
     _worlds,
 )
+from torch_resilient._say import say
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 _STORE_IS_ENDING = ("STORE_LOST", "JOB")  # JOB: another server has the address by now.
@@ -220,7 +221,7 @@ def read_settings(native, environment):
     for warning in settings.get("warnings", ()):
         if warning not in _warned:
             _warned.add(warning)
-            print(f"[resilient] warning: {warning}", file=sys.stderr, flush=True)
+            say(f"[resilient] warning: {warning}")
     return settings
 
 
@@ -282,7 +283,7 @@ def launcher_attempt(settings, environment):
 def log_line(settings, rank, level, text):
     threshold = settings["log"].rpartition(":")[2]
     if threshold in _LEVELS and _LEVELS.index(level) >= _LEVELS.index(threshold):
-        print(f"[resilient] {_tag(rank)}: {text}", file=sys.stderr, flush=True)
+        say(f"[resilient] {_tag(rank)}: {text}")
 
 
 def _open_world(native, arguments, settings, process, processes, timeout, started):

@@ -4,6 +4,8 @@ import importlib.util
 import os
 import sys
 
+from torch_resilient._say import say
+
 PROGRAM = "resilient-store"
 TOKEN_FILE = "RESILIENT_TOKEN_FILE"
 TLS_FILES = ("RESILIENT_TLS_CERT", "RESILIENT_TLS_KEY", "RESILIENT_TLS_CA")
@@ -34,7 +36,7 @@ def main():
     try:
         path = binary()
     except ProgramMissingError as error:
-        print(f"resilient-store: {error}", file=sys.stderr)
+        say(f"resilient-store: {error}")
         return 1
     os.execv(path, [path, *sys.argv[1:]])
 
