@@ -25,11 +25,6 @@
 namespace resilient {
 namespace {
 
-// A dead host is noticed on an idle connection after about half a minute; liveness proper is
-// decided by leases, this only frees the descriptor.
-constexpr int kKeepAliveIdleS = 15;
-constexpr int kKeepAliveIntervalS = 5;
-constexpr int kKeepAliveProbes = 4;
 // Of the resolver, for a name to listen at.
 constexpr Duration kListenLookupPatience = std::chrono::seconds(30);
 // Time for one address of a name that has several.
@@ -46,14 +41,10 @@ std::string ErrorText(int error) { return std::generic_category().message(error)
 
 std::string ErrorText() { return ErrorText(errno); }
 
-// Each is best effort: a socket without it still works.
-void TuneStream(int fd) {
+// Best effort: a socket without it still works.
+void SendAtOnce(int fd) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &kKeepAliveIdleS, sizeof kKeepAliveIdleS);
-  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &kKeepAliveIntervalS, sizeof kKeepAliveIntervalS);
-  setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &kKeepAliveProbes, sizeof kKeepAliveProbes);
 }
 
 // Of an address that is a number: asks no resolver.
@@ -141,7 +132,7 @@ bool ConnectedToItself(int fd) {
 Result<FileDescriptor> StartConnect(const SocketAddress& target, const HostPort& named) {
   Result<FileDescriptor> made = NewSocket(target.storage.ss_family);
   if (!made.ok()) return made.status();
-  TuneStream(made->get());
+  SendAtOnce(made->get());
   int outcome = connect(made->get(), target.get(), target.size);
   if (outcome != 0 && errno != EINPROGRESS && errno != EINTR) return ConnectFailed(named, errno);
   return std::move(made).value();
@@ -326,7 +317,7 @@ Status ConnectOutcome(const FileDescriptor& socket, const HostPort& address) {
 Result<FileDescriptor> AcceptTcp(const FileDescriptor& listener) {
   FileDescriptor accepted(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (accepted.valid()) {
-    TuneStream(accepted.get());
+    SendAtOnce(accepted.get());
     return accepted;
   }
   // Only what is wrong on this side is an error; errors of the one connection mean "none now".

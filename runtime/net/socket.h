@@ -55,9 +55,9 @@ Result<HostPort> LocalAddress(const FileDescriptor& socket);
 // no number), kUnreachable.
 Result<std::string> OwnAddressTowards(const std::string& numeric_host);
 
-// Resolves and tries each address once, all of it until `deadline`; the socket has TCP_NODELAY
-// and keep-alive. kResolve, kRefused (host is up, nothing listens), kUnreachable (no route, timed
-// out: firewall?). `interrupt_fd` (or -1): readable means give up with kCancelled.
+// Resolves and tries each address once, all of it until `deadline`; the socket has TCP_NODELAY.
+// kResolve, kRefused (host is up, nothing listens), kUnreachable (no route, timed out: firewall?).
+// `interrupt_fd` (or -1): readable means give up with kCancelled.
 Result<FileDescriptor> ConnectTcp(const HostPort& address, const Clock& clock, Deadline deadline,
                                   int interrupt_fd);
 

@@ -24,9 +24,12 @@ namespace {
 
 constexpr Duration kConnectTimeout = std::chrono::seconds(5);
 constexpr Duration kGreetTimeout = std::chrono::seconds(5);
-// A host that vanished acknowledges nothing: the system's default would go on for a quarter of an
-// hour before another connection is tried.
+// A host that vanished acknowledges nothing, neither what is sent nor a probe of an idle
+// connection: the system's default would go on for a quarter of an hour before another connection
+// is tried.
 constexpr unsigned kUnacknowledgedMaxMs = 20000;
+constexpr int kProbeAfterS = 15;
+constexpr int kProbeIntervalS = 5;
 constexpr std::size_t kReadChunk = 64u << 10;
 constexpr int kReadChunksPerStep =
     64;  // So that one flood does not starve the caller's other work.
@@ -49,6 +52,18 @@ bool AllowToReceive(int fd) {
   if (::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) != 0) return false;
   const int flags = ::fcntl(fd, F_GETFL);
   return flags >= 0 && ::fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) == 0;
+}
+
+// Best effort: without it a vanished host is noticed later.
+void NoticeVanishedHost(int fd) {
+  const int on = 1;
+  static_cast<void>(::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUnacknowledgedMaxMs,
+                                 sizeof kUnacknowledgedMaxMs));
+  static_cast<void>(
+      ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &kProbeAfterS, sizeof kProbeAfterS));
+  static_cast<void>(
+      ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &kProbeIntervalS, sizeof kProbeIntervalS));
+  static_cast<void>(::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on));
 }
 
 Status SocketError(const HostPort& where, int error) {
@@ -242,9 +257,7 @@ void StoreLink::FinishConnect(Instant now) {
     Fail(Explain(outcome, current_), false, now);
     return;
   }
-  // Best effort: without it a vanished host is noticed later.
-  static_cast<void>(::setsockopt(socket_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT,
-                                 &kUnacknowledgedMaxMs, sizeof kUnacknowledgedMaxMs));
+  NoticeVanishedHost(socket_.get());
   may_receive_ = AllowToReceive(socket_.get());
   state_ = State::kPreparing;
   due_ = credentials_.Refresh(now) + kFreshFilesPatience;

@@ -358,6 +358,24 @@ def test_a_link_that_is_silent_in_a_stream_of_operations_is_waited_for(network, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", [(4,)], indirect=True)
+def test_a_link_that_is_silent_while_nobody_uses_it_goes_unnoticed(network, spread):
+    ranks = spread.start(use_when_told, RANKS, "all_reduce", env=SILENT)
+    for rank in ranks:
+        assert rank.told() == "ready"
+    network.down("data", 1)
+    # For longer than a system's keep-alive of a service would bear.
+    with pytest.raises(AssertionError, match="said nothing"):
+        ranks[0].told(45)
+    network.up("data", 1)
+    for rank in ranks:
+        rank.say("go")
+    for rank in ranks:
+        outcome, value = rank.value()
+        assert outcome == "done", value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [(4,)], indirect=True)
 def test_a_link_that_is_silent_in_one_direction_is_waited_for(network, spread):
     ranks = spread.start(use_when_told, RANKS, "all_reduce", env=SILENT)
     for rank in ranks:
