@@ -25,6 +25,16 @@
 namespace resilient {
 namespace {
 
+// The kernel would end a connection that is silent, or whose reader has stopped, after a time of
+// its own, when its processes may live: who does is for the store to say, and how long an operation
+// waits for RESILIENT_OP_DEADLINE. So the kernel is given 20 days, near the most it takes. Whoever
+// wants a vanished host to be noticed sooner sets less (store/client/link.cc).
+constexpr int kGiveUpAfterMs = 20 * 24 * 3600 * 1000;
+// So often that no firewall forgets an idle connection. Each has a time of its own: the probes of
+// hundreds of ranks, sent together, fill the queue of a loopback interface, which then drops data.
+constexpr int kProbeAfterS = 60;
+constexpr int kProbeSpreadS = 60;
+constexpr int kProbeIntervalS = 60;
 // Of the resolver, for a name to listen at.
 constexpr Duration kListenLookupPatience = std::chrono::seconds(30);
 // Time for one address of a name that has several.
@@ -42,9 +52,16 @@ std::string ErrorText(int error) { return std::generic_category().message(error)
 std::string ErrorText() { return ErrorText(errno); }
 
 // Best effort: a socket without it still works.
-void SendAtOnce(int fd) {
-  const int on = 1;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+void SetOption(int fd, int level, int option, int value) {
+  static_cast<void>(setsockopt(fd, level, option, &value, sizeof value));
+}
+
+void TuneStream(int fd) {
+  SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  SetOption(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kGiveUpAfterMs);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPIDLE, kProbeAfterS + fd % kProbeSpreadS);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, kProbeIntervalS);
+  SetOption(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
 }
 
 // Of an address that is a number: asks no resolver.
@@ -132,7 +149,7 @@ bool ConnectedToItself(int fd) {
 Result<FileDescriptor> StartConnect(const SocketAddress& target, const HostPort& named) {
   Result<FileDescriptor> made = NewSocket(target.storage.ss_family);
   if (!made.ok()) return made.status();
-  SendAtOnce(made->get());
+  TuneStream(made->get());
   int outcome = connect(made->get(), target.get(), target.size);
   if (outcome != 0 && errno != EINPROGRESS && errno != EINTR) return ConnectFailed(named, errno);
   return std::move(made).value();
@@ -314,10 +331,14 @@ Status ConnectOutcome(const FileDescriptor& socket, const HostPort& address) {
   return {};
 }
 
+void LeaveToKernel(const FileDescriptor& socket) {
+  SetOption(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, 0);
+}
+
 Result<FileDescriptor> AcceptTcp(const FileDescriptor& listener) {
   FileDescriptor accepted(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (accepted.valid()) {
-    SendAtOnce(accepted.get());
+    TuneStream(accepted.get());
     return accepted;
   }
   // Only what is wrong on this side is an error; errors of the one connection mean "none now".

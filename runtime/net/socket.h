@@ -55,15 +55,20 @@ Result<HostPort> LocalAddress(const FileDescriptor& socket);
 // no number), kUnreachable.
 Result<std::string> OwnAddressTowards(const std::string& numeric_host);
 
-// Resolves and tries each address once, all of it until `deadline`; the socket has TCP_NODELAY.
-// kResolve, kRefused (host is up, nothing listens), kUnreachable (no route, timed out: firewall?).
-// `interrupt_fd` (or -1): readable means give up with kCancelled.
+// Resolves and tries each address once, all of it until `deadline`; the socket has TCP_NODELAY, is
+// probed while it is idle, and outlives silence. kResolve, kRefused (host is up, nothing listens),
+// kUnreachable (no route, timed out: firewall?). `interrupt_fd` (or -1): readable means give up
+// with kCancelled.
 Result<FileDescriptor> ConnectTcp(const HostPort& address, const Clock& clock, Deadline deadline,
                                   int interrupt_fd);
 
 // Starts one non-blocking connect to a numeric address; poll for writable, then ConnectOutcome.
 Result<FileDescriptor> StartConnectTcp(const HostPort& numeric_address);
 Status ConnectOutcome(const FileDescriptor& socket, const HostPort& address);
+
+// Before it is closed: how long what it has still to send is tried is the kernel's own time again,
+// since nobody ends that any more.
+void LeaveToKernel(const FileDescriptor& socket);
 
 // Accepts one connection, non-blocking; an invalid descriptor when none waits or the peer went
 // away.

@@ -111,6 +111,31 @@ TEST(FileDescriptor, ForkedChild_ClosesNothingOfItsOwn) {
   EXPECT_TRUE(IsOpen(number));
 }
 
+constexpr int kDayMs = 24 * 3600 * 1000;
+
+int OptionOf(const FileDescriptor& socket, int level, int option) {
+  int value = -1;
+  socklen_t size = sizeof value;
+  EXPECT_EQ(getsockopt(socket.get(), level, option, &value, &size), 0);
+  return value;
+}
+
+TEST(ConnectTcp, IdleConnections_AreProbedEachAtItsOwnTime) {
+  const Listener listener = Listen();
+  std::vector<FileDescriptor> sockets;
+  std::set<int> times;
+  for (int i = 0; i < 8; ++i) {
+    Result<FileDescriptor> client = ConnectTcp(listener.address, kClock, In(seconds(5)), -1);
+    ASSERT_TRUE(client.ok()) << client.status().message();
+    EXPECT_NE(OptionOf(*client, SOL_SOCKET, SO_KEEPALIVE), 0);
+    times.insert(OptionOf(*client, IPPROTO_TCP, TCP_KEEPIDLE));
+    sockets.push_back(std::move(*client));
+  }
+  EXPECT_EQ(times.size(), sockets.size());
+  EXPECT_GE(*times.begin(), 60);
+  EXPECT_LT(*times.rbegin(), 120);
+}
+
 TEST(ConnectTcp, Loopback_CarriesBytesAndIsTuned) {
   const Listener listener = Listen();
   Result<FileDescriptor> client = ConnectTcp(listener.address, kClock, In(seconds(5)), -1);
@@ -125,6 +150,8 @@ TEST(ConnectTcp, Loopback_CarriesBytesAndIsTuned) {
     socklen_t size = sizeof on;
     ASSERT_EQ(getsockopt(end->get(), IPPROTO_TCP, TCP_NODELAY, &on, &size), 0);
     EXPECT_NE(on, 0);
+    EXPECT_GT(OptionOf(*end, IPPROTO_TCP, TCP_USER_TIMEOUT), kDayMs)
+        << "the kernel ends a connection whose processes live";
     EXPECT_NE(fcntl(end->get(), F_GETFL) & O_NONBLOCK, 0);
     EXPECT_NE(fcntl(end->get(), F_GETFD) & FD_CLOEXEC, 0);
   }
