@@ -287,12 +287,12 @@ void Membership::ArmLoneClose(const Participant& who, Instant now) {
 }
 
 // A network that ends one connection is no death. With a process the links to its peers end too,
-// and each of these says so; or another process has come for its seat. Before the links are up, and
-// for a process without a seat, there is no second witness.
+// and each of these says so; or another process has come for its seat. Where neither can be, before
+// the links are up or without a seat, the lease decides.
 bool Membership::HasSecondWitness(const Participant& who) const {
+  if (!who.claimants.empty()) return true;
   const World* world = who.state == State::kSeated ? WorldOf(who) : nullptr;
-  if (!world || world->phase != Phase::kRunning || !who.claimants.empty()) return true;
-  return who.accusation && who.accusation->generation == world->generation;
+  return world && who.accusation && who.accusation->generation == world->generation;
 }
 
 bool Membership::MassClose(Instant now) const {

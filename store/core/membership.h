@@ -70,7 +70,7 @@ struct MembershipLimits {
   Duration lone_close_grace = Millis(300);
   Duration ping_grace = Millis(500);
   Duration exit_report_grace = Millis(40);
-  Duration presence_life = std::chrono::seconds(3);  // Three beats.
+  Duration presence_life = std::chrono::seconds(6);  // A lease and a beat.
   std::size_t worlds = kWorldsPerJobMax;
   // How long spares wait for the next world when theirs has ended: six leases.
   Duration spare_grace = std::chrono::seconds(30);

@@ -13,8 +13,10 @@
 namespace resilient::store {
 namespace {
 
-constexpr int kPresenceBeats = 3;  // A process that is seen each beat counts as alive for so many.
-constexpr int kSpareLeases = 6;    // So long spares wait for the next world when theirs has ended.
+// A process that others see each beat counts as alive for so long: those who see it may be silent
+// for a lease themselves.
+constexpr int kPresenceBeats = kHeartbeatsPerLease + 1;
+constexpr int kSpareLeases = 6;  // So long spares wait for the next world when theirs has ended.
 
 // Whether a repeat must not take effect again. Reads are simply done again.
 bool IsMutation(const Op& op) {

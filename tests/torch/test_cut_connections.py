@@ -4,10 +4,12 @@ dead while its links stand. Method: one rank reaches the store through a proxy t
 import math
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 from proxy import Proxy
 from rank_server import tell
+from store_shell import until
 from tensors import joined
 
 import torch_resilient
@@ -47,5 +49,30 @@ def test_a_rank_whose_connection_was_cut_goes_on(world):
         proxy.mend()
         assert [rank.value(30) for rank in ranks] == [1, 1, 1]
         assert "connected again" in ranks[1].stderr()
+    finally:
+        proxy.close()
+
+
+def meets():
+    _, size = joined()
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == size
+    return torch_resilient.membership()["generation"]
+
+
+def test_a_rank_whose_connection_was_cut_while_it_waits_in_its_init_goes_on(world):
+    proxy = Proxy(world.store_address)
+    env = {"RESILIENT_STORE": proxy.address, "RESILIENT_WAIT_LOG": "1s"}
+    try:
+        ranks = [world.start_rank(meets, n, 3, env=env if n == 1 else None) for n in range(2)]
+        until(lambda: " has waited " in ranks[1].stderr(), "rank 1 waits in its init")
+        proxy.cut()
+        with pytest.raises(AssertionError, match="said nothing"):
+            ranks[0].told(AWAY)
+        proxy.mend()
+        until(lambda: "connected again" in ranks[1].stderr(), "rank 1 is back")
+        ranks.append(world.start_rank(meets, 2, 3))
+        assert [rank.value(30) for rank in ranks] == [1, 1, 1]
     finally:
         proxy.close()

@@ -58,14 +58,26 @@ TEST_F(CoreConnections, CloseWithALateWitness_IsLostAtOnce) {
   }
 }
 
-TEST_F(CoreConnections, LoneCloseBeforeThereAreLinks_IsLostAfterItsGrace) {
+TEST_F(CoreConnections, LoneCloseBeforeThereAreLinks_IsLeftToTheLease) {
   const ConnectionId first = OpenControl(0);
   Send(first, JoinOp{JoinOf(0, 2, kWait)});
   Close(first);
-  Advance(Millis(250));
+  Advance(std::chrono::seconds(4));
   EXPECT_EQ(core_->LiveMembers(), 1u);
-  Advance(Millis(100));
+  Advance(std::chrono::seconds(2));
   EXPECT_EQ(core_->LiveMembers(), 0u);
+}
+
+TEST_F(CoreConnections, LoneCloseBeforeThereAreLinks_IsLostToWhoeverComesForItsSeat) {
+  const ConnectionId first = OpenControl(0);
+  Send(first, JoinOp{JoinOf(0, 2, kWait)});
+  Close(first);
+  const ConnectionId claimant = OpenControl(7);
+  Send(claimant, JoinOp{JoinOf(0, 2, kWait)});
+  Advance(Millis(500), {claimant});
+  const ConnectionId second = OpenControl(1);
+  Send(second, JoinOp{JoinOf(1, 2, kWait)});
+  BecomeReady({claimant, second});
 }
 
 TEST_F(CoreConnections, ReopenedConnection_IsNoEvidence) {
@@ -84,20 +96,20 @@ TEST_F(CoreConnections, RequestConnectionClosed_IsNoEvidence) {
   EXPECT_EQ(CauseAt(control[0]), "no fence");
 }
 
-TEST_F(CoreConnections, ManyClosesTogether_LeaveItToTheLease) {
+TEST_F(CoreConnections, ManyClosesTogether_AreNoEvidence) {
   for (const int closing : {8, 9}) {
     SCOPED_TRACE(closing);
     Restart();
-    std::vector<ConnectionId> control;
-    for (int i = 0; i < 20; ++i) {
-      control.push_back(OpenControl(i));
-      Send(control.back(), JoinOp{JoinOf(i, 21, kWait)});
-    }
+    const std::vector<ConnectionId> control = Run(20, kWait);
     for (int i = 0; i < closing; ++i) Close(control[At(i)]);
-    Advance(Millis(500), {control.begin() + closing, control.end()});
-    EXPECT_EQ(core_->LiveMembers(), closing == 8 ? 12u : 20u);
-    Advance(std::chrono::seconds(6), {control.begin() + closing, control.end()});
-    EXPECT_EQ(core_->LiveMembers(), At(20 - closing));
+    Send(control.back(), ReportOp{Broken(0)});
+    Advance(Millis(400), {control.begin() + closing, control.end()});
+    EXPECT_THAT(CauseAt(control.back()),
+                HasSubstr(closing == 8 ? "lost its connection" : "no fence"));
+    Advance(Millis(400), {control.begin() + closing, control.end()});
+    if (closing > 8) {
+      EXPECT_THAT(CauseAt(control.back()), HasSubstr("did not answer"));
+    }
   }
 }
 
