@@ -73,7 +73,10 @@ void FabricLoop::TakeRequests() {
   if (!stopping_) return;
   for (const auto& group : groups_) {
     group->TakeMail();
-    group->Leave(SessionClosed());
+    if (group->live()) {
+      group->Leave(SessionClosed());
+      group->Pump();  // The goodbye goes out, however late this is.
+    }
     if (stop_by_.ExpiredAt(context_.now)) group->End(SessionClosed());
   }
 }
