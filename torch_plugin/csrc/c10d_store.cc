@@ -32,15 +32,6 @@ Status StatusOf(const Result<T>& result) {
 }
 
 // True for what a server answers when the generation of a wait is over.
-bool EndsGeneration(StatusCode code) {
-  return code == StatusCode::kRankLost || code == StatusCode::kLeft ||
-         code == StatusCode::kCommFailed || code == StatusCode::kCommStalled ||
-         code == StatusCode::kMismatch || code == StatusCode::kDeadlock ||
-         code == StatusCode::kStalled || code == StatusCode::kDeviceLost ||
-         code == StatusCode::kDeviceStalled || code == StatusCode::kGrowth ||
-         code == StatusCode::kStaleGeneration;
-}
-
 // c10d: zero is no timeout.
 Deadline DeadlineOf(std::chrono::milliseconds timeout) {
   if (timeout <= std::chrono::milliseconds::zero()) return Deadline::Never();

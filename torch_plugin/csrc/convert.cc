@@ -68,6 +68,15 @@ bool RetriedByElastic(StatusCode code) {
   return std::find(kRetried.begin(), kRetried.end(), code) != kRetried.end();
 }
 
+bool EndsGeneration(StatusCode code) {
+  constexpr std::array kEnding = {
+      StatusCode::kRankLost,    StatusCode::kLeft,           StatusCode::kCommFailed,
+      StatusCode::kCommStalled, StatusCode::kMismatch,       StatusCode::kDeadlock,
+      StatusCode::kStalled,     StatusCode::kDeviceLost,     StatusCode::kDeviceStalled,
+      StatusCode::kGrowth,      StatusCode::kStaleGeneration};
+  return std::find(kEnding.begin(), kEnding.end(), code) != kEnding.end();
+}
+
 void ThrowNative(const Status& status) {
   const c10::SourceLocation where{__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)};
   switch (KindOf(status.code())) {

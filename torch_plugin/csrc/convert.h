@@ -25,6 +25,9 @@ ErrorKind KindOf(StatusCode code);
 // start.
 bool RetriedByElastic(StatusCode code);
 
+// Whether a generation ends with this cause: all of its ranks meet it, however late.
+bool EndsGeneration(StatusCode code);
+
 // An exception such as "connection reset", or the answer of the store, may reach the program before
 // the fence that explains it: they come on other connections.
 inline constexpr Duration kFenceGrace = std::chrono::seconds(1);

@@ -51,7 +51,7 @@ class ElasticRun {
         return;
       } catch (...) {
         if (state_.ThrownOnAll()) throw;  // A rank that ends by it is no loss to go on after.
-        cause = Failure();
+        cause = Failure(CodeOfCurrentException());
         if (cause.ok()) {
           plugin::NoteException();
           throw;
@@ -94,11 +94,24 @@ class ElasticRun {
     plugin::Check(*context_->host(), context_->session().OfferRoom(max_world_, commit));
   }
 
+  // Of one of ours; kOk: it is another one.
+  static StatusCode CodeOfCurrentException() {
+    try {
+      throw;
+    } catch (const BackendError& error) {
+      return error.status().code();
+    } catch (...) {
+      return StatusCode::kOk;
+    }
+  }
+
   // The session's failure, whatever exception it reached the program as; OK when there is none or
-  // it is a bug.
-  Status Failure() const {
-    const Deadline grace = Deadline::After(context_->clock().Now(), plugin::kFenceGrace);
-    Status cause = context_->session().AwaitFailure(grace);
+  // it is a bug. An operation may end by `raised` long before the store's word of it is here.
+  Status Failure(StatusCode raised) const {
+    const Duration grace =
+        plugin::EndsGeneration(raised) ? context_->ladder().answer : plugin::kFenceGrace;
+    Status cause =
+        context_->session().AwaitFailure(Deadline::After(context_->clock().Now(), grace));
     return plugin::RetriedByElastic(cause.code()) ? cause : Status::Ok();
   }
 

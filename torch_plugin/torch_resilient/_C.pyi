@@ -17,6 +17,9 @@ TlsFiles = tuple[str, str, str]  # Paths of certificate, key and CA; "": none.
 def install_error_factory(factory: Callable[[str, str, dict[str, Any]], BaseException]) -> None:
     """factory(code, message, attributes) -> exception to raise. attributes: rank host pid generation group seq since."""
 
+def ends_generation(code: str) -> bool:
+    """True for causes with which a generation ends: all of its ranks meet it, however late."""
+
 def retried_by_elastic(code: str) -> bool:
     """True for first causes after which `elastic` tries again; the others are bugs of the program or its start."""
 

@@ -11,7 +11,6 @@ import os
 import sys
 
 from torch_resilient._names import BACKEND, TAKE_OVER, TORCH_DEFAULT, names_us
-from torch_resilient._say import say
 from torch_resilient._wrapping import WRAPPED, replace
 
 
@@ -43,6 +42,8 @@ def autoload():
     try:
         _install()
     except Exception as error:  # Whatever it is, training with another backend must go on.
+        from torch_resilient._say import say  # Not in every process that imports torch.
+
         say(f"[resilient] the backend 'resilient' is not available in this process: {error!r}")
 
 

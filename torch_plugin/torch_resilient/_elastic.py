@@ -109,7 +109,7 @@ class _Run:
                         raise  # A rank that ends by it is no loss to go on after.
                     if returned or isinstance(error, dist.DistError):
                         self._require_world(error)
-                    cause = self._session_failure()
+                    cause = self._session_failure(error)
                     if cause is None:
                         _ending.ending.note(error)
                         raise
@@ -156,10 +156,14 @@ class _Run:
             " destroy_process_group() after elastic has returned, not in a `finally` inside"
         ) from error
 
-    def _session_failure(self):
+    def _session_failure(self, error):
         """The session's failure, whatever exception it reached the program as; None when there is
-        none or it is a bug."""
-        cause = self._world.session.await_failure(_FENCE_GRACE_SECONDS)
+        none or it is a bug. An operation may end by ours long before the store's word is here."""
+        grace = _FENCE_GRACE_SECONDS
+        ours = isinstance(error, _errors.ResilientError)
+        if ours and _native.load().ends_generation(error.code):
+            grace = max(grace, self._world.settings["budget"])
+        cause = self._world.session.await_failure(grace)
         return cause if cause is not None and _retried(cause) else None
 
     def _recover(self, cause):

@@ -18,6 +18,10 @@ void RegisterErrors(pybind11::module_& m, const std::shared_ptr<PythonHost>& hos
     const std::optional<StatusCode> known = CodeFromName(code);
     return known && RetriedByElastic(*known);
   });
+  m.def("ends_generation", [](const std::string& code) {
+    const std::optional<StatusCode> known = CodeFromName(code);
+    return known && EndsGeneration(*known);
+  });
   // What PythonHost throws, wherever it comes out: out of our functions, or out of torch's bindings
   // of Store and Work.
   pybind11::register_exception_translator([](std::exception_ptr pending) {
