@@ -223,8 +223,8 @@ class Outages:
         store = self.serve("--lease-ttl", "1500ms")
         far, near = (self.join_store(i, store).connected() for i in range(2))
         self.run_world([far, near])
-        self.network.down(0)
         began = time.monotonic()
+        self.network.down(0)
         until(lambda: near.told("fence") or not near.add("n"), "the loss of rank 0")
         took = time.monotonic() - began
         cause = near.event("fence")

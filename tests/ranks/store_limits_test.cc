@@ -223,8 +223,8 @@ TEST(StoreLimits, FewOpenFiles_AreSaidAtTheStartAndInTheRefusal) {
 
 TEST(StoreLimits, HelloSeconds_EndTheSilent) {
   TestServer server(WithLimits({"hello-seconds=1"}));
-  RawClient silent(server.address());
   const Instant start = Now();
+  RawClient silent(server.address());
   EXPECT_TRUE(silent.ClosedBy(In(kPatience)));
   EXPECT_GE(Now() - start, Millis(900));
   EXPECT_LT(Now() - start, seconds(4));

@@ -226,8 +226,8 @@ TEST(StoreServerMembers, SilentMember_LostWithItsLease) {
   Sleeper elsewhere;
   TestMember survivor(server, ControlHello());
   TestMember silent(server, HelloOf(elsewhere.identity()));
-  RunBoth(survivor, silent);
   const Instant start = Now();
+  RunBoth(survivor, silent);
   std::optional<Fence> fence;
   for (std::uint64_t beat = 1; Now() - start < seconds(10) && !fence; ++beat) {
     survivor.line().SendOp(HeartbeatOp{beat});
@@ -236,7 +236,7 @@ TEST(StoreServerMembers, SilentMember_LostWithItsLease) {
   ASSERT_TRUE(fence);
   EXPECT_EQ(fence->cause.detail().rank, 1);
   EXPECT_GE(Now() - start, Millis(900));
-  EXPECT_LT(Now() - start, Millis(2000));
+  EXPECT_LT(Now() - start, Millis(3000));
 }
 
 TEST(StoreServerMembers, PausedServer_KillsNobody) {
@@ -358,15 +358,15 @@ TEST(StoreServerMembers, Linger_EndsAServerThatNobodyUses) {
 }
 
 TEST(StoreServerMembers, Linger_BeginsWhenTheLastClientHasGone) {
-  TestServer server({"--linger", "300ms"});
+  TestServer server({"--linger", "1s"});
   TestMember member(server, ControlHello());
-  EXPECT_FALSE(server.process().WaitExit(In(Millis(900)))) << server.process().ErrorText();
+  EXPECT_FALSE(server.process().WaitExit(In(Millis(2000)))) << server.process().ErrorText();
   member.line().Close();
   EXPECT_EQ(server.process().WaitExit(In(seconds(5))), 0) << server.process().ErrorText();
 }
 
 TEST(StoreServerMembers, Linger_EndsAfterMembersVanished) {
-  TestServer server({"--linger", "300ms", "--lease-ttl", "1s"});
+  TestServer server({"--linger", "1s", "--lease-ttl", "1s"});
   {
     TestMember member(server, ControlHello());
     member.Join(0, 1);

@@ -129,5 +129,6 @@ def raises_again_and_again(count):
 
 
 def test_nothing_of_an_exception_is_kept(world):
-    [kept] = world.run(raises_again_and_again, 1, 500)
-    assert kept < 100
+    times = 500
+    [kept] = world.run(raises_again_and_again, 1, times)
+    assert kept < times / 2, "blocks; other threads may have some dozens more than before"

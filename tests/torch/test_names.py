@@ -149,7 +149,7 @@ def test_numbers_are_asked_of_nobody(held):
 
 
 def test_who_waits_ends_at_the_deadline_and_later_ones_join_the_lookup(held):
-    with pytest.raises(_resolver.NoAnswerError, match=r"'a-name' is not resolved: .* for 0\.2 s"):
+    with pytest.raises(_resolver.NoAnswerError, match=r"'a-name' is not resolved: .* for \d\.\d s"):
         _resolver.addresses("a-name", within(0.2))
     joining = []
     with pytest.raises(_resolver.NoAnswerError):

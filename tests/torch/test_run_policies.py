@@ -116,10 +116,11 @@ exit $((8 + RANK))
 
 
 def test_one_exception_at_one_commit_is_not_tried_a_third_time(tmp_path):
-    text = """
-echo 2 > $RESILIENT_SEATED; touch $RESILIENT_SEATED.committed
+    text = f"""
+echo 2 > $RESILIENT_SEATED; touch $RESILIENT_SEATED.committed {tmp_path}/kept.$RANK
 [ "$RANK" = 0 ] && exec sleep 60
-printf '{"cause": "ValueError: x (train.py:3)", "commit": 4}' > $RESILIENT_SEATED.ended
+until [ -e {tmp_path}/kept.0 ]; do sleep 0.01; done
+printf '{{"cause": "ValueError: x (train.py:3)", "commit": 4}}' > $RESILIENT_SEATED.ended
 exit 5
 """
     code, _, stderr = run("--nproc", 2, *shell(tmp_path, text))

@@ -37,6 +37,7 @@ def test_a_rank_that_is_ended_names_the_first_cause(world):
     for rank in ranks:
         assert rank.told() == "ready"
     ranks[victim].signal()
+    assert ranks[victim].wait() == -signal.SIGKILL  # An agent ends the others when it has ended.
     for number, rank in enumerate(ranks):
         if number != victim:
             rank.signal(signal.SIGTERM)
@@ -47,7 +48,7 @@ def test_a_rank_that_is_ended_names_the_first_cause(world):
             [line] = [text for text in rank.stderr().splitlines() if "SIGTERM" in text]
             assert f"rank {number}: SIGTERM ends this rank; what came first:" in line
             assert "[resilient:RANK_LOST] rank 1 " in line
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
 
 
 def test_without_a_failure_it_ends_all_the_same(world):

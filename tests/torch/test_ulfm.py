@@ -63,7 +63,9 @@ def test_failed_tells_of_a_loss_until_it_is_acknowledged(world):
         assert (number, seen) == (place, 101.0)
         assert {name: lost[name] for name in before[1]} == before[1]
         assert (lost["rank"], lost["pid"], lost["code"]) == (1, ranks[1].pid, "RANK_LOST")
-        assert "rank 1" in lost["how"] and "signal 9" in lost["how"]
+        assert "rank 1" in lost["how"]
+        # Whether a rank of its host or the store's is the first to see its end is chance.
+        assert re.search("signal 9|its process ended", lost["how"]), lost
 
 
 def loses_a_second(first):

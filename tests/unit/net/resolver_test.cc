@@ -110,7 +110,7 @@ TEST_F(ResolverTest, NoAnswer_EndsAtTheDeadlineAndSaysWhat) {
   EXPECT_GE(clock_.Now() - began, Millis(200));
   EXPECT_LT(clock_.Now() - began, kPatience / 2);
   EXPECT_EQ(status.code(), StatusCode::kResolve);
-  EXPECT_THAT(status.message(), AllOf(HasSubstr("'a-name'"), HasSubstr("not answered for 0.2"),
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("'a-name'"), HasSubstr("not answered for "),
                                       HasSubstr("/etc/resolv.conf")));
 }
 

@@ -219,7 +219,7 @@ TEST_F(RequestClientTest, Deadline_DisconnectedMutation_SaysWhetherItMayHaveBeen
 
 TEST_F(RequestClientTest, Deadline_WhileDisconnected_IsStoreLost) {
   auto client = Connected();
-  auto getting = StartGet(*client, "k", Within(Millis(300)));
+  auto getting = StartGet(*client, "k", Within(Millis(1500)));
   line_->Read();
   server_.StopListening();
   line_.reset();
