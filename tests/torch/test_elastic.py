@@ -9,10 +9,11 @@ import signal
 import harness
 import numpy
 import pytest
+import store_support
 import torch
 import torch.distributed as dist
 from losses import outlive
-from rank_server import hear
+from rank_server import hear, tell
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -274,6 +275,44 @@ def too_large():
 
 def test_the_limit_of_the_per_rank_part(world):
     world.run(too_large, 1)
+
+
+def aborts_its_group():
+    dist.init_process_group("resilient")
+    rank = dist.get_rank()
+    calls = []
+
+    @elastic
+    def work(state):
+        calls.append(state.step)
+        if len(calls) == 1:
+            tell("ready")
+            hear()
+            if rank == 0:
+                tell("aborts")
+                dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return total.item()
+
+    value = work(State(step=0))
+    dist.destroy_process_group()
+    return value, len(calls)
+
+
+def test_the_word_of_a_store_that_is_silent_for_a_while_is_waited_for(world):
+    with store_support.ResilientServer() as server:
+        ranks = world.start(aborts_its_group, 2, env={"RESILIENT_STORE": server.address})
+        for rank in ranks:
+            assert rank.told() == "ready"
+        server.signal(signal.SIGSTOP)
+        for rank in ranks:
+            rank.say("go")
+        assert ranks[0].told() == "aborts"
+        with pytest.raises(AssertionError, match="said nothing"):
+            ranks[0].told(3)
+        server.signal(signal.SIGCONT)
+        assert [rank.value(30) for rank in ranks] == [(2.0, 2)] * 2
 
 
 def newcomer_gets_everything(first):

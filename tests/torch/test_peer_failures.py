@@ -123,7 +123,10 @@ def test_add_to_text(peers):
 
 def test_overlong_key(peers):
     theirs, ours = peers.both(scenarios.overlong_key)
-    assert theirs == [("returned", None), ("raised", "DistNetworkError", None)]
+    # Their server ends the connection, in which set waits for nothing: it may be over by then.
+    ended = ("raised", "DistNetworkError", None)
+    assert theirs[0] in (("returned", None), ended)
+    assert theirs[1] == ended
     assert ours[0][2] == "TOO_LARGE"
     assert ours[1] == ("returned", False)
 
