@@ -26,9 +26,9 @@ namespace resilient {
 namespace {
 
 // The kernel would end a connection that is silent, or whose reader has stopped, after a time of
-// its own, when its processes may live: who does is for the store to say, and how long an operation
-// waits for RESILIENT_OP_DEADLINE. So the kernel is given 20 days, near the most it takes. Whoever
-// wants a vanished host to be noticed sooner sets less (store/client/link.cc).
+// its own, though its processes may live. The store decides whether they do, RESILIENT_OP_DEADLINE
+// how long an operation waits. So the kernel gets 20 days, near the most that it takes. A caller
+// that has to notice a vanished host sooner sets less (store/client/link.cc).
 constexpr int kGiveUpAfterMs = 20 * 24 * 3600 * 1000;
 // So often that no firewall forgets an idle connection. Each has a time of its own: the probes of
 // hundreds of ranks, sent together, fill the queue of a loopback interface, which then drops data.

@@ -356,6 +356,14 @@ def test_a_link_that_is_silent_in_a_stream_of_operations_is_waited_for(network, 
     assert rounds == rounds[:1] * RANKS
 
 
+def silence(network, rank, seconds):
+    """Of the link between the hosts, in which nothing happens to that rank."""
+    network.down("data", 1)
+    with pytest.raises(AssertionError, match="said nothing"):
+        rank.told(seconds)
+    network.up("data", 1)
+
+
 def reduce_when_told(count):
     """Half of the ranks enter at once and fill their links, the others when they are told to."""
     rank, size = joined()
@@ -383,10 +391,7 @@ def test_a_full_link_that_is_silent_before_its_reader_comes_is_waited_for(networ
         sent = network.moved("data", 0)
         with pytest.raises(AssertionError, match="said nothing"):
             ranks[0].told(1)
-    network.down("data", 1)
-    with pytest.raises(AssertionError, match="said nothing"):
-        ranks[0].told(60)
-    network.up("data", 1)
+    silence(network, ranks[0], 60)
     for rank in ranks[RANKS // 2 :]:
         rank.say("go")
     for rank in ranks:
@@ -400,11 +405,8 @@ def test_a_link_that_is_silent_while_nobody_uses_it_goes_unnoticed(network, spre
     ranks = spread.start(use_when_told, RANKS, "all_reduce", env=SILENT)
     for rank in ranks:
         assert rank.told() == "ready"
-    network.down("data", 1)
     # For longer than a system's keep-alive of a service would bear.
-    with pytest.raises(AssertionError, match="said nothing"):
-        ranks[0].told(45)
-    network.up("data", 1)
+    silence(network, ranks[0], 45)
     for rank in ranks:
         rank.say("go")
     for rank in ranks:
