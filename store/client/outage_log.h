@@ -20,8 +20,8 @@ class OutageLog {
   // After each step of the link.
   void Note(const StoreLink& link, Instant now);
 
-  // After the owner has dropped a connection that lost nothing, to be on the safe side. A person
-  // has nothing to do about it, so a next one that comes in time is told of at level info.
+  // After the owner has dropped a connection that lost nothing, to be on the safe side. The next
+  // one, if it comes in time, is logged at level info: a person has nothing to do about it.
   void NoteReplaced(const StoreLink& link, Instant now);
 
   // When the present outage began; REQUIRES: the link is not open.

@@ -236,7 +236,7 @@ TEST(StoreServerMembers, SilentMember_LostWithItsLease) {
   ASSERT_TRUE(fence);
   EXPECT_EQ(fence->cause.detail().rank, 1);
   EXPECT_GE(Now() - start, Millis(900));
-  EXPECT_LT(Now() - start, Millis(3000));
+  EXPECT_LT(Now() - start, Millis(2000));
 }
 
 TEST(StoreServerMembers, PausedServer_KillsNobody) {

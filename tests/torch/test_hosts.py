@@ -318,6 +318,12 @@ def use_when_told(name):
     return "done", tensor.tolist()
 
 
+def all_done(ranks):
+    for rank in ranks:
+        outcome, value = rank.value()
+        assert outcome == "done", value
+
+
 SHORT = "all_reduce", "new_group"
 LONG = "barrier", "recv"
 
@@ -336,9 +342,7 @@ def test_a_silent_link_is_named_and_waited_for(network, spread, name):
     waits = ranks[2 if name == "recv" else 0]
     assert "10.2.0.1:" in named_again_and_again(waits, 4)[-1]
     network.up("data", 1)
-    for rank in ranks:
-        outcome, value = rank.value()
-        assert outcome == "done", value
+    all_done(ranks)
 
 
 @pytest.mark.slow
@@ -394,9 +398,7 @@ def test_a_full_link_that_is_silent_before_its_reader_comes_is_waited_for(networ
     silence(network, ranks[0], 60)
     for rank in ranks[RANKS // 2 :]:
         rank.say("go")
-    for rank in ranks:
-        outcome, value = rank.value()
-        assert outcome == "done", value
+    all_done(ranks)
 
 
 @pytest.mark.slow
@@ -409,9 +411,7 @@ def test_a_link_that_is_silent_while_nobody_uses_it_goes_unnoticed(network, spre
     silence(network, ranks[0], 45)
     for rank in ranks:
         rank.say("go")
-    for rank in ranks:
-        outcome, value = rank.value()
-        assert outcome == "done", value
+    all_done(ranks)
 
 
 @pytest.mark.slow
@@ -425,9 +425,7 @@ def test_a_link_that_is_silent_in_one_direction_is_waited_for(network, spread):
         rank.say("go")
     named_again_and_again(ranks[0], 5)
     network.undeafen(1, 0)
-    for rank in ranks:
-        outcome, value = rank.value()
-        assert outcome == "done", value
+    all_done(ranks)
 
 
 @pytest.mark.parametrize("name", ["all_reduce", pytest.param("recv", marks=pytest.mark.slow)])
@@ -453,7 +451,7 @@ def test_a_host_that_goes_with_all_its_ranks_is_named(network, spread, silently)
     if silently:
         network.down("ctl", 1)
     _, killed = network.kill(1)
-    bound = LEASE_SECONDS + 1 if silently else 2.0  # Links, connection: sooner than the lease.
+    bound = LEASE_SECONDS + 1 if silently else 1.0
     for rank in ranks[:2]:
         error = rank.value()
         assert error["code"] == "RANK_LOST" and error["host"] == "beta", error

@@ -48,7 +48,7 @@ def test_a_rank_that_is_ended_names_the_first_cause(world):
             [line] = [text for text in rank.stderr().splitlines() if "SIGTERM" in text]
             assert f"rank {number}: SIGTERM ends this rank; what came first:" in line
             assert "[resilient:RANK_LOST] rank 1 " in line
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 3
 
 
 def test_without_a_failure_it_ends_all_the_same(world):

@@ -13,7 +13,7 @@ import torch_resilient
 from torch_resilient import _worlds
 
 SECONDS = 1.0
-GRACE_SECONDS = 3.0  # A second process, its fence, and a busy machine.
+GRACE_SECONDS = 1.0  # A second process, its fence, and a busy machine.
 
 transports = pytest.mark.parametrize("shm_limit", ["256MiB", "0"], ids=["shm", "tcp"])
 

@@ -227,7 +227,7 @@ def test_the_end_of_the_process_does_not_wait_for_a_look(tmp_path, body, end, co
     assert done.returncode == code, done.stderr
     assert "terminate" not in done.stderr and "Fatal" not in done.stderr, done.stderr
     if body == ONCE:
-        assert ended - float(done.stdout.split()[-1]) < 10
+        assert ended - float(done.stdout.split()[-1]) < 3
 
 
 def nested():

@@ -96,7 +96,7 @@ TEST_F(CoreConnections, RequestConnectionClosed_IsNoEvidence) {
   EXPECT_EQ(CauseAt(control[0]), "no fence");
 }
 
-TEST_F(CoreConnections, ManyClosesTogether_AreNoEvidence) {
+TEST_F(CoreConnections, ManyClosesTogether_AreLeftToThePing) {
   for (const int closing : {8, 9}) {
     SCOPED_TRACE(closing);
     Restart();
