@@ -73,11 +73,10 @@ void FabricLoop::TakeRequests() {
   if (!stopping_) return;
   for (const auto& group : groups_) {
     group->TakeMail();
-    if (group->live()) {
-      group->Leave(SessionClosed());
-      group->Pump();  // The goodbye goes out, however late this is.
-    }
-    if (stop_by_.ExpiredAt(context_.now)) group->End(SessionClosed());
+    if (group->live()) group->Leave(SessionClosed());
+    if (!stop_by_.ExpiredAt(context_.now)) continue;
+    group->Pump();  // The goodbye goes out, however late this thread is run.
+    group->End(SessionClosed());
   }
 }
 

@@ -7,6 +7,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <future>
+#include <thread>
+
+#include "runtime/base/log.h"
 #include "runtime/comm/endpoint.h"
 #include "runtime/comm/wire.h"
 #include "runtime/net/socket.h"
@@ -327,6 +331,35 @@ TEST_P(Failure, Leave_WhatWasSentBeforeStillArrives) {
   Data more(1000);
   EXPECT_EQ(Pending::Of(world->at(0), RecvOp(more, 1, 0)).Wait().code(), StatusCode::kLeft);
   EXPECT_EQ(Pending::Of(world->at(0), BroadcastOp(more, 1)).Wait().code(), StatusCode::kLeft);
+  EXPECT_EQ(world->log(0).LostCount(1), 0);
+}
+
+// The thread of the leaver's loop gets no processor until its time to close is over.
+TEST_P(Failure, Leave_AndCloseOnALoopThatIsRunLate_IsAGoodbye) {
+  const auto world = MakeWorld(2);
+  ExpectAllOk(world->RunAll([](int) { return BarrierOp(); }));
+  Data sent(4, 1.0f), got(4), more(4);
+  std::promise<void> held, go_on;
+  ASSERT_TRUE(world->at(1)
+                  .Submit(RecvOp(got, 0, 0),
+                          [&](const Status&) {
+                            held.set_value();
+                            go_on.get_future().wait();
+                          })
+                  .ok());
+  const Pending send = Pending::Of(world->at(0), SendOp(sent, 1, 0));
+  ASSERT_EQ(held.get_future().wait_for(kBound), std::future_status::ready);
+  world->at(1).Leave();
+  std::thread closing([&] { world->fabrics[1]->Close(Deadline::At(world->clock.Now())); });
+  int made = 0;
+  EXPECT_TRUE(Eventually([&] {  // Until it has been asked to close.
+    const auto late = world->Create(1, world->Spec(StrCat("late", made++), 1));
+    return !late->Submit(BarrierOp(), nullptr).ok();
+  }));
+  go_on.set_value();
+  closing.join();
+  EXPECT_TRUE(send.Wait().ok());
+  EXPECT_EQ(Pending::Of(world->at(0), RecvOp(more, 1, 0)).Wait().code(), StatusCode::kLeft);
   EXPECT_EQ(world->log(0).LostCount(1), 0);
 }
 
