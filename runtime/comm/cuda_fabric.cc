@@ -23,6 +23,12 @@ namespace {
 
 bool IsControl(const std::string& group) { return group.ends_with(kControlSuffix); }
 
+// The group that `group` belongs to: itself, or the one whose control group it is.
+std::string ServedBy(std::string group) {
+  if (IsControl(group)) group.resize(group.size() - std::string_view(kControlSuffix).size());
+  return group;
+}
+
 // Between the CPU transport and the session, which does not know of the control groups: what these
 // wait for is told by the communicators that stand on them. Owner: the fabric. Thread: thread-safe.
 class HostEvents final : public CommunicatorEvents {
@@ -36,7 +42,7 @@ class HostEvents final : public CommunicatorEvents {
   }
   void OnLinkLost(const std::string& group, std::uint64_t generation, int global_rank,
                   const Status& why) override {
-    session_.OnLinkLost(group, generation, global_rank, why);
+    session_.OnLinkLost(ServedBy(group), generation, global_rank, why);
   }
   void OnUnreached(const std::string& group, std::uint64_t generation, int global_rank,
                    const Status& why) override {

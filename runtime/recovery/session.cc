@@ -233,7 +233,8 @@ Status SessionImpl::AwaitFenceOfLeaver(Deadline deadline) {
     }
     // Again: a service that was restarted has forgotten it.
     if (!std::exchange(told, true)) {
-      (void)rendezvous_->Post([this, generation, rank = *leaver] { ReportNeed(generation, rank); });
+      (void)rendezvous_->Post(
+          [this, generation, rank = *leaver] { ReportNeed(generation, rank, ""); });
     }
     if (options_.interrupt) RESILIENT_RETURN_IF_ERROR(options_.interrupt());
   }

@@ -335,6 +335,7 @@ void SessionImpl::OnLinkLost(const std::string& group, std::uint64_t generation,
     RESILIENT_LOG(kInfo, "the link to rank ", global_rank, " of group '", group, "', generation ",
                   generation, ", is lost: ", why.ToString());
     ReportLink(ReportKind::kLinkLost, generation, global_rank, why);
+    if (link_reports_generation_ == generation) lost_links_.Note(group, global_rank);
   });
 }
 
@@ -379,6 +380,7 @@ void SessionImpl::ReportLink(ReportKind kind, std::uint64_t generation, int rank
   if (!IsPresent(generation)) return;
   if (link_reports_generation_ != generation) {
     link_reports_.clear();
+    lost_links_.Clear();
     unreached_since_.clear();
     link_reports_generation_ = generation;
   }
@@ -392,16 +394,19 @@ void SessionImpl::ReportLink(ReportKind kind, std::uint64_t generation, int rank
 void SessionImpl::NoteNeed(const OperationRecord& record, const Status& status) {
   Flight& flight = record.flight();
   if (status.code() != StatusCode::kLeft || !record.binding() || flight.Ended()) return;
-  const int rank = status.detail().rank;
-  if (!flight.NoteLeaver(rank)) return;
+  const FailureDetail& detail = status.detail();
+  if (!flight.NoteLeaver(detail.rank)) return;
   (void)rendezvous_->Post(
-      [this, generation = flight.generation(), rank] { ReportNeed(generation, rank); });
+      [this, generation = flight.generation(), rank = detail.rank,
+       what = StrCat(record.Name(), " #", detail.seq, " of group '", detail.group, "'")] {
+        ReportNeed(generation, rank, what);
+      });
 }
 
 // A goodbye in a group reaches its peers before the leave reaches the service, if it is one.
-void SessionImpl::ReportNeed(std::uint64_t generation, int rank) {
+void SessionImpl::ReportNeed(std::uint64_t generation, int rank, const std::string& what) {
   if (!IsPresent(generation)) return;
-  rendezvous_->Send({ReportKind::kNeedsLeaver, generation, rank, Status::Ok()});
+  rendezvous_->Send({ReportKind::kNeedsLeaver, generation, rank, Status(StatusCode::kLeft, what)});
 }
 
 // Also while no generation runs: the seat of a dead process is to be filled, whatever it was in.

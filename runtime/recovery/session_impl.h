@@ -26,6 +26,7 @@
 #include "runtime/recovery/host_watch.h"
 #include "runtime/recovery/hung_device.h"
 #include "runtime/recovery/incident.h"
+#include "runtime/recovery/lost_links.h"
 #include "runtime/recovery/pause_watch.h"
 #include "runtime/recovery/state_machine.h"
 #include "runtime/recovery/thread_census.h"
@@ -198,7 +199,8 @@ class SessionImpl final : public Session,
   void ReportLink(ReportKind kind, std::uint64_t generation, int rank, const Status& why);
   // Any thread: an operation has ended with `status`, perhaps for want of a leaver.
   void NoteNeed(const OperationRecord& record, const Status& status);
-  void ReportNeed(std::uint64_t generation, int rank);
+  // `what`: the operation, for the text; may be empty.
+  void ReportNeed(std::uint64_t generation, int rank, const std::string& what);
   void ReportDeath(const Neighbour& neighbour, const ProcessEnd& end);
   bool IsPresent(std::uint64_t generation) const;
   bool EndIsAnnounced() const;
@@ -282,6 +284,7 @@ class SessionImpl final : public Session,
   std::map<std::pair<ReportKind, int>, Instant> link_reports_;
   std::map<int, Instant> unreached_since_;  // By rank, of this generation; moved on when told.
   std::uint64_t link_reports_generation_ = 0;
+  LostLinks lost_links_;  // Of that generation.
   std::optional<Instant> joining_since_;
   ThreadCensus census_;
   Duration no_progress_{};  // Of this process, as the observer told it then.

@@ -54,6 +54,12 @@ void SessionImpl::TellWaiting(Instant now, bool again) {
   const auto report = waits_.Report(flight->generation(), callers, now);
   const bool news = report && (report->blocked || report->tell || !report->progress.empty());
   if (report && (!again || news)) rendezvous_->Tell(*report);
+  if (report && link_reports_generation_ == report->generation) {
+    for (const LostLinks::Need& need : lost_links_.NeededBy(report->calls)) {
+      ReportLink(ReportKind::kNeedsLeaver, report->generation, need.rank,
+                 Status(StatusCode::kLeft, need.what));
+    }
+  }
   if (census.wants_program_threads && census_.MayAsk(now)) AskForThreads();
 }
 

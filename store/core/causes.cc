@@ -75,6 +75,10 @@ Status RankLost(const Claimant& who, const std::string& how, LastSeen seen,
                 std::move(detail));
 }
 
+std::string MetBy(int rank, const std::string& text) {
+  return "rank " + std::to_string(rank) + " met it as: " + text;
+}
+
 Status Left(const Claimant& who, std::uint64_t generation, double wall_s) {
   FailureDetail detail;
   detail.rank = who.rank;

@@ -37,6 +37,8 @@ struct LastSeen {
 // kRankLost: "<who> <how>, last seen 0.2 s ago, in generation 3".
 Status RankLost(const Claimant& who, const std::string& how, LastSeen seen,
                 std::uint64_t generation);
+// What `rank` has met of a member that has left, for the text of the cause.
+std::string MetBy(int rank, const std::string& text);
 // kLeft.
 Status Left(const Claimant& who, std::uint64_t generation, double wall_s);
 // kStaleGeneration, as told to the session itself.

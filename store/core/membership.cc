@@ -128,11 +128,11 @@ Status Membership::Report(SessionId session, const resilient::Report& report, Mo
       break;
     case ReportKind::kMismatch:
       // Where a member has left, the others may be anywhere: that comes first.
-      if (FenceForLeaver(*world, text, moment, effects)) break;
+      if (FenceForLeaver(*world, MetBy(who->request.rank, text), moment, effects)) break;
       FenceWorld(*world, Status(StatusCode::kMismatch, text, detail), moment, effects);
       break;
     case ReportKind::kNeedsLeaver:
-      NeedLeaver(*world, report.accused_rank, moment, effects);
+      NeedLeaver(*world, *who, report, moment, effects);
       break;
     case ReportKind::kCommFailed: {
       const StatusCode code = report.status.code();
@@ -195,7 +195,10 @@ void Membership::Accuse(World& world, const Participant& reporter, const resilie
   Participant* accused = Find(seat.session);
   RESILIENT_CHECK(accused != nullptr);  // In BUILDING and RUNNING every seat had a holder.
   if (seat.state == SeatState::kLeft) {
-    (void)FenceForLeaver(world, "", moment, effects);
+    // A link that broke is told of again, as a need, where an operation waits for it.
+    if (report.kind == ReportKind::kLinkLost) return;
+    const std::string text = Cut(report.status.message());
+    (void)FenceForLeaver(world, MetBy(reporter.request.rank, text), moment, effects);
     return;
   }
   if (accused->accusation && accused->accusation->generation == world.generation) return;

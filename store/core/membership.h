@@ -282,10 +282,11 @@ class Membership {
 
   // Leaving, and the end in a member's own words: membership_leaving.cc.
   void LeaveSeat(World& world, Participant& who, Moment moment, MembershipEffects& effects);
-  // `seen`: as what the member that needs the leaver met it, if there is more to say.
-  bool FenceForLeaver(World& world, const std::string& seen, Moment moment,
+  // `met`: by whom and as what, for the text; may be empty.
+  bool FenceForLeaver(World& world, const std::string& met, Moment moment,
                       MembershipEffects& effects);
-  void NeedLeaver(World& world, int rank, Moment moment, MembershipEffects& effects);
+  void NeedLeaver(World& world, const Participant& reporter, const resilient::Report& report,
+                  Moment moment, MembershipEffects& effects);
   void LoseLeaver(Participant& who, const ExitReportOp& report, Moment moment,
                   MembershipEffects& effects);
   void EndBy(Participant& who, const resilient::Report& report, Moment moment,

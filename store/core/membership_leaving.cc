@@ -7,7 +7,6 @@
 // The end of a member in its own words: that it leaves, and what of it others need; that it comes
 // to its end, and by what.
 namespace resilient::store {
-
 void Membership::LeaveSeat(World& world, Participant& who, Moment moment,
                            MembershipEffects& effects) {
   Seat& seat = SeatOf(world, who);
@@ -24,14 +23,12 @@ void Membership::LeaveSeat(World& world, Participant& who, Moment moment,
   const std::uint64_t round = world.round;
   // Before all are ready nobody has got beyond building links to the leaver: that cannot end well.
   const bool building = world.phase == Phase::kBuilding;
-  // Whoever has lost its links has told so once, and waits for what comes of it.
-  const bool accused = world.phase == Phase::kRunning && who.accusation &&
-                       who.accusation->generation == world.generation;
+  // That links to it broke is not enough: its goodbye may have been lost on its way.
   const bool needed = world.phase == Phase::kRunning && who.needed_in == world.generation;
   who.accusation.reset();
   world.diagnosis.OnWaiting(who.request.rank, {}, moment.now);  // It waits no more.
-  if (world.live > 0 && (building || accused || needed)) {
-    (void)FenceForLeaver(world, "", moment, effects);
+  if (world.live > 0 && (building || needed)) {
+    (void)FenceForLeaver(world, needed ? who.needed_by : "", moment, effects);
   }
   EndIfDeserted(round, cause, moment, effects);
   if (const auto found = worlds_.find(round); found != worlds_.end()) {
@@ -41,7 +38,7 @@ void Membership::LeaveSeat(World& world, Participant& who, Moment moment,
 
 // An operation, a rebuild or an exchange needs who has left. All seats whose holders have left
 // count as lost from here on: each view is one of all seats. False: nobody has left.
-bool Membership::FenceForLeaver(World& world, const std::string& seen, Moment moment,
+bool Membership::FenceForLeaver(World& world, const std::string& met, Moment moment,
                                 MembershipEffects& effects) {
   const Participant* first = nullptr;
   for (Seat& seat : world.seats) {
@@ -56,20 +53,27 @@ bool Membership::FenceForLeaver(World& world, const std::string& seen, Moment mo
   }
   if (first == nullptr) return false;
   Status cause = Left(ClaimantOf(*first), world.generation, moment.wall_s);
-  if (!seen.empty()) {
-    cause = Status(cause.code(), Cut(cause.message() + "; seen as: " + seen), cause.detail());
-  }
+  if (!met.empty()) cause = Status(cause.code(), Cut(cause.message() + "; " + met), cause.detail());
   FenceWorld(world, cause, moment, effects);
   return true;
 }
 
-// `rank` has said goodbye to a peer, which needs it. It may have left one group alone, and then
-// that is between these two; what it says to the store may be on its way, too. -1: all others.
-void Membership::NeedLeaver(World& world, int rank, Moment moment, MembershipEffects& effects) {
-  if (world.phase != Phase::kRunning || FenceForLeaver(world, "", moment, effects)) return;
+// A rank has said goodbye to a peer, which needs it. It may have left one group alone, and then
+// that is between these two; what it says to the store may be on its way, too.
+void Membership::NeedLeaver(World& world, const Participant& reporter,
+                            const resilient::Report& report, Moment moment,
+                            MembershipEffects& effects) {
+  if (world.phase != Phase::kRunning) return;
+  const std::string text = Cut(report.status.message());
+  const std::string met = text.empty() ? "" : Name(ClaimantOf(reporter)) + " needs it for " + text;
+  if (FenceForLeaver(world, met, moment, effects)) return;
   for (std::size_t seat = 0; seat < world.seats.size(); ++seat) {
+    const int rank = report.accused_rank;
     if (rank >= 0 && static_cast<std::size_t>(rank) != seat) continue;
-    if (Participant* who = Find(world.seats[seat].session)) who->needed_in = world.generation;
+    Participant* who = Find(world.seats[seat].session);
+    if (who == nullptr) continue;
+    who->needed_in = world.generation;
+    who->needed_by = met;
   }
 }
 

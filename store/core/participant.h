@@ -70,7 +70,8 @@ struct Participant {
   // A peer needs it in that generation and has its goodbye: when it leaves, that fences. Told again
   // by a rebuild.
   std::uint64_t needed_in = 0;
-  Instant held_until{};  // Of a hold; its limit anew when a server starts.
+  std::string needed_by;  // With it: the member that needs this one, and for what.
+  Instant held_until{};   // Of a hold; its limit anew when a server starts.
   // Of a spare while the job has no world: when it is sent away, and whether as one that nobody
   // needs any more.
   Instant bereft_until = kNever;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/recovery/lost_links.h"
 #include "runtime/recovery/replay_log.h"
 #include "tests/sim/sim.h"
 #include "tests/sim/sim_session.h"
@@ -159,6 +160,7 @@ struct Sim::Process {
     Instant since{};
     std::map<int, Contribution> known;  // The last one of each of the others.
     std::set<int> gone;                 // Their links are lost, and nobody was told so yet.
+    recovery::LostLinks links;          // Those that it was told of.
     std::set<int> left;                 // They have said goodbye.
     std::vector<Given> given;
     bool synchronises = true;  // The present one; otherwise it is a broadcast of rank 0.

@@ -208,6 +208,11 @@ void SimSession::OnLinkLost(std::uint64_t generation, int rank, const Status& wh
   host_.report({ReportKind::kLinkLost, generation, rank, why});
 }
 
+void SimSession::ReportNeed(std::uint64_t generation, int rank, const std::string& what) {
+  if (!IsPresent(generation)) return;
+  host_.report({ReportKind::kNeedsLeaver, generation, rank, Status(StatusCode::kLeft, what)});
+}
+
 bool SimSession::IsPresent(std::uint64_t generation) const {
   return flight_ && flight_->generation() == generation && !flight_->Ended() &&
          state() != SessionState::kClosed;

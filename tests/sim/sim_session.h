@@ -71,6 +71,8 @@ class SimSession {
   // As Session's AbortGroup; false: nothing runs.
   bool AbortGroup();
   void OnLinkLost(std::uint64_t generation, int rank, const Status& why);
+  // An operation waits for `rank` over a link that is lost.
+  void ReportNeed(std::uint64_t generation, int rank, const std::string& what);
 
   // As RendezvousEvents.
   void OnView(const View& view);

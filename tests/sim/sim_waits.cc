@@ -177,6 +177,7 @@ void Sim::ReportGone(Process& process, std::uint64_t generation) {
   for (const int rank : std::exchange(process.calls[generation].gone, {})) {
     const Status why(StatusCode::kCommFailed, StrCat("the link to rank ", rank, " broke"));
     process.session->OnLinkLost(generation, rank, why);
+    process.calls[generation].links.Note("world", rank);
   }
 }
 
@@ -211,6 +212,9 @@ void Sim::TellWaiting(Process& process, std::uint64_t generation, int number) {
   if (over && options_.planted != Planted::kWaitsOutliveTheirCalls) return;
   WaitingReport report = WaitsOf(process, generation, over);
   report.tell = Chance(30);
+  for (const recovery::LostLinks::Need& need : calls.links.NeededBy(report.calls)) {
+    process.session->ReportNeed(generation, need.rank, need.what);
+  }
   SendWaiting(process, std::move(report));
   DoAfter(process, kWaitTellAfter,
           [this, &process, generation, number] { TellWaiting(process, generation, number); });

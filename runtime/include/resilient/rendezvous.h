@@ -74,8 +74,8 @@ enum class ReportKind : std::uint8_t {
   kProcessDied = 4,  // The process of `accused_rank` has come to its end: seen on its own host.
   kRoom =
       5,  // This member has made commit `commit`, and would go on from it with `max_world` ranks.
-  // An operation of this member needs `accused_rank` (-1: any other), which has said goodbye to
-  // it; fences with kLeft once that rank has left the world.
+  // An operation of this member, which `status` names, needs `accused_rank` (-1: any other), whose
+  // link has ended; fences with kLeft once that rank has left the world.
   kNeedsLeaver = 6,
   // The process of the sender comes to its end by `status`, whatever it was in: its seat is lost.
   kEnding = 7,

@@ -199,28 +199,6 @@ TEST_F(CoreConnections, AccusedThatIsSilent_IsLeftToItsLease) {
   EXPECT_THAT(CauseAt(control[0]), HasSubstr("sent no heartbeat"));
 }
 
-TEST_F(CoreConnections, AccusedThatHasLeft_FencesWithLeft) {
-  const std::vector<ConnectionId> control = Run(3);
-  Send(control[1], LeaveOp{});
-  Send(control[0], ReportOp{Broken(1)});
-  const std::optional<Fence> fence = Take<Fence>(control[2]);
-  ASSERT_TRUE(fence);
-  EXPECT_EQ(fence->cause.code(), StatusCode::kLeft);
-  EXPECT_EQ(fence->cause.detail().rank, 1);
-}
-
-// The report of the broken link and the goodbye come on two connections, in any order.
-TEST_F(CoreConnections, AccusedThatLeavesBeforeItHasAnswered_FencesWithLeft) {
-  const std::vector<ConnectionId> control = Run(3);
-  Send(control[0], ReportOp{Broken(1)});
-  EXPECT_EQ(CauseAt(control[2]), "no fence");
-  Send(control[1], LeaveOp{});
-  const std::optional<Fence> fence = Take<Fence>(control[2]);
-  ASSERT_TRUE(fence);
-  EXPECT_EQ(fence->cause.code(), StatusCode::kLeft);
-  EXPECT_EQ(fence->cause.detail().rank, 1);
-}
-
 TEST_F(CoreConnections, LeaverThatWasAccusedInThePast_FencesNobody) {
   const std::vector<ConnectionId> control = Run(3);
   Send(control[0], ReportOp{Broken(1)});

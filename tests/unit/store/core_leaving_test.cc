@@ -8,6 +8,7 @@
 namespace resilient::store {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr Duration kWait = std::chrono::seconds(60);
@@ -50,6 +51,31 @@ TEST_F(CoreLeaving, ALeaveThatNobodyNeeds_FencesNobody) {
   Send(control[1], LeaveOp{});
   Advance(std::chrono::seconds(1), {control[0], control[2]});
   EXPECT_EQ(FenceAt(control[0]), "no fence");
+}
+
+// Its goodbye may have been lost on its way.
+TEST_F(CoreLeaving, LinkThatBrokeToALeaver_FencesNobodyUntilItIsNeeded) {
+  for (const bool leaves_first : {true, false}) {
+    SCOPED_TRACE(leaves_first ? "leaves first" : "the link breaks first");
+    Restart();
+    const auto control = Run(3, kWait);
+    Report broke = Needs(1);
+    broke.kind = ReportKind::kLinkLost;
+    broke.status = Status(StatusCode::kCommFailed, "it was closed without a goodbye");
+    if (leaves_first) Send(control[1], LeaveOp{});
+    EXPECT_TRUE(Ask(control[0], ReportOp{broke}).status.ok());
+    if (!leaves_first) Send(control[1], LeaveOp{});
+    Advance(std::chrono::seconds(1), {control[0], control[2]});
+    for (const int rank : {0, 2}) EXPECT_EQ(FenceAt(control[At(rank)]), "no fence");
+    Report needs = Needs(1);
+    needs.status = Status(StatusCode::kLeft, "barrier() #3 of group 'world'");
+    EXPECT_TRUE(Ask(control[0], ReportOp{needs}).status.ok());
+    for (const int rank : {0, 2}) {
+      EXPECT_THAT(FenceAt(control[At(rank)]),
+                  AllOf(HasSubstr("[resilient:LEFT] rank 1"), HasSubstr("rank 0 (host"),
+                        HasSubstr("needs it for barrier() #3 of group 'world'")));
+    }
+  }
 }
 
 // What the program is given by a rebuild holds nobody that has left.
