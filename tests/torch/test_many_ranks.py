@@ -38,10 +38,10 @@ def every_collective(times):
     hear()
 
 
-def run(world, size, times, shm_limit):
+def run(world, size, times, shm_limit, longer=0):
     ranks = world.start(every_collective, size, times, env={"RESILIENT_SHM_LIMIT": shm_limit})
     for rank in ranks:
-        assert rank.told(30 + size) == "left"
+        assert rank.told(30 + size + longer) == "left"
     for first in range(0, size, END_AT_A_TIME):
         for rank in ranks[first : first + END_AT_A_TIME]:
             rank.say("end")
@@ -61,3 +61,10 @@ def test_64_ranks(world):
 def test_many_ranks_again_and_again(world, size, shm_limit):
     for _ in range(5 if size < 256 else 2):
         run(world, size, 20 if size < 256 else 5, shm_limit)
+
+
+@pytest.mark.soak
+@TRANSPORTS
+def test_256_ranks_as_often_as_fewer(world, shm_limit):
+    for _ in range(5):
+        run(world, 256, 20, shm_limit, longer=600)
