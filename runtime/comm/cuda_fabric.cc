@@ -232,6 +232,12 @@ class CudaCommunicator final : public Communicator {
     return std::all_of(devices_.begin(), devices_.end(),
                        [](const auto& device) { return device.second->IsQuiet(); });
   }
+  bool HoldsDevice() const override {
+    if (mark_.InChild()) return false;
+    const std::lock_guard lock(mutex_);
+    return std::any_of(devices_.begin(), devices_.end(),
+                       [](const auto& device) { return device.second->HoldsDevice(); });
+  }
   ProgressAnswer AskProgress(const std::string& transport) override {
     if (transport == spec_.name) return host_->AskProgress(transport);
     if (mark_.InChild()) return ProgressAnswer::kOver;

@@ -37,6 +37,7 @@ class PortCommunicator final : public Communicator {
   }
   void Abort(const Status& cause) override { port_->Abort(cause); }
   bool IsQuiet() const override { return port_->IsQuiet(); }
+  bool HoldsDevice() const override { return port_->HoldsDevice(); }
   ProgressAnswer AskProgress(const std::string& transport) override {
     return transport == port_->spec().name ? port_->AskProgress() : ProgressAnswer::kNotBegun;
   }
@@ -57,6 +58,7 @@ class Fabric final : public CommunicatorFactory {
       : endpoint_(std::move(parts.endpoint)),
         admission_(std::move(parts.admission)),
         observer_(std::move(parts.observer)),
+        serves_device_(parts.serves_device),
         clock_(clock),
         requests_(std::move(parts.requests)),
         loop_(std::move(parts.loop)),
@@ -81,11 +83,13 @@ class Fabric final : public CommunicatorFactory {
                                             requests_->held(), clock_, admission_, observer_);
     auto communicator = std::make_shared<PortCommunicator>(port);
     if (InChild()) return communicator;  // Its operations are refused.
+    port->SetHoldsDevice(serves_device_ && fits);
     if (!fits) {
       port->Close(Status(StatusCode::kInvalidArgument,
                          StrCat("the name of a group has at most ", kMaxGroupName,
                                 " characters, its secret ", kMaxSecret)));
     } else if (!requests_->Create(port)) {
+      port->SetHoldsDevice(false);
       port->Close(SessionClosed());
     } else if (abort != nullptr) {
       // Weak: the cell may outlive the group, and must not keep it.
@@ -110,6 +114,7 @@ class Fabric final : public CommunicatorFactory {
   const std::string endpoint_;
   const Admission admission_;
   const StepObserver observer_;
+  const bool serves_device_;
   const Clock& clock_;
   std::unique_ptr<FabricRequests> requests_;
   std::unique_ptr<GroupLoop> loop_;

@@ -54,6 +54,7 @@ struct FabricParts {
   std::unique_ptr<GroupLoop> loop;  // Reads `requests`.
   Admission admission;
   StepObserver observer;
+  bool serves_device = false;  // GroupPort::SetHoldsDevice.
 };
 
 // A thread on which the loop moves its groups, and for each group what a caller holds of it: the

@@ -114,6 +114,8 @@ class GroupPort {
   // The abort cell was set. Any thread.
   void OnAbort();
   bool IsQuiet() const { return outstanding_.load(std::memory_order_acquire) == 0; }
+  // As Communicator.
+  bool HoldsDevice() const { return holds_device_.load(std::memory_order_acquire); }
   // As Communicator, of this transport.
   ProgressAnswer AskProgress();
   void NoteAllEntered(const EnteredCall& call);
@@ -136,6 +138,8 @@ class GroupPort {
   // `waiting`. At most once.
   ShmLane& OpenLane(std::unique_ptr<ShmSegment> segment, const ShmGeometry& geometry,
                     std::deque<SubmittedOp> waiting, bool checksums);
+  // From before its group begins until that has nothing more to do on its device.
+  void SetHoldsDevice(bool holds) { holds_device_.store(holds, std::memory_order_release); }
   void OnCompleted() { outstanding_.fetch_sub(1, std::memory_order_acq_rel); }
   // Whoever runs a collective is at its next step.
   void OnStep() {
@@ -163,6 +167,7 @@ class GroupPort {
   // Self-synchronised.
   std::atomic<std::size_t> outstanding_{0};
   std::atomic<std::uint64_t> steps_{0};
+  std::atomic<bool> holds_device_{false};
   // Guarded by mutex_.
   mutable std::mutex mutex_;
   std::vector<SubmittedOp> ops_;

@@ -20,7 +20,7 @@ struct NcclFabricOptions {
   NcclIdentity identity;  // What this rank says of itself; the id is made for each attempt.
   // Of one attempt, once all ranks have come: NCCL itself waits for ever, and tells nobody.
   Duration connect_timeout = std::chrono::seconds(60);
-  // What Leave gives the peers to take what was sent, before the communicator is aborted.
+  // What Leave gives NCCL to let go once no peer awaits anything of this rank; then it is aborted.
   Duration flush_timeout = std::chrono::seconds(1);
   // How long an error of NCCL's, which names no rank, waits for the fence that does.
   Duration verdict_wait = std::chrono::seconds(3);

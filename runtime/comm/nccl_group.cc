@@ -33,6 +33,7 @@ NcclGroup::NcclGroup(std::shared_ptr<GroupPort> port, NcclContext& context)
                 context.doorbell) {}
 
 NcclGroup::~NcclGroup() {
+  port_->SetHoldsDevice(false);
   context_.device_clock.NoteRuns(this, false);
   if (control_ != nullptr) control_->link().Leave();
   if (release_ == nullptr || release_->IsFinished()) return;
@@ -82,7 +83,7 @@ bool NcclGroup::Failed(NcclResult result, std::string_view what) {
   }
   if (state_ < State::kReady) {
     connect_failure_ = std::move(status);
-  } else if (state_ == State::kDraining) {
+  } else if (IsLeaving()) {
     End(leave_status_);  // Who leaves fences nobody.
   } else if (state_ == State::kReady && !IsOwnFault(result)) {
     RESILIENT_LOG(kInfo, status.message());
@@ -150,9 +151,8 @@ void NcclGroup::Advance() {
       if (state_ == State::kReady) CompleteLaunched();
       if (state_ == State::kReady) SweepCaptures();
       if (state_ == State::kReady) StartPending();
+      if (state_ == State::kReady && IsLeaving()) LeaveWhenDone();
       return;
-    case State::kDraining:
-      return AwaitDrained();
     case State::kHolding:
       if (!hold_until_.ExpiredAt(context_.now)) return;
       return held_known_ ? End(held_) : Fail(held_);
@@ -192,7 +192,6 @@ Instant NcclGroup::NextTime() const {
     }
     case State::kHolding:
       return held_known_ ? hold_until_.when() : std::min(hold_until_.when(), next_tell_);
-    case State::kDraining:
     case State::kFlushing:
       return std::min(flush_by_.when(), context_.now + kPoll);
     case State::kReleasing:
@@ -342,27 +341,43 @@ bool NcclGroup::MakePremulSum(const Operation& op) {
   return true;
 }
 
-// What was launched is waited for: the program has been told that it may go on behind it, and the
-// peers need this rank's part. What was not is cancelled.
+// What was submitted is run to its end: the program has been told that it may go on behind it, and
+// the peers need this rank's part. The loop watches it as before: who is late is named, and a peer
+// that is lost or has left ends it.
 void NcclGroup::Leave(const Status& status) {
   if (state_ == State::kHolding) return held_known_ ? End(held_) : Fail(held_);
-  if (state_ > State::kReady) return;
-  if (state_ != State::kReady) return End(status);
+  if (state_ > State::kReady || IsLeaving()) return;
   leave_status_ = status;
-  for (SubmittedOp& op : port_->Close(status)) pending_.push_back(std::move(op));
-  while (!pending_.empty()) finished_.Add(pending_.pop_front(), status);
-  state_ = State::kDraining;
-  flush_by_ = Deadline::After(context_.now, context_.options.flush_timeout);
-  AwaitDrained();
+  for (SubmittedOp& op : port_->Close(status)) {
+    if (op.capture == 0) watch_.OnSubmitted(op.op, op.seq);
+    pending_.push_back(std::move(op));
+  }
+  CancelCaptured();
+  if (state_ == State::kReady) return LeaveWhenDone();
+  if (pending_.empty()) End(status);
 }
 
-void NcclGroup::AwaitDrained() {
-  FinishLaunch();
-  if (state_ == State::kDraining) SweepCaptures();
-  if (state_ == State::kDraining) CompleteLaunched();
-  if (state_ != State::kDraining) return;
-  if (launched_.empty() && !launching_) return Flush();
-  if (flush_by_.ExpiredAt(context_.now)) End(leave_status_);
+// Nothing waits for what is not in a graph yet, and its capture may have been given up.
+void NcclGroup::CancelCaptured() {
+  for (std::size_t left = pending_.size(); left > 0; --left) {
+    SubmittedOp op = pending_.pop_front();
+    if (op.capture == 0) {
+      pending_.push_back(std::move(op));
+    } else {
+      finished_.Add(std::move(op), leave_status_);
+    }
+  }
+}
+
+void NcclGroup::LeaveWhenDone() {
+  if (!launched_.empty() || !pending_.empty()) return;
+  if (!launching_) return Flush();
+  // Into a capture.
+  if (flush_by_.when() == kNever) {
+    flush_by_ = Deadline::After(context_.now, context_.options.flush_timeout);
+  } else if (flush_by_.ExpiredAt(context_.now)) {
+    End(leave_status_);
+  }
 }
 
 void NcclGroup::Flush() {
@@ -377,15 +392,21 @@ void NcclGroup::Flush() {
   // So that those who wait for others know that this rank has done its part.
   TellAll(false);
   state_ = State::kFlushing;
+  flushing_since_ = context_.now;
+  next_tell_ = context_.now + kTellPeers;
 }
 
 void NcclGroup::AwaitFlushed() {
   NcclResult result = NcclResult::kSuccess;
   const bool asked = nccl_.CommGetAsyncError(comm_, &result) == NcclResult::kSuccess;
-  const bool late = flush_by_.ExpiredAt(context_.now);
   const bool flushing = asked && result == NcclResult::kInProgress;
   const bool flushed = asked && result == NcclResult::kSuccess;
+  if (flushing) WatchFlush();
+  if (flush_by_.when() == kNever && (!flushing || WhoAwaitsUs().empty()))
+    flush_by_ = Deadline::After(context_.now, context_.options.flush_timeout);
+  const bool late = flush_by_.ExpiredAt(context_.now);
   if (!late && (flushing || (flushed && !control_->IsIdle()))) return;
+  context_.waits->Forget(ControlName(), spec_.generation);
   control_->link().Leave();
   Release(flushed ? NcclRelease::Kind::kDestroy : NcclRelease::Kind::kAbort);
 }
@@ -408,6 +429,7 @@ void NcclGroup::End(const Status& cause) {
 }
 
 void NcclGroup::Release(NcclRelease::Kind kind) {
+  port_->SetHoldsDevice(false);
   if (comm_ == nullptr && stream_ == nullptr) {
     state_ = State::kDone;
     return;

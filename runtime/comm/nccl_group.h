@@ -92,8 +92,7 @@ class NcclGroup final : public DeviceGroup {
     kConnecting,  // NCCL connects.
     kComparing,   // Whether it has, on all ranks.
     kReady,
-    kDraining,  // It leaves when what was launched has ended.
-    kHolding,   // It has failed, and others are to hear or to say why first.
+    kHolding,  // It has failed, and others are to hear or to say why first.
     kFlushing,
     kReleasing,
     kDone
@@ -166,8 +165,13 @@ class NcclGroup final : public DeviceGroup {
 
   void TakeMail();
   void Advance();
-  void AwaitDrained();
+  bool IsLeaving() const { return !leave_status_.ok(); }
+  void CancelCaptured();
+  void LeaveWhenDone();
   void Flush();
+  // Others that have not left, and are not known to have all that this rank has done for them.
+  std::vector<int> WhoAwaitsUs() const;
+  void WatchFlush();
   void AwaitFlushed();
   void CheckHealth();
   void FinishLaunch();
@@ -230,8 +234,9 @@ class NcclGroup final : public DeviceGroup {
   Instant next_deadline_check_ = kNever;
   Instant next_tell_ = Instant::min();       // The peers.
   Instant next_wait_told_ = Instant::min();  // The session.
-  Deadline flush_by_ = Deadline::Never();
-  Status leave_status_;   // Of kDraining: what the rest completes with.
+  Deadline flush_by_ = Deadline::Never();    // From when nobody awaits what is still under way.
+  Instant flushing_since_{};
+  Status leave_status_;   // Not OK: it leaves as soon as what was submitted has ended.
   GroupPort::Mail mail_;  // Of a turn; kept for its memory.
   Ring<SubmittedOp> pending_;
   Ring<Launched> launched_;

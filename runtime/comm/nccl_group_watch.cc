@@ -256,6 +256,31 @@ void NcclGroup::WatchFailure() {
   }
 }
 
+std::vector<int> NcclGroup::WhoAwaitsUs() const {
+  std::vector<int> ranks = Others();
+  const std::vector<int> left = control_->Left();
+  std::erase_if(ranks, [&](int rank) {
+    return watch_.HasAllOfOurs(rank) || std::find(left.begin(), left.end(), rank) != left.end();
+  });
+  return ranks;
+}
+
+// NCCL still has what peers have not taken. They are asked, and the session is told whom it is for.
+void NcclGroup::WatchFlush() {
+  if (context_.now < next_tell_) return;
+  next_tell_ = context_.now + kTellPeers;
+  TellAll(true);
+  const std::vector<int> ranks = WhoAwaitsUs();
+  const Duration age = context_.now - flushing_since_;
+  if (ranks.empty() || age < kWaitTellAfter) return;
+  WaitingOperation told;
+  told.seq = watch_.ended();
+  told.what = "the end of the group, for the last that this rank has sent";
+  told.age = age;
+  told.missing = GlobalRanks(spec_, ranks);
+  context_.events.OnWaiting(spec_.name, spec_.generation, {std::move(told)});
+}
+
 // Whether `rank`, which has left, has done so without its part in what may not have begun here.
 bool NcclGroup::HasGoneFrom(const Launched& one, int rank) const {
   const Operation& op = one.op.op;

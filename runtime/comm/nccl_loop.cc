@@ -87,8 +87,9 @@ void NcclLoop::Run() {
 
 void NcclLoop::TakeRequests() {
   FabricRequests::Asked asked = requests_.Take();
-  stopping_ = asked.stop;
-  stop_by_ = asked.stop_by;
+  if (asked.stop && !std::exchange(stopping_, true))
+    stop_by_ =
+        Deadline::At(std::min(asked.stop_by.when(), context_.now + context_.options.flush_timeout));
   for (auto& port : asked.created) AddGroup(std::move(port));
   if (!stopping_) return;
   for (const auto& group : groups_) {
@@ -192,7 +193,8 @@ std::unique_ptr<CommunicatorFactory> MakeDeviceFabric(const NcclFabricOptions& o
                      .requests = std::move(requests),
                      .loop = std::move(loop),
                      .admission = admit,
-                     .observer = nullptr},
+                     .observer = nullptr,
+                     .serves_device = true},
                     clock);
 }
 

@@ -237,6 +237,14 @@ bool NcclWatch::GoneBefore(int peer, const Operation& op, std::uint64_t number) 
   return heard == heard_.end() || heard->second.ended < number;
 }
 
+bool NcclWatch::HasAllOfOurs(int peer) const {
+  const auto heard = heard_.find(peer);
+  const NcclProgress told = heard == heard_.end() ? NcclProgress{} : heard->second;
+  const auto messages = messages_.find(peer);
+  return told.ended >= ended_ &&
+         (messages == messages_.end() || told.recvs >= messages->second.sends);
+}
+
 GroupProgress NcclWatch::Progress(const std::vector<const Operation*>& waiting) const {
   GroupProgress progress;
   progress.group = spec_.name;

@@ -115,6 +115,11 @@ class NcclWatch {
   std::vector<int> NotInReplay(const ReplayPlace& place) const;
   // Whether `peer`, which tells nothing any more, has gone without its part in it.
   bool GoneBefore(int peer, const Operation& op, std::uint64_t number) const;
+  // Whether `peer` is known to have ended the collectives that are over here, and to have begun to
+  // receive all that was sent to it.
+  bool HasAllOfOurs(int peer) const;
+  // The latest collective that is over; 0: none.
+  std::uint64_t ended() const { return ended_; }
   // What the program has submitted, of which `waiting` has been begun and is not over. NCCL knows
   // no tags: a message is for the next recv. Without the device's.
   GroupProgress Progress(const std::vector<const Operation*>& waiting) const;

@@ -22,6 +22,7 @@ StagedGroup::StagedGroup(std::shared_ptr<GroupPort> port, NcclContext& context,
       calls_(std::move(calls)) {}
 
 StagedGroup::~StagedGroup() {
+  port_->SetHoldsDevice(false);
   if (control_ != nullptr) control_->Leave();
   if (host_ != nullptr) host_->Leave();
   if (release_ == nullptr || release_->IsFinished()) return;
@@ -82,9 +83,7 @@ void StagedGroup::Step() {
       break;
     case State::kReady:
       Advance();
-      break;
-    case State::kDraining:
-      AwaitDrained();
+      if (IsLeaving()) LeaveWhenDone();
       break;
     case State::kHolding:
       if (end_by_.ExpiredAt(context_.now)) End(end_status_);
@@ -198,8 +197,7 @@ Instant StagedGroup::NextTime() const {
     case State::kMeeting:
       return std::min(next_deadline_check_,
                       pending_.empty() ? kNever : context_.now + kWaitTellAfter);
-    case State::kReady:
-    case State::kDraining: {
+    case State::kReady: {
       const Instant next = std::min(next_deadline_check_, end_by_.when());
       if (!AwaitsDevice()) return next;
       return context_.now < spin_until_ ? context_.now : std::min(next, context_.now + kPoll);
@@ -215,22 +213,21 @@ Instant StagedGroup::NextTime() const {
   return kNever;
 }
 
-// What has begun is waited for: the peers need this rank's part. What has not is cancelled.
+// What was submitted is run to its end, as in NcclGroup.
 void StagedGroup::Leave(const Status& status) {
-  if (state_ == State::kDraining) return;
-  if (state_ != State::kReady) return End(status);
+  if (state_ > State::kReady) return End(status);
+  if (IsLeaving()) return;
   leave_status_ = status;
-  for (SubmittedOp& op : port_->Close(status)) pending_.push_back(std::move(op));
-  while (!pending_.empty()) finished_.Add(pending_.pop_front(), status);
-  state_ = State::kDraining;
-  end_by_ = Deadline::After(context_.now, context_.options.flush_timeout);
-  AwaitDrained();
+  for (SubmittedOp& op : port_->Close(status)) {
+    if (op.op.kind == OpKind::kSend) ++exchanged_[op.op.peer].sent;
+    pending_.push_back(std::move(op));
+  }
+  LeaveWhenDone();
 }
 
-void StagedGroup::AwaitDrained() {
-  if (!CompleteLaunched() || !MoveHead()) return;
-  const bool drained = head_.empty() && launched_.empty();
-  if (drained || end_by_.ExpiredAt(context_.now)) End(leave_status_);
+void StagedGroup::LeaveWhenDone() {
+  if (state_ <= State::kReady && pending_.empty() && head_.empty() && launched_.empty())
+    End(leave_status_);
 }
 
 void StagedGroup::Abort(const Status& cause) {
@@ -244,6 +241,7 @@ void StagedGroup::Abort(const Status& cause) {
 // Goodbye to the peers, unless an abort has taken their links from them.
 void StagedGroup::End(const Status& cause) {
   if (state_ >= State::kStopping) return;
+  port_->SetHoldsDevice(false);
   if (end_status_.ok()) end_status_ = cause;
   for (SubmittedOp& op : port_->Close(end_status_)) pending_.push_back(std::move(op));
   context_.waits->Forget(ControlName(), spec_.generation);

@@ -71,7 +71,6 @@ class StagedGroup final : public DeviceGroup {
   enum class State {
     kMeeting,  // The ranks come together.
     kReady,
-    kDraining,  // It leaves when what has begun has ended.
     kHolding,   // It has failed, and the fence that tells the others comes first.
     kStopping,  // The CPU transport lets go of the buffers.
     kReleasing,
@@ -142,7 +141,8 @@ class StagedGroup final : public DeviceGroup {
   bool StartNext();
   bool HasStreams();
   bool CompleteLaunched();
-  void AwaitDrained();
+  bool IsLeaving() const { return !leave_status_.ok(); }
+  void LeaveWhenDone();
   void AwaitStopped();
   void AwaitReleased();
   void Abort(const Status& cause);
@@ -179,9 +179,9 @@ class StagedGroup final : public DeviceGroup {
   Instant spin_until_ = Instant::min();
   Instant next_deadline_check_ = kNever;
   Instant next_wait_told_ = Instant::min();
-  Deadline end_by_ = Deadline::Never();  // Of kDraining and kHolding.
-  Status leave_status_;                  // Of kDraining: what the rest completes with.
-  GroupPort::Mail mail_;                 // Of a turn; kept for its memory.
+  Deadline end_by_ = Deadline::Never();  // Of kHolding.
+  Status leave_status_;   // Not OK: it leaves as soon as what was submitted has ended.
+  GroupPort::Mail mail_;  // Of a turn; kept for its memory.
   Ring<SubmittedOp> pending_;
   std::uint64_t begun_ = 0;                // The latest collective.
   std::map<int, PeerProgress> exchanged_;  // Messages, by group rank.

@@ -450,6 +450,7 @@ void SessionImpl::Close() {
     AbandonInChild();
     return;
   }
+  if (!OnOwnThread()) AwaitDevices();
   {
     Lock lock(mutex_);
     StepLocked({EventKind::kClose, 0, {}, {}});
@@ -467,6 +468,32 @@ void SessionImpl::Close() {
   Lock lock(mutex_);
   closed_ = true;
   changed_.notify_all();
+}
+
+// A program goes on ahead of what its devices do, and the peers need this rank's part in that.
+// Until it has ended, the session lives: it tells what it waits for, and hears of losses, which end
+// it.
+void SessionImpl::AwaitDevices() {
+  constexpr Duration kLongestLook = Millis(20);
+  Lock lock(mutex_);
+  const auto runs = [this] {
+    return machine_.state() == SessionState::kRunning && flight_ != nullptr && !flight_->Ended();
+  };
+  if (!runs() || end_announced_ || close_started_ || std::exchange(leaving_, true)) return;
+  const auto communicators = CommunicatorsLocked();
+  const auto hold = [&communicators] {
+    return std::ranges::any_of(communicators, [](const auto& one) { return one->HoldsDevice(); });
+  };
+  lock.unlock();
+  if (!hold()) return;
+  for (const auto& communicator : communicators) communicator->Leave();
+  for (Duration look = Millis(1); hold(); look = std::min(2 * look, kLongestLook)) {
+    if (options_.interrupt != nullptr && !options_.interrupt().ok()) return;
+    lock.lock();
+    if (!runs()) return;
+    changed_.wait_for(lock, look);
+    lock.unlock();
+  }
 }
 
 void SessionImpl::CloseThreads() {

@@ -49,7 +49,7 @@ Status GroupClosed(const std::string& group) {
 }  // namespace
 
 Status SessionImpl::NotRunningLocked(const std::string& group, const std::string& what) const {
-  if (machine_.state() == SessionState::kClosed) {
+  if (machine_.state() == SessionState::kClosed || leaving_) {
     return Status(StatusCode::kFailedPrecondition,
                   StrCat("the session is closed on this rank: ", what, " of group '", group,
                          "' was not started", WhyClosed()));
@@ -205,7 +205,7 @@ Result<SessionImpl::Entry> SessionImpl::Enter(GroupSlot& slot, const Operation& 
       // Nobody may be waiting in Rebuild to notice that the budget is spent.
       StepFromCaller({EventKind::kTick, 0, {}, {}}, &lock);
     }
-    if (machine_.state() != SessionState::kRunning) {
+    if (machine_.state() != SessionState::kRunning || leaving_) {
       return NotRunningLocked(slot.name, Describe(operation));
     }
     if (slot.closed) return GroupClosed(slot.name);
@@ -356,10 +356,12 @@ void SessionImpl::CloseGroup(GroupSlot& slot) {
   Lock lock(mutex_);
   used_names_.insert(slot.name);
   left_.push_back(std::move(communicator));
-  if (left_.size() > kLeftCommunicatorsMax) {
-    oldest = std::move(left_.front());
-    left_.pop_front();
-  }
+  if (left_.size() <= kLeftCommunicatorsMax) return;
+  const auto free =
+      std::find_if(left_.begin(), left_.end(), [](const auto& one) { return !one->HoldsDevice(); });
+  if (free == left_.end()) return;
+  oldest = std::move(*free);
+  left_.erase(free);
 }
 
 void SessionImpl::AbortGroup(GroupSlot& slot, const std::string& why) {
@@ -394,15 +396,19 @@ void SessionImpl::AbortGroup(GroupSlot& slot, const std::string& why) {
   if (communicator != nullptr) communicator->Abort(cause);
 }
 
+std::vector<std::shared_ptr<Communicator>> SessionImpl::CommunicatorsLocked() const {
+  std::vector<std::shared_ptr<Communicator>> all(left_.begin(), left_.end());
+  if (world_ != nullptr) all.push_back(world_);
+  for (const auto& [name, slot] : groups_) {
+    if (slot->communicator != nullptr) all.push_back(slot->communicator);
+  }
+  return all;
+}
+
 std::vector<std::shared_ptr<Communicator>> SessionImpl::TakeCommunicatorsLocked() {
-  std::vector<std::shared_ptr<Communicator>> taken;
-  const auto take = [&taken](std::shared_ptr<Communicator>& communicator) {
-    if (communicator != nullptr) taken.push_back(std::move(communicator));
-    communicator = nullptr;
-  };
-  take(world_);
-  for (auto& [name, slot] : groups_) take(slot->communicator);
-  for (auto& communicator : left_) take(communicator);
+  std::vector<std::shared_ptr<Communicator>> taken = CommunicatorsLocked();
+  world_ = nullptr;
+  for (auto& [name, slot] : groups_) slot->communicator = nullptr;
   left_.clear();
   used_names_.clear();
   return taken;

@@ -36,7 +36,8 @@ namespace resilient::recovery {
 
 inline constexpr std::size_t kOpenGroupsMax = 4096;
 inline constexpr std::size_t kGroupNamesPerGenerationMax = 65536;
-// Communicators of closed groups that are kept so that their last bytes can still leave.
+// Communicators of closed groups that are kept so that their last bytes can still leave, beside
+// those that hold a device.
 inline constexpr std::size_t kLeftCommunicatorsMax = 16;
 inline constexpr Duration kLinkReportInterval = std::chrono::seconds(1);
 // A link that cannot be made for so long has a line in the log, and one again each time.
@@ -174,6 +175,7 @@ class SessionImpl final : public Session,
   Status OverdueLocked() const;
   Membership MembershipInChild() const;
   Membership MembershipLocked() const;
+  void AwaitDevices();
   void CloseThreads();
 
   // In session_events.cc: the machine and what it asks for. StepLocked and StepFromCaller REQUIRE
@@ -228,6 +230,7 @@ class SessionImpl final : public Session,
   Result<GroupSpec> SpecOf(const std::string& name, const std::vector<int>& ranks, int rank,
                            const View& view) const;
   Completion Wrap(std::shared_ptr<OperationRecord> record, Completion done);
+  std::vector<std::shared_ptr<Communicator>> CommunicatorsLocked() const;
   std::vector<std::shared_ptr<Communicator>> TakeCommunicatorsLocked();
 
   const SessionOptions options_;
@@ -262,6 +265,7 @@ class SessionImpl final : public Session,
   Membership acknowledged_;           // Of the generation that ran here last.
   Instant contact_ = Instant::min();  // The service was heard last.
   bool end_announced_ = false;
+  bool leaving_ = false;  // No operation is let in any more.
   bool close_started_ = false;
   bool closed_ = false;
   std::shared_ptr<Flight> flight_;  // Of the latest view; null before the first.

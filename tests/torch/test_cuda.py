@@ -15,7 +15,7 @@ import fake_device
 import pytest
 import torch
 import torch.distributed as dist
-from rank_server import tell
+from rank_server import hear, tell
 from tensors import joined, same, values
 
 import torch_resilient
@@ -417,6 +417,99 @@ def leaves_behind_wait():
 @NEEDS_FAKE
 def test_a_goodbye_waits_for_what_was_launched(world):
     fake_run(world, leaves_behind_wait, 3)
+
+
+def leaves_ahead_of_the_others(turns):
+    cuda, rank, size = faked()
+    tensors = [cuda.tensor(values(rank, 100), device=rank) for _ in range(turns)]
+    dist.all_reduce(cuda.tensor(torch.ones(1), device=rank))  # They are connected.
+    if rank > 0:
+        tell("late")
+        hear()
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    if rank == 0:
+        tell("leaves")
+    dist.destroy_process_group()
+    assert len(works) == turns
+    for tensor in tensors:
+        same(fetched(cuda, tensor), sum(values(other, 100) for other in range(size)))
+
+
+@NEEDS_FAKE
+@pytest.mark.parametrize("turns", [1, 300])  # More than are launched at once.
+def test_a_goodbye_waits_for_a_rank_that_is_late(world, turns):
+    environment = {**libraries(), "RESILIENT_WAIT_LOG": "1"}
+    ranks = world.start(leaves_ahead_of_the_others, 3, turns, env=environment)
+    for rank in ranks[1:]:
+        assert rank.told() == "late"
+    assert ranks[0].told() == "leaves"
+    deadline = time.monotonic() + 30
+    while "all_reduce" not in ranks[0].stderr():  # In the line that says for whom it waits.
+        assert ranks[0].alive() and time.monotonic() < deadline, ranks[0].stderr()
+    for rank in ranks[1:]:
+        rank.say("go on")
+    for rank in ranks:
+        rank.value()
+
+
+def leaves_with_an_operation():
+    cuda, rank, _ = faked()
+    dist.all_reduce(cuda.tensor(torch.ones(1), device=rank))
+    if rank == 0:
+        dist.all_reduce(cuda.tensor(torch.ones(1), device=rank))
+    tell("there")
+    hear()
+    dist.destroy_process_group()
+    tell("out")
+
+
+@NEEDS_FAKE
+def test_a_goodbye_waits_no_longer_for_a_rank_that_is_lost(world):
+    leaver, lost = world.start(leaves_with_an_operation, 2, env=libraries())
+    assert (leaver.told(), lost.told()) == ("there", "there")
+    leaver.say("leave")
+    lost.signal()
+    assert leaver.told(10) == "out"
+    leaver.value()
+
+
+@NEEDS_FAKE
+def test_a_goodbye_waits_no_longer_for_a_rank_that_leaves_too(world):
+    ranks = world.start(leaves_with_an_operation, 2, env=libraries())
+    for rank in ranks:
+        assert rank.told() == "there"
+    for rank in ranks:
+        rank.say("leave")
+    for rank in ranks:
+        assert rank.told(10) == "out"
+        rank.value()
+
+
+def leaves_until_it_is_interrupted():
+    cuda, rank, _ = faked()
+    dist.all_reduce(cuda.tensor(torch.ones(1), device=rank))
+    if rank == 0:
+        dist.all_reduce(cuda.tensor(torch.ones(1), device=rank))
+        try:
+            dist.destroy_process_group()
+            time.sleep(0)  # It comes up at the next step of the interpreter.
+        except KeyboardInterrupt:
+            tell("interrupted")
+    hear()
+
+
+@NEEDS_FAKE
+def test_ctrl_c_ends_a_goodbye_that_waits(world):
+    environment = {**libraries(), "RESILIENT_WAIT_LOG": "1"}
+    leaver, other = world.start(leaves_until_it_is_interrupted, 2, env=environment)
+    deadline = time.monotonic() + 30
+    while "all_reduce" not in leaver.stderr():
+        assert leaver.alive() and time.monotonic() < deadline, leaver.stderr()
+    leaver.signal(signal.SIGINT)
+    assert leaver.told(3) == "interrupted"
+    for rank in (leaver, other):
+        rank.say("end")
+        rank.wait()
 
 
 def bound():

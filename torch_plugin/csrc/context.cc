@@ -127,6 +127,7 @@ void SessionContext::Close() {
     finisher_->Stop(in_child);
   });
   if (!in_child) ledger_->Close();
+  host_->RaiseLater();
 }
 
 }  // namespace resilient::plugin

@@ -29,6 +29,10 @@ class Host {
   // signal handler raised.
   virtual Status Interrupted() = 0;
 
+  // After a call that ends what it does first and has no error to tell of the interrupt: what the
+  // signal handler raised comes up in the program once that call has returned.
+  virtual void RaiseLater() {}
+
   // "train.py:301 step": the user's line that the calling thread is in; empty when it is not to be
   // had cheaply.
   virtual std::string CallSite() = 0;

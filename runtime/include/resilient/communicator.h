@@ -82,9 +82,12 @@ class Communicator {
   virtual void NoteAllEntered(const EnteredCall& call) = 0;
 
   // Says goodbye: peers that still need this rank fail with kLeft instead of waiting for a verdict.
-  // Operations of this rank still in flight complete with kCancelled. Returns at once; bytes
-  // already written still reach the peers.
+  // Operations of this rank still in flight complete with kCancelled, but for those on devices,
+  // ahead of which a program goes on: they end first, however late a peer is. Returns at once;
+  // bytes already written still reach the peers.
   virtual void Leave() = 0;
+  // After Leave: there are some, or peers have not taken all of them. Close or Abort ends that.
+  virtual bool HoldsDevice() const { return false; }
 };
 
 // What a communicator notices and cannot judge. Called on a communicator thread, or on that of who
@@ -118,11 +121,10 @@ class CommunicatorEvents {
   virtual void OnProgress(std::uint64_t generation, GroupProgress progress) = 0;
 };
 
-// One member of a group as a communicator must know it. Thread: value type.
+// One member of a group. Thread: value type.
 struct GroupMember {
   int global_rank = -1;
-  std::string endpoint;  // What that rank's CommunicatorFactory::endpoint() said, carried by the
-                         // membership view.
+  std::string endpoint;  // Of its CommunicatorFactory, carried by the membership view.
   std::string host;
   std::int64_t pid = 0;
 };
@@ -166,8 +168,8 @@ class CommunicatorFactory {
 
 // Options of the CPU communicator.
 struct CpuFabricOptions {
-  std::string bind_address =
-      "127.0.0.1";  // Address that the mesh listens on, numeric; told to the peers.
+  // Address that the mesh listens on, numeric; told to the peers.
+  std::string bind_address = "127.0.0.1";
   // "eth1,eth0": listens at an address of the first one that exists instead.
   std::string interfaces;
   std::string name = "res-comm";  // Thread name.
@@ -193,15 +195,13 @@ struct CudaFabricOptions {
   // Libraries to load; empty: the copy that the process has already, else what the linker finds.
   std::string nccl_library;
   std::string cuda_runtime;
-  // What this rank says of a device that it uses; null: what NVML says. Without a uuid: ranks may
-  // share it.
+  // What this rank says of a device; null: what NVML says. Without a uuid: ranks may share it.
   std::function<DeviceClaim(int device)> claim;
   SharedGpu shared_gpu = SharedGpu::kRefused;  // Else nothing is said of it.
-  // What each group is connected for as it is made, not at its first operation there; kHost: none.
-  int eager_device = kHost;
+  int eager_device = kHost;  // Groups are connected for it as they are made; kHost: for none.
   // Between the ranks' arrival and the end of NCCL's own way of connecting; it is tried twice.
   Duration connect_timeout = std::chrono::seconds(60);
-  // What Leave gives the peers to take what was sent.
+  // What Leave gives NCCL to let go once no peer awaits this rank.
   Duration flush_timeout = std::chrono::seconds(1);
   // How long an error of NCCL's, which names no rank, waits for the membership service to name one.
   Duration verdict_wait = std::chrono::seconds(3);

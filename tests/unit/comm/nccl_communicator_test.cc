@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "runtime/comm/nccl_group.h"
 #include "tests/support/sanitizers.h"
 #include "tests/unit/comm/nccl_world.h"
 
@@ -237,14 +238,61 @@ TEST_F(NcclTest, Leave_WaitsForWhatWasLaunched) {
   EXPECT_THAT(data, Each(ElementsAre(3)));
 }
 
-TEST_F(NcclTest, Leave_WithOperationsThatDoNotEnd_CancelsThem) {
+TEST_F(NcclTest, Leave_WaitsForAPeerThatIsLate_AndTellsOfIt) {
+  World& world = Start(2, kBound, Millis(20));
+  std::vector<std::vector<float>> data = {{1}, {2}};
+  const Pending first = Pending::Of(world.at(0), AllReduceOp(data[0]));
+  ASSERT_TRUE(WaitForKernels(0, 1));
+  world.at(0).Leave();
+  EXPECT_TRUE(world.log(0).WaitFor([](EventLog& log) {
+    const auto& told = log.waiting["world"];
+    return !told.empty() && !told.back().empty() && told.back().front().missing == std::vector{1};
+  }));
+  EXPECT_FALSE(first.IsDone());
+  EXPECT_TRUE(world.at(0).HoldsDevice());
+  const Pending second = Pending::Of(world.at(1), AllReduceOp(data[1]));
+  ExpectAllOk({first.Wait(), second.Wait()});
+  EXPECT_THAT(data, Each(ElementsAre(3)));
+  EXPECT_TRUE(Eventually([&] { return !world.at(0).HoldsDevice(); }));
+}
+
+// More than are launched at once, and before it is connected.
+TEST_F(NcclTest, Leave_RunsAllThatWasSubmitted) {
+  constexpr std::size_t kOperations = 2 * NcclGroup::kMaxLaunched;
+  World& world = Start(2);
+  std::vector<std::vector<float>> data(2 * kOperations, {1});
+  std::vector<Pending> pending;
+  for (int rank : {0, 1}) {
+    for (std::size_t i = 0; i < kOperations; ++i) {
+      auto& one = data[static_cast<std::size_t>(rank) * kOperations + i];
+      pending.push_back(Pending::Of(world.at(rank), AllReduceOp(one)));
+    }
+    world.at(rank).Leave();
+  }
+  for (const Pending& one : pending) EXPECT_TRUE(one.Wait().ok());
+  EXPECT_THAT(data, Each(ElementsAre(2)));
+}
+
+TEST_F(NcclTest, Leave_WithOperationsThatDoNotEnd_AnAbortEndsThem) {
   World& world = Start(2);
   std::vector<float> data = {1};
   const Pending waiting = Pending::Of(world.at(0), AllReduceOp(data));
   ASSERT_TRUE(WaitForKernels(0, 1));
   world.at(0).Leave();
-  EXPECT_EQ(waiting.Wait().code(), StatusCode::kCancelled);
+  world.at(0).Abort(Status(StatusCode::kRankLost, "rank 1"));
+  EXPECT_EQ(waiting.Wait().code(), StatusCode::kRankLost);
   EXPECT_TRUE(fake_.WaitFor([](const NcclCounts& counts) { return counts.aborts_ended == 1; }));
+  EXPECT_FALSE(world.at(0).HoldsDevice());
+}
+
+TEST_F(NcclTest, Leave_OfAllWhileOneNeedsAnother_IsThat) {
+  World& world = Start(2);
+  std::vector<float> data = {1};
+  const Pending waiting = Pending::Of(world.at(0), AllReduceOp(data));
+  ASSERT_TRUE(WaitForKernels(0, 1));
+  world.at(0).Leave();
+  world.at(1).Leave();
+  EXPECT_EQ(waiting.Wait().code(), StatusCode::kLeft);
 }
 
 TEST_F(NcclTest, Leave_WhenThePeersDoNotTakeWhatWasSent_AbortsAfterItsTime) {

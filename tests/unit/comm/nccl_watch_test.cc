@@ -358,5 +358,23 @@ TEST(NcclIdentityTest, Settings_AreThoseThatMustBeEqual) {
   EXPECT_EQ(NcclSettings({}), "");
 }
 
+TEST_F(NcclWatchTest, PeerHasAllOfOurs_WhenItHasEndedAndBegunToReceive) {
+  EXPECT_TRUE(zero_.HasAllOfOurs(1)) << "nothing was sent";
+  zero_.OnEntered(Collective(4), 1);
+  zero_.OnEnded(1);
+  EXPECT_FALSE(zero_.HasAllOfOurs(1)) << "it has told nothing";
+  one_.OnEntered(Collective(4), 1);
+  EXPECT_TRUE(Pass(one_, 1, zero_, 0).ok());
+  EXPECT_FALSE(zero_.HasAllOfOurs(1)) << "it is in the midst of it";
+  one_.OnEnded(1);
+  EXPECT_TRUE(Pass(one_, 1, zero_, 0).ok());
+  EXPECT_TRUE(zero_.HasAllOfOurs(1));
+  zero_.OnEntered(Message(OpKind::kSend, 1), 1);
+  EXPECT_FALSE(zero_.HasAllOfOurs(1));
+  one_.OnEntered(Message(OpKind::kRecv, 0), 1);
+  EXPECT_TRUE(Pass(one_, 1, zero_, 0).ok());
+  EXPECT_TRUE(zero_.HasAllOfOurs(1));
+}
+
 }  // namespace
 }  // namespace resilient

@@ -26,6 +26,13 @@ struct Stash {
 };
 thread_local Stash stash;
 
+int RaiseStashed(void*) {
+  if (stash.type == nullptr) return 0;
+  PyErr_Restore(stash.type, stash.value, stash.traceback);
+  stash = Stash{};
+  return -1;
+}
+
 constexpr Duration kExitMoment = std::chrono::seconds(1);
 constexpr Duration kExitPoll = std::chrono::milliseconds(1);
 
@@ -100,8 +107,7 @@ void PythonHost::DoThrow(const Status& status) {
   {
     const py::gil_scoped_acquire lock;
     if (status.code() == StatusCode::kInterrupted && stash.type != nullptr) {
-      PyErr_Restore(stash.type, stash.value, stash.traceback);
-      stash = Stash{};
+      (void)RaiseStashed(nullptr);
     } else if (PyObject* exception = MakeException(status)) {
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception)), exception);
       Py_DECREF(exception);
@@ -126,6 +132,10 @@ Status PythonHost::Interrupted() {
   Py_XDECREF(stash.traceback);
   PyErr_Fetch(&stash.type, &stash.value, &stash.traceback);
   return Status(StatusCode::kInterrupted, "a signal ended the wait");
+}
+
+void PythonHost::RaiseLater() {
+  if (stash.type != nullptr && !Ending()) (void)Py_AddPendingCall(&RaiseStashed, nullptr);
 }
 
 // Only on a thread that runs Python code: there the lock is what the caller just gave up, and will

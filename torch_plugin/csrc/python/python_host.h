@@ -35,6 +35,7 @@ class PythonHost final : public Host {
   ProgramStacks DescribeThreads() const;
 
   Status Interrupted() override;
+  void RaiseLater() override;
   std::string CallSite() override;
   bool Ending() const override;
   void WithoutLock(const std::function<void()>& body) override;
