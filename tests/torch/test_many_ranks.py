@@ -48,7 +48,11 @@ def run(world, size, times, shm_limit, longer=0):
         for rank in ranks[first : first + END_AT_A_TIME]:
             rank.value()
     for rank in ranks:
-        assert " W " not in rank.stderr() and " E " not in rank.stderr(), rank.stderr()
+        told = [line for line in rank.stderr().splitlines() if " W " in line or " E " in line]
+        # So many fill the memory of a small machine, which then stands still for seconds.
+        if size > 128:
+            told = [line for line in told if "this process was paused for" not in line]
+        assert not told
 
 
 def test_64_ranks(world):
