@@ -47,6 +47,8 @@ enum class Planted : std::uint8_t {
   kWaitsOutliveTheirCalls,  // A rank goes on telling of a call that is over.
   kWaitsNotTold,            // A rank tells nothing of what it waits for.
   kProgressNotSeen,         // A rank says that it stands still, and does not.
+  kNeedsNotTold,            // A rank does not say that it waits over a link that is lost.
+  kNeedsUnasked,            // A rank says so of each link that is lost.
   // Of the shell around the state machine of recovery, and of the program.
   kQuietUnchecked,          // The end of any operation of a generation counts as that of the last.
   kBuildsBeforeQuiet,       // An abort counts as done when it was asked for.
@@ -323,6 +325,7 @@ class Sim {
   bool StandsInTheWay(const Process& process) const;
   void CheckWaits();
   bool IsDeadlocked(std::uint64_t generation);
+  bool NeedsALeaver(std::uint64_t generation);
   void CheckVerdict(std::uint64_t generation, const Status& cause);
   void CheckDeadlockIsFound();
 

@@ -178,6 +178,8 @@ void Sim::ReportGone(Process& process, std::uint64_t generation) {
     const Status why(StatusCode::kCommFailed, StrCat("the link to rank ", rank, " broke"));
     process.session->OnLinkLost(generation, rank, why);
     process.calls[generation].links.Note("world", rank);
+    if (options_.planted == Planted::kNeedsUnasked)
+      process.session->ReportNeed(generation, rank, "nothing");
   }
 }
 
@@ -212,8 +214,9 @@ void Sim::TellWaiting(Process& process, std::uint64_t generation, int number) {
   if (over && options_.planted != Planted::kWaitsOutliveTheirCalls) return;
   WaitingReport report = WaitsOf(process, generation, over);
   report.tell = Chance(30);
-  for (const recovery::LostLinks::Need& need : calls.links.NeededBy(report.calls)) {
-    process.session->ReportNeed(generation, need.rank, need.what);
+  if (options_.planted != Planted::kNeedsNotTold) {
+    for (const recovery::LostLinks::Need& need : calls.links.NeededBy(report.calls))
+      process.session->ReportNeed(generation, need.rank, need.what);
   }
   SendWaiting(process, std::move(report));
   DoAfter(process, kWaitTellAfter,
@@ -355,7 +358,23 @@ bool Sim::IsDeadlocked(std::uint64_t generation) {
   return std::find(goes_on.begin(), goes_on.end(), false) != goes_on.end();
 }
 
+// Whether a rank waits for one that has left; or has died, and nobody knows in what.
+bool Sim::NeedsALeaver(std::uint64_t generation) {
+  const std::vector<Process*>& members = views_[generation];
+  return std::ranges::any_of(members, [&](Process* member) {
+    if (member->has_left) return false;
+    if (!member->alive) return true;
+    if (!member->calls[generation].waiting) return false;
+    return std::ranges::any_of(Missing(*member, generation), [&](int rank) {
+      return members[static_cast<std::size_t>(rank)]->has_left;
+    });
+  });
+}
+
 void Sim::CheckVerdict(std::uint64_t generation, const Status& cause) {
+  if (cause.code() == StatusCode::kLeft && running_ == generation && !NeedsALeaver(generation)) {
+    Violated("nobody needs who has left: " + cause.message());
+  }
   if (cause.code() == StatusCode::kDeadlock) {
     ++count_.deadlocks;
     if (!IsDeadlocked(generation)) Violated("no circle is there: " + cause.message());
