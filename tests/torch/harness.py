@@ -298,7 +298,8 @@ class World:
                 rank.wait(10)
         left = [rank for rank in self.ranks if rank.alive()]
         for rank in left:
-            os.kill(rank.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # It has ended meanwhile.
+                os.kill(rank.pid, signal.SIGKILL)
             with contextlib.suppress(RankFailed):
                 rank.wait(10)
         report = [f"rank process {rank.pid}:\n{rank.stderr()}" for rank in left]
