@@ -18,7 +18,8 @@ struct NcclFabricOptions {
   CudaApi cuda;
   int device = 0;         // The CUDA device of all its communicators.
   NcclIdentity identity;  // What this rank says of itself; the id is made for each attempt.
-  // Of one attempt, once all ranks have come: NCCL itself waits for ever, and tells nobody.
+  // Of one attempt, once all ranks have come: NCCL itself waits for ever, and tells nobody. A hold,
+  // and time in which this process stood still, do not count. Zero: none.
   Duration connect_timeout = std::chrono::seconds(60);
   // What Leave gives NCCL to let go once no peer awaits anything of this rank; then it is aborted.
   Duration flush_timeout = std::chrono::seconds(1);

@@ -184,7 +184,7 @@ Instant NcclGroup::NextTime() const {
       return std::min(next_deadline_check_, waits ? context_.now + kWaitTellAfter : kNever);
     }
     case State::kConnecting:
-      return std::min({connect_by_.when(), context_.now + kConnectPoll, next_deadline_check_});
+      return std::min(context_.now + kConnectPoll, next_deadline_check_);
     case State::kReady: {
       const bool busy = !launched_.empty() || launching_ || captures_.is_capturing();
       if (context_.now < spin_until_ && (busy || port_->has_cores())) return context_.now;

@@ -214,8 +214,8 @@ class NcclGroup final : public DeviceGroup {
   State state_ = State::kMeeting;
   std::shared_ptr<NcclControl> control_;
   std::shared_ptr<NcclMeeting> meeting_;
-  int attempt_ = 0;  // Those that have failed.
-  Deadline connect_by_ = Deadline::Never();
+  int attempt_ = 0;         // Those that have failed.
+  OpTimeouts connecting_;   // Of this attempt.
   Status connect_failure_;  // Of this rank in this attempt. kCancelled: because of a peer's.
   std::uint64_t failed_attempt_ = 0;       // Of this rank, from 1: the latest.
   std::uint64_t peer_failed_attempt_ = 0;  // Of a peer's.

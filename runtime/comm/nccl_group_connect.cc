@@ -72,7 +72,10 @@ void NcclGroup::AwaitMeeting() {
 
 void NcclGroup::Connect(const NcclUniqueId& id) {
   state_ = State::kConnecting;
-  connect_by_ = Deadline::After(context_.now, context_.options.connect_timeout);
+  Operation bounds;
+  bounds.stall = context_.options.connect_timeout;
+  connecting_ = OpTimeouts(bounds, context_.now);
+  connecting_.OnAllEntered(context_.now);
   if (Failed(cuda_.SetDevice(context_.options.device), "cudaSetDevice")) return Compare();
   NcclConfig config = ConfigOf(spec_.nccl);
   const DriverCall call(StrCat("ncclCommInitRankConfig of ", Where()));
@@ -84,8 +87,10 @@ void NcclGroup::Connect(const NcclUniqueId& id) {
 }
 
 void NcclGroup::AwaitConnected() {
+  constexpr auto kInTime = OpTimeouts::Verdict::kInTime;
   const std::optional<NcclResult> result = AsyncResult("connecting");
-  if (result == NcclResult::kInProgress && connect_by_.ExpiredAt(context_.now)) {
+  const bool late = connecting_.Check(context_.now, port_->held_until()) != kInTime;
+  if (result == NcclResult::kInProgress && late) {
     connect_failure_ = Status(
         StatusCode::kCommStalled,
         StrCat(Where(), " was not connected by NCCL within ",

@@ -199,7 +199,7 @@ struct CudaFabricOptions {
   std::function<DeviceClaim(int device)> claim;
   SharedGpu shared_gpu = SharedGpu::kRefused;  // Else nothing is said of it.
   int eager_device = kHost;  // Groups are connected for it as they are made; kHost: for none.
-  // Between the ranks' arrival and the end of NCCL's own way of connecting; it is tried twice.
+  // From the ranks' arrival to the end of NCCL's own connecting, tried twice. Zero: no bound.
   Duration connect_timeout = std::chrono::seconds(60);
   // What Leave gives NCCL to let go once no peer awaits this rank.
   Duration flush_timeout = std::chrono::seconds(1);

@@ -89,6 +89,17 @@ TEST_F(NcclFailure, Init_Hangs_EndsAtItsDeadline) {
   EXPECT_TRUE(WaitForAborts(4));
 }
 
+TEST_F(NcclFailure, Init_HangsWhileARankIsHeld_IsWaitedFor) {
+  Change(0, [](NcclScript& script) { script.hang_init = true; });
+  World& world = Start(2, Millis(50));
+  const Instant until = world.clock.Now() + Millis(500);
+  for (const auto& fabric : world.fabrics) fabric->Hold(until);
+  const Status status = Pending::Try(world.at(0), AllReduceOp(data_)).Wait();
+  EXPECT_EQ(status.code(), StatusCode::kCommStalled);
+  EXPECT_GE(world.clock.Now(), until);
+  EXPECT_TRUE(WaitForAborts(4));
+}
+
 TEST_F(NcclFailure, Init_Hangs_AbortEndsIt) {
   Change(0, [](NcclScript& script) { script.hang_init = true; });
   World& world = Start(2);
