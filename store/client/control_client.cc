@@ -469,7 +469,7 @@ namespace {
 class SessionLine final : public Rendezvous {
  public:
   SessionLine(const ConnectOptions& options, InterruptCheck interrupt, const Clock& clock,
-              std::function<Status()> started)
+              std::function<Status(Deadline)> started)
       : started_(std::move(started)) {
     Result<std::vector<HostPort>> addresses = ParseAddresses(options.addresses);
     bad_options_ = addresses.status();
@@ -487,7 +487,7 @@ class SessionLine final : public Rendezvous {
                     "has to open a session of its own");
     }
     RESILIENT_RETURN_IF_ERROR(client_->Start(events, deadline));
-    return started_ == nullptr ? Status::Ok() : started_();
+    return started_ == nullptr ? Status::Ok() : started_(deadline);
   }
   void Join(const JoinRequest& request) override {
     if (Usable()) client_->Join(request);
@@ -526,7 +526,7 @@ class SessionLine final : public Rendezvous {
   }
 
   const ProcessMark mark_;
-  const std::function<Status()> started_;
+  const std::function<Status(Deadline)> started_;
   Status bad_options_;
   std::unique_ptr<ControlClient> client_;
 };
@@ -534,7 +534,8 @@ class SessionLine final : public Rendezvous {
 }  // namespace
 
 std::unique_ptr<Rendezvous> MakeRendezvous(const ConnectOptions& options, InterruptCheck interrupt,
-                                           const Clock& clock, std::function<Status()> started) {
+                                           const Clock& clock,
+                                           std::function<Status(Deadline)> started) {
   return std::make_unique<SessionLine>(options, std::move(interrupt), clock, std::move(started));
 }
 

@@ -29,6 +29,7 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
   options.session.interrupt = interrupt;
   options.session.observer = host->observer();
   options.time.op_deadline = options.session.op_deadline;
+  options.cuda.connect_timeout = options.session.op_deadline / 2;  // It is tried twice.
   std::shared_ptr<SessionContext> context(new SessionContext(std::move(options), std::move(host)));
   const Clock& clock = context->clock_;
   const FactoryMaker make_fabric = [&](CommunicatorEvents& events) {
@@ -41,8 +42,9 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
     fabric.hierarchical = context->options_.hierarchical_order;
     return MakeCudaFabric(std::move(fabric), context->options_.cuda, clock, events);
   };
-  auto line = store::MakeRendezvous(context->options_.connect, interrupt, clock,
-                                    [raw = context.get()] { return raw->ConnectForKeys(); });
+  auto line = store::MakeRendezvous(
+      context->options_.connect, interrupt, clock,
+      [raw = context.get()](Deadline deadline) { return raw->ConnectForKeys(deadline); });
   auto session = OpenSession(context->options_.session, std::move(line), make_fabric, clock);
   if (!session.ok()) return session.status();
   context->session_ = std::move(session).value();
@@ -53,9 +55,11 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
 
 // While no seat is asked for: once all have theirs the host of the store may leave, with whom its
 // address goes, and whoever came there too late would look for another world than they were in.
-Status SessionContext::ConnectForKeys() {
+Status SessionContext::ConnectForKeys(Deadline deadline) {
+  // The store has just answered: once more it may take as long as any answer.
+  const Deadline answer = Deadline::After(clock_.Now(), ladder_.answer);
   auto client = store::Connect(options_.connect, options_.session.interrupt, clock_,
-                               Deadline::After(clock_.Now(), ladder_.answer));
+                               Deadline::At(std::max(deadline.when(), answer.when())));
   if (client.status().code() == StatusCode::kRefused && !options_.connect.expected_server.empty()) {
     return Status(StatusCode::kStoreLost,
                   "the store has stopped since this rank found it: " + client.status().message());

@@ -97,7 +97,7 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
 
  private:
   SessionContext(ContextOptions options, std::shared_ptr<Host> host);
-  Status ConnectForKeys();
+  Status ConnectForKeys(Deadline deadline);
 
   const std::shared_ptr<Host> host_;
   const SystemClock clock_;

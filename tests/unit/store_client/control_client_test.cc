@@ -562,13 +562,18 @@ TEST_F(ControlClientTest, Reconnect_AnotherAddressRefuses_LosesNothing) {
 
 // The line is open by then, and has to be closed.
 TEST_F(ControlClientTest, Start_FailsWithWhatIsStartedBehindIt) {
-  auto rendezvous = MakeRendezvous(Options(), {}, clock_,
-                                   [] { return Status(StatusCode::kStoreLost, "it has stopped"); });
+  const Deadline deadline = In(kPatience);
+  Instant told{};
+  auto rendezvous = MakeRendezvous(Options(), {}, clock_, [&told](Deadline its) {
+    told = its.when();
+    return Status(StatusCode::kStoreLost, "it has stopped");
+  });
   auto starting =
-      std::async(std::launch::async, [&] { return rendezvous->Start(events_, In(kPatience)); });
+      std::async(std::launch::async, [&] { return rendezvous->Start(events_, deadline); });
   line_ = std::make_unique<ScriptedConnection>(server_.Accept());
   line_->Greet(TestWelcome());
   EXPECT_EQ(starting.get().code(), StatusCode::kStoreLost);
+  EXPECT_EQ(told, deadline.when());
   CloseOrderly(*rendezvous);
 }
 

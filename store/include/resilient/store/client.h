@@ -160,11 +160,11 @@ Result<std::shared_ptr<Client>> Connect(const ConnectOptions& options, Interrupt
                                         const Clock& clock, Deadline deadline);
 
 // The membership line of a session: own connection, own thread "res-control". See
-// <resilient/rendezvous.h>. `started`, where it is not null, is the last that Start does, on its
-// caller's thread and before a seat is asked for; not OK: Start fails with it.
+// <resilient/rendezvous.h>. `started`, where it is not null, is the last that Start does, with its
+// deadline, on its caller's thread and before a seat is asked for; not OK: Start fails with it.
 std::unique_ptr<Rendezvous> MakeRendezvous(const ConnectOptions& options, InterruptCheck interrupt,
                                            const Clock& clock,
-                                           std::function<Status()> started = nullptr);
+                                           std::function<Status(Deadline)> started = nullptr);
 
 // How a process ended, told by its launcher. Admin; needs no session.
 struct ExitNotice {
