@@ -341,8 +341,8 @@ bool NcclGroup::MakePremulSum(const Operation& op) {
   return true;
 }
 
-// What was submitted is run to its end: the program has been told that it may go on behind it, and
-// the peers need this rank's part. The loop watches it as before: who is late is named, and a peer
+// Every submitted operation runs to its end: wait() has let the program go on, and the peers need
+// this rank's part. The loop watches it as before: the line names a rank that is late, and a peer
 // that is lost or has left ends it.
 void NcclGroup::Leave(const Status& status) {
   if (state_ == State::kHolding) return held_known_ ? End(held_) : Fail(held_);

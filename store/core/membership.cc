@@ -195,7 +195,7 @@ void Membership::Accuse(World& world, const Participant& reporter, const resilie
   Participant* accused = Find(seat.session);
   RESILIENT_CHECK(accused != nullptr);  // In BUILDING and RUNNING every seat had a holder.
   if (seat.state == SeatState::kLeft) {
-    // A link that broke is told of again, as a need, where an operation waits for it.
+    // Where an operation waits over that link, the member reports a need as well.
     if (report.kind == ReportKind::kLinkLost) return;
     const std::string text = Cut(report.status.message());
     (void)FenceForLeaver(world, MetBy(reporter.request.rank, text), moment, effects);

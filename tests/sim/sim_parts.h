@@ -160,7 +160,7 @@ struct Sim::Process {
     Instant since{};
     std::map<int, Contribution> known;  // The last one of each of the others.
     std::set<int> gone;                 // Their links are lost, and nobody was told so yet.
-    recovery::LostLinks links;          // Those that it was told of.
+    recovery::LostLinks links;          // Those that its session knows.
     std::set<int> left;                 // They have said goodbye.
     std::vector<Given> given;
     bool synchronises = true;  // The present one; otherwise it is a broadcast of rank 0.

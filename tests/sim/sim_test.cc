@@ -305,7 +305,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bug{Planted::kWaitsNotTold, "WaitsNotTold", "a circle was not found"},
         Bug{Planted::kProgressNotSeen, "ProgressNotSeen", "did not stand still"},
         Bug{Planted::kNeedsNotTold, "NeedOfALeaverNotTold", "not all ranks run"},
-        Bug{Planted::kNeedsUnasked, "LostGoodbyeTakenForANeed", "nobody needs who has left"},
+        Bug{Planted::kNeedsUnasked, "LostGoodbyeTakenForANeed", "no operation needs the rank"},
         Bug{Planted::kQuietUnchecked, "QuietOfOneCountsForAll", "are in flight"},
         Bug{Planted::kBuildsBeforeQuiet, "BuildsBeforeQuiet", "are in flight"},
         Bug{Planted::kOpensUnasked, "OpensUnasked", "no caller has acknowledged"},

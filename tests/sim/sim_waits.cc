@@ -373,7 +373,7 @@ bool Sim::NeedsALeaver(std::uint64_t generation) {
 
 void Sim::CheckVerdict(std::uint64_t generation, const Status& cause) {
   if (cause.code() == StatusCode::kLeft && running_ == generation && !NeedsALeaver(generation)) {
-    Violated("nobody needs who has left: " + cause.message());
+    Violated("no operation needs the rank that left: " + cause.message());
   }
   if (cause.code() == StatusCode::kDeadlock) {
     ++count_.deadlocks;
