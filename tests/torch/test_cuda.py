@@ -419,6 +419,12 @@ def test_a_goodbye_waits_for_what_was_launched(world):
     fake_run(world, leaves_behind_wait, 3)
 
 
+def until_it_says_for_whom_it_waits(rank):
+    deadline = time.monotonic() + 30
+    while "all_reduce" not in rank.stderr():
+        assert rank.alive() and time.monotonic() < deadline, rank.stderr()
+
+
 def leaves_ahead_of_the_others(turns):
     cuda, rank, size = faked()
     tensors = [cuda.tensor(values(rank, 100), device=rank) for _ in range(turns)]
@@ -443,9 +449,7 @@ def test_a_goodbye_waits_for_a_rank_that_is_late(world, turns):
     for rank in ranks[1:]:
         assert rank.told() == "late"
     assert ranks[0].told() == "leaves"
-    deadline = time.monotonic() + 30
-    while "all_reduce" not in ranks[0].stderr():  # In the line that says for whom it waits.
-        assert ranks[0].alive() and time.monotonic() < deadline, ranks[0].stderr()
+    until_it_says_for_whom_it_waits(ranks[0])
     for rank in ranks[1:]:
         rank.say("go on")
     for rank in ranks:
@@ -492,7 +496,6 @@ def leaves_until_it_is_interrupted():
         dist.all_reduce(cuda.tensor(torch.ones(1), device=rank))
         try:
             dist.destroy_process_group()
-            time.sleep(0)  # It comes up at the next step of the interpreter.
         except KeyboardInterrupt:
             tell("interrupted")
     hear()
@@ -502,9 +505,7 @@ def leaves_until_it_is_interrupted():
 def test_ctrl_c_ends_a_goodbye_that_waits(world):
     environment = {**libraries(), "RESILIENT_WAIT_LOG": "1"}
     leaver, other = world.start(leaves_until_it_is_interrupted, 2, env=environment)
-    deadline = time.monotonic() + 30
-    while "all_reduce" not in leaver.stderr():
-        assert leaver.alive() and time.monotonic() < deadline, leaver.stderr()
+    until_it_says_for_whom_it_waits(leaver)
     leaver.signal(signal.SIGINT)
     assert leaver.told(3) == "interrupted"
     for rank in (leaver, other):
