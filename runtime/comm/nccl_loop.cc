@@ -87,14 +87,17 @@ void NcclLoop::Run() {
 
 void NcclLoop::TakeRequests() {
   FabricRequests::Asked asked = requests_.Take();
-  if (asked.stop && !std::exchange(stopping_, true))
-    stop_by_ =
-        Deadline::At(std::min(asked.stop_by.when(), context_.now + context_.options.flush_timeout));
+  if (asked.stop && !std::exchange(stopping_, true)) {
+    stop_by_ = asked.stop_by;
+    // What is aborted then has the other half to come back.
+    const Duration flush = stop_by_.LeftAt(context_.now) / 2;
+    end_by_ = Deadline::After(context_.now, std::min(flush, context_.options.flush_timeout));
+  }
   for (auto& port : asked.created) AddGroup(std::move(port));
   if (!stopping_) return;
   for (const auto& group : groups_) {
     group->Leave(SessionClosed());
-    if (stop_by_.ExpiredAt(context_.now)) group->End(SessionClosed());
+    if (end_by_.ExpiredAt(context_.now)) group->End(SessionClosed());
   }
 }
 
@@ -140,7 +143,8 @@ void NcclLoop::ReleaseEnded() {
 }
 
 void NcclLoop::Wait() {
-  Instant next = stopping_ ? stop_by_.when() : kNever;
+  Instant next = kNever;
+  if (stopping_) next = end_by_.ExpiredAt(context_.now) ? stop_by_.when() : end_by_.when();
   for (const auto& group : groups_) next = std::min(next, group->NextTime());
   // Awake all the time: only as long as nobody else wants the core.
   if (next <= context_.now) std::this_thread::yield();

@@ -120,7 +120,8 @@ class NcclLoop final : public GroupLoop {
   const DeviceGroupMaker make_;
   std::vector<std::unique_ptr<DeviceGroup>> groups_;
   bool stopping_ = false;
-  Deadline stop_by_ = Deadline::Never();
+  Deadline end_by_ = Deadline::Never();   // Groups that are still leaving.
+  Deadline stop_by_ = Deadline::Never();  // What has not come back by then is left behind.
   std::vector<PollEntry> entries_;
 };
 

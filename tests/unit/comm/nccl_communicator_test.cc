@@ -304,6 +304,14 @@ TEST_F(NcclTest, Leave_WhenThePeersDoNotTakeWhatWasSent_AbortsAfterItsTime) {
   EXPECT_EQ(fake_.Counts().destroyed, 0);
 }
 
+TEST_F(NcclTest, CloseOfAGroupWhoseFlushDoesNotEnd_WaitsForItsAbort) {
+  Change(0, [](NcclScript& script) { script.hang_destroy = true; });
+  World& world = Start(2);
+  ASSERT_TRUE(world.log(0).WaitFor([](EventLog& log) { return log.connected[{"world", 1}] == 1; }));
+  world.fabrics[0]->Close(Deadline::After(world.clock.Now(), Millis(500)));
+  EXPECT_EQ(fake_.Counts().aborts_ended, 1) << "an abort that comes back is not left behind";
+}
+
 TEST_F(NcclTest, ClosedFabric_RefusesTheRest) {
   World& world = Start(2);
   std::vector<float> data = {1};
