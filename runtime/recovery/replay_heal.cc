@@ -162,7 +162,9 @@ bool ReplaySession::Heal() {
   // Whoever is still on the way into the session inside would be let into the next generation,
   // ahead of what is run again there.
   if (!AwaitNobodyInside()) return true;
-  const Status rebuilt = inner_->Rebuild({.deadline = Deadline::After(began, kSlice)});
+  // A refusal is the program's to meet, whether or not this thread has come to its event.
+  const Status rebuilt =
+      inner_->Rebuild({.deadline = Deadline::After(began, kSlice), .again = false});
   if (rebuilt.code() == StatusCode::kTimeout) return true;
   if (!rebuilt.ok()) return false;
   const Membership now = inner_->acknowledged();

@@ -157,6 +157,7 @@ Status SessionImpl::Rebuild(const RebuildOptions& options) {
       return Status(StatusCode::kFailedPrecondition,
                     "there is nothing to rebuild before Init has returned");
     }
+    if (!options.again && machine_.state() == SessionState::kFenced) return machine_.first_cause();
     openings_before = machine_.openings();
     ++rebuild_waiters_;
     const Wish wish{options.min_world, options.seat_wait.value_or(options_.seat_wait)};

@@ -112,6 +112,7 @@ struct RebuildOptions {
   int min_world = 0;
   // How long a lost seat may stay empty; nullopt: SessionOptions::seat_wait.
   std::optional<Duration> seat_wait = std::nullopt;
+  bool again = true;  // A join that was refused before the call is tried again.
 };
 
 class Session;
@@ -185,8 +186,7 @@ class Session {
   // until Rebuild returns.
   virtual Membership acknowledged() const = 0;
 
-  // The generation in which the program has begun, by Init or its last Rebuild: the same on all
-  // ranks. What it counts goes on over links that the session gets over by itself.
+  // The generation of Init or of the last Rebuild: the same on all ranks.
   virtual std::uint64_t epoch() const = 0;
 
   // OK while no fence waits for an acknowledgement; else the sticky first cause.

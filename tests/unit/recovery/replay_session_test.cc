@@ -395,6 +395,7 @@ class Interposed final : public Session {
     return Status(StatusCode::kTimeout, "it does not listen");
   }
   Status Rebuild(const RebuildOptions& options) override {
+    if (on_rebuild) std::exchange(on_rebuild, nullptr)();
     const Status rebuilt = inner_->Rebuild(options);
     if (on_rebuilt) std::exchange(on_rebuilt, nullptr)();
     return rebuilt;
@@ -413,6 +414,7 @@ class Interposed final : public Session {
   void Close() override { inner_->Close(); }
   bool InForkedChild() const override { return inner_->InForkedChild(); }
 
+  std::function<void()> on_rebuild;  // Called once, before the session is.
   // Called once, before the layer hears of what was found.
   std::function<void()> on_rebuilt;
   mutable std::function<void()> on_acknowledged;
@@ -488,6 +490,19 @@ TEST_F(ReplayAroundTest, LinkBreaksWhileRebuildReturns_IsGotOver) {
   AwaitHealed(3);
   EXPECT_EQ(session_->acknowledged().generation, 3u);
   EXPECT_TRUE(session_->failure().ok());
+}
+
+// The refusal has an event, which the layer's thread has not come to.
+TEST_F(ReplayAroundTest, RefusedAsItIsAboutToRebuild_NoJoinIsTriedAgain) {
+  rendezvous_->set_autopilot(false);
+  inside_->on_rebuild = [&] {
+    ASSERT_TRUE(AwaitCount(&Record::joins, 2));
+    rendezvous_->SayRefused(Lost(0));
+    rendezvous_->Settle();
+  };
+  FenceAndSettle(1, LinkBroke(1));
+  EXPECT_EQ(session_->AwaitFailure(Deadline::Never()).code(), StatusCode::kCommFailed);
+  EXPECT_EQ(Joins(), 2u);
 }
 
 // Whoever was refused finds a reason that is of the past when it comes to act on it.

@@ -243,6 +243,8 @@ TEST_F(SessionTest, Rebuild_SeatNotFilled_ReturnsFirstCauseAndMayTryAgain) {
   rendezvous_->Settle();
   EXPECT_EQ(session_->membership().state, SessionState::kFenced);
   EXPECT_EQ(session_->failure().message(), "rank 2 was killed");
+  EXPECT_EQ(session_->Rebuild({.again = false}).message(), "rank 2 was killed");
+  EXPECT_EQ(Joins(), 2u);
 
   auto refused = StartRebuild();
   ASSERT_TRUE(AwaitCount(&Record::joins, 3));
