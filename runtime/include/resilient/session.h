@@ -186,7 +186,7 @@ class Session {
   // until Rebuild returns.
   virtual Membership acknowledged() const = 0;
 
-  // The generation of Init or of the last Rebuild: the same on all ranks.
+  // The generation of Init or the last Rebuild, whatever healed since: the same on all ranks.
   virtual std::uint64_t epoch() const = 0;
 
   // OK while no fence waits for an acknowledgement; else the sticky first cause.
