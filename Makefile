@@ -1,5 +1,5 @@
 # The one front door. `make demo` and `make test` set everything up by themselves.
-#   setup build demo test test-san build-san test-compat compat-all test-gpu gpu-bundle test-all soak sim bench incidents lint format clean
+#   setup build demo test test-san build-san test-compat compat-all test-gpu gpu-bundle test-all soak sim bench incidents compatibility lint lint-all format clean
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -12,13 +12,13 @@ SEEDS ?= 2000
 BENCH ?=
 VENV := .venv
 PYTHON := $(VENV)/bin/python
-PYTEST := $(PYTHON) -m pytest -q
+PYTEST := $(PYTHON) -m pytest -q --durations=40 --durations-min=3
 CTEST := ctest --output-on-failure --no-tests=error -j $(JOBS)
 export CCACHE_DIR ?= $(HOME)/.cache/ccache
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
-.PHONY: help setup build demo test test-san build-san test-compat compat-all test-gpu gpu-bundle test-all soak sim bench incidents lint format clean
+.PHONY: help setup build demo test test-san build-san test-compat compat-all test-gpu gpu-bundle test-all soak sim bench incidents compatibility lint lint-all format clean
 
 help:
 	@sed -n '1,3s/^# \{0,2\}//p' Makefile
@@ -49,6 +49,7 @@ test: packages-model build
 	@$(PYTEST) tests -m "not slow and not soak"
 
 test-all: test
+	@build/bin/store_sim --seeds=$(SEEDS)
 	@$(PYTEST) tests -m "slow"
 
 # Unit, simulator and fuzz targets under AddressSanitizer + UBSan, then ThreadSanitizer.
@@ -90,12 +91,21 @@ bench: packages-bench build
 	@./setup.sh bench_venv $(VENV)
 	@$(PYTHON) benchmarks/recovery_bench.py --form torchft --form torchft-quick --form replacement --form shrink --kills 12 \
 		--bound 40 --form-seconds 230 --out benchmarks/results/recovery_torchft.json
+	@$(PYTHON) benchmarks/tcpstore_bench.py $(BENCH) --out benchmarks/results/tcpstore.json
 
 incidents: build
 	@$(PYTHON) benchmarks/incidents.py --out benchmarks/results/incidents.json --page docs/incidents.md
 
+compatibility: build
+	@$(PYTHON) benchmarks/compatibility.py --out benchmarks/results/compatibility.json --page docs/compatibility.md
+
 lint: packages-build packages-lint $(VENV)/.ready build
 	@RUFF=$(VENV)/bin/ruff CLANG_TIDY=$(VENV)/bin/clang-tidy tests/lint.sh build
+
+# clang-tidy on every source, and the content on which it passed on record: `make lint` looks at what differs from that.
+lint-all: packages-lint $(VENV)/.ready build
+	@RUFF=$(VENV)/bin/ruff CLANG_TIDY=$(VENV)/bin/clang-tidy tests/lint.sh build all
+	@python3 tests/affected.py record
 
 format: packages-lint $(VENV)/.ready
 	@git ls-files '*.h' '*.cc' | xargs clang-format-14 -i

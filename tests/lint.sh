@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Everything that can be said about the sources without running them: tests/lint.sh [BUILD_DIR]
+# What can be said about the sources without running them: tests/lint.sh [BUILD_DIR [all]]
 # BUILD_DIR (default: build) holds compile_commands.json and the generated headers. $RUFF and $CLANG_TIDY name the programs
 # of the environment that setup.sh makes, or PATH has them. From 22 on clang-tidy leaves system headers alone: with
 # torch's headers that is a third of the time.
+# clang-tidy looks at what has changed since it last passed on everything (tests/affected.py); `all`: at everything.
 # $LINT_JOBS: clang-tidy processes at a time (default 2). All parts run; the exit code is 1 if any found something.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build="${1:-build}"
+all="${2:-}"
 jobs="${LINT_JOBS:-2}"
 failed=()
 
@@ -28,7 +30,7 @@ format() { sources '*.h' '*.cc' | xargs -r "$clang_format" --dry-run -Werror; }
 
 # Our own compiled sources only: tests are held by the compilers' warnings, generated code by nobody.
 tidy() {
-  local root files commands
+  local root files known commands
   root="$(pwd -P)"
   files="$(python3 - "$build/compile_commands.json" "$root" <<'PY'
 import json, os, sys
@@ -41,6 +43,10 @@ print("\n".join(sorted((n for n in names if n.startswith(folders)), key=lambda n
 PY
 )" || return 1
   [ -n "$files" ] || { echo "lint: $build/compile_commands.json names no source of this tree" >&2; return 1; }
+  known="$(wc -l <<<"$files")"
+  [ "$all" = all ] || files="$(xargs python3 tests/affected.py passed <<<"$files")" || return 1
+  [ -n "$files" ] || { echo "lint: none of $known sources has changed since clang-tidy passed on all of them"; return 0; }
+  echo "lint: clang-tidy looks at $(wc -l <<<"$files") of $known sources"
   # Without the precompiled headers: a source includes what it uses. gcc's own options are not known to clang.
   commands="$(mktemp -d)"
   sed -E 's/ -Winvalid-pch//; s/ -include [^ ]*cmake_pch\.hxx//' "$build/compile_commands.json" >"$commands/compile_commands.json"
