@@ -10,8 +10,9 @@
 #include <string>
 #include <utility>
 
+#include <resilient/per_process.h>
+
 #include "runtime/base/exit_watch.h"
-#include "runtime/base/fork_guard.h"
 #include "runtime/base/log.h"
 #include "runtime/base/log_flush.h"
 #include "runtime/base/thread.h"
@@ -25,7 +26,6 @@ constexpr Duration kWaitMax = std::chrono::hours(1);  // Of one wait: a conditio
 class ProcessExit {
  public:
   void SetBudget(Duration budget) {
-    if (mark_.InChild()) return;
     const std::lock_guard lock(mutex_);
     watch_.SetBudget(budget);
     changed_.notify_all();
@@ -36,7 +36,6 @@ class ProcessExit {
   }
 
   ExitWatch::CallId Begin(std::string what) {
-    if (mark_.InChild()) return 0;
     const std::lock_guard lock(mutex_);
     const ExitWatch::CallId id = watch_.Begin(std::move(what), clock_.Now());
     WatchLocked();
@@ -44,16 +43,14 @@ class ProcessExit {
   }
 
   void End(ExitWatch::CallId id) {
-    if (mark_.InChild()) return;
     const std::lock_guard lock(mutex_);
     watch_.End(id);
     changed_.notify_all();
   }
 
-  bool begun() const { return begun_.load(std::memory_order_relaxed) && !mark_.InChild(); }
+  bool begun() const { return begun_.load(std::memory_order_relaxed); }
 
   void OnExit() {
-    if (mark_.InChild()) return;
     begun_.store(true, std::memory_order_relaxed);
     const std::lock_guard lock(mutex_);
     watch_.OnExit(clock_.Now());
@@ -88,7 +85,6 @@ class ProcessExit {
   }
 
   SystemClock clock_;
-  const ProcessMark mark_;
   std::atomic<bool> begun_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -98,24 +94,26 @@ class ProcessExit {
   bool watching_ = false;
 };
 
-ProcessExit& ThisExit() {
-  static auto* const exit = new ProcessExit();
-  return *exit;
-}
+constinit PerProcess<ProcessExit> this_exit;
 
 }  // namespace
 
-void SetExitBudget(Duration budget) { ThisExit().SetBudget(budget); }
-void ExitBegins() { ThisExit().OnExit(); }
+void SetExitBudget(Duration budget) { this_exit.Get().SetBudget(budget); }
+void ExitBegins() { this_exit.Get().OnExit(); }
 void EndProcess(std::string_view why) {
   RESILIENT_LOG(kError, "the process is ended now with exit code ", kBlockedExitCode, ": ", why,
                 "; only the end of a process ends such a wait");
   (void)FlushLog();
   ::_exit(kBlockedExitCode);
 }
-bool ExitHasBegun() { return ThisExit().begun(); }
+bool ExitHasBegun() {
+  const ProcessExit* const present = this_exit.Present();
+  return present != nullptr && present->begun();
+}
 
-DriverCall::DriverCall(std::string what) : id_(ThisExit().Begin(std::move(what))) {}
-DriverCall::~DriverCall() { ThisExit().End(id_); }
+DriverCall::DriverCall(std::string what) : id_(this_exit.Get().Begin(std::move(what))) {}
+DriverCall::~DriverCall() {
+  if (!mark_.InChild()) this_exit.Get().End(id_);
+}
 
 }  // namespace resilient

@@ -6,6 +6,7 @@
 #include <string>
 
 #include <resilient/clock.h>
+#include <resilient/per_process.h>
 
 namespace resilient {
 
@@ -42,7 +43,8 @@ class ExitWatch {
 };
 
 // On the stack around a call into a driver that may never return. `what`: "ncclCommAbort of group
-// 'world/cuda' on device 0". Allocates. Thread: thread-safe; begins and ends on one thread.
+// 'world/cuda' on device 0". Allocates. Thread: thread-safe; begins and ends on one thread. In a
+// forked child no call of the parent's is under way.
 class DriverCall {
  public:
   explicit DriverCall(std::string what);
@@ -51,6 +53,7 @@ class DriverCall {
   DriverCall& operator=(const DriverCall&) = delete;
 
  private:
+  const ProcessMark mark_;
   const ExitWatch::CallId id_;
 };
 

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
 #include "runtime/base/check.h"
 
@@ -38,16 +37,16 @@ void CloseInChild() {
   }
 }
 
-void InstallHandler() {
-  static std::once_flag once;
-  std::call_once(once,
-                 [] { RESILIENT_CHECK(pthread_atfork(nullptr, nullptr, &CloseInChild) == 0); });
-}
+// When the library is loaded: so nobody needs a lock to be the first, and no descriptor is
+// registered before it.
+struct Handler {
+  Handler() noexcept { RESILIENT_CHECK(pthread_atfork(nullptr, nullptr, &CloseInChild) == 0); }
+};
+[[maybe_unused]] const Handler kHandler;
 
 }  // namespace
 
 void ForkGuard::Register(int fd) {
-  InstallHandler();
   RESILIENT_CHECK(fd >= 0);
   const auto index = static_cast<std::size_t>(fd);
   RESILIENT_CHECK(index < kDescriptorsMax);
@@ -65,10 +64,7 @@ void ForkGuard::Unregister(int fd) {
   registered[index / kBitsPerWord].fetch_and(~(std::uint64_t{1} << (index % kBitsPerWord)));
 }
 
-ProcessMark::ProcessMark() : fork_count_(0) {
-  InstallHandler();
-  fork_count_ = forks.load(std::memory_order_relaxed);
-}
+ProcessMark::ProcessMark() : fork_count_(forks.load(std::memory_order_relaxed)) {}
 
 bool ProcessMark::InChild() const { return forks.load(std::memory_order_relaxed) != fork_count_; }
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -10,15 +11,16 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <list>
-#include <mutex>
+#include <memory>
 #include <utility>
 
 #include <resilient/clock.h>
+#include <resilient/per_process.h>
 #include <resilient/settings.h>
 
 #include "runtime/base/log_flush.h"
 #include "runtime/base/log_writer.h"
+#include "runtime/base/utf8.h"
 
 namespace resilient {
 namespace {
@@ -27,8 +29,19 @@ constexpr std::size_t kBacklogBytesMax = std::size_t{1} << 20;
 
 std::atomic<LogLevel> threshold{LogLevel::kWarn};
 std::atomic<bool> json_lines{false};
-// Read without a lock, because a line may be logged in a forked child whose parent held it.
-std::atomic<const std::string*> current_tag{nullptr};
+// Earlier ones are kept, as a LogLine of another thread may still read one. Set a few times in a
+// life; a forked child has its parent's until it sets one.
+struct Tag {
+  std::string text;
+  const Tag* before = nullptr;
+};
+// Without a lock, which a fork may leave held. tidy: allow(static)
+std::atomic<const Tag*> current_tag{nullptr};
+
+std::string_view TagText() {
+  const Tag* const tag = current_tag.load(std::memory_order_acquire);
+  return tag != nullptr ? std::string_view(tag->text) : std::string_view();
+}
 
 struct LevelEntry {
   LogLevel level;
@@ -43,19 +56,23 @@ constexpr std::array kLevels = {
 
 const LevelEntry& EntryOf(LogLevel level) { return kLevels[static_cast<std::size_t>(level)]; }
 
-// Control characters never reach the terminal raw, and a line stays a line.
+// Control characters never reach the terminal raw, and a line stays a line, of UTF-8: bytes that
+// are none, as a peer may send them, are told as numbers.
 void AppendEscaped(std::string_view text, bool quotes, std::string* out) {
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (quotes && (c == '"' || c == '\\')) {
-      out->push_back('\\');
-      out->push_back(c);
-    } else if (byte < 0x20 || byte == 0x7f) {
+  while (!text.empty()) {
+    const std::size_t length = Utf8Length(text);
+    const std::string_view one = text.substr(0, std::max<std::size_t>(length, 1));
+    text.remove_prefix(one.size());
+    if (one == "\n") {
+      out->append("\\n");
+    } else if (length == 0 || IsControl(one)) {
       char escaped[8];
-      std::snprintf(escaped, sizeof escaped, c == '\n' ? "\\n" : "\\u%04x", byte);
+      const auto byte = static_cast<unsigned char>(one.back());
+      std::snprintf(escaped, sizeof escaped, "\\u%04x", byte);
       out->append(escaped);
     } else {
-      out->push_back(c);
+      if (quotes && (one == "\"" || one == "\\")) out->push_back('\\');
+      out->append(one);
     }
   }
 }
@@ -82,8 +99,7 @@ std::string FormatJson(LogLevel level, const LogRecord& record) {
   std::snprintf(seconds, sizeof seconds, "%.3f", SystemClock().WallSeconds());
   std::string line = StrCat("{\"time\": ", seconds);
   AppendMember("level", EntryOf(level).name, &line);
-  const std::string* tag = current_tag.load(std::memory_order_acquire);
-  AppendMember("tag", tag != nullptr ? *tag : "", &line);
+  AppendMember("tag", TagText(), &line);
   if (!record.event.empty()) AppendMember("event", record.event, &line);
   for (const auto& [name, value] : record.fields) {
     if (!value.empty()) AppendMember(name, ShownValue(value), &line);
@@ -96,9 +112,8 @@ std::string FormatJson(LogLevel level, const LogRecord& record) {
 std::string FormatText(LogLevel level, std::string_view text) {
   std::string line = StrCat("[resilient] ", TimeOfDay(SystemClock().WallSeconds()), " ",
                             EntryOf(level).letter, " ");
-  const std::string* tag = current_tag.load(std::memory_order_acquire);
-  if (tag != nullptr && !tag->empty()) {
-    AppendEscaped(*tag, false, &line);
+  if (const std::string_view tag = TagText(); !tag.empty()) {
+    AppendEscaped(tag, false, &line);
     line += ": ";
   }
   AppendEscaped(text, false, &line);
@@ -117,27 +132,13 @@ std::string LossLine(std::uint64_t lines, int error) {
   return json ? FormatJson(LogLevel::kWarn, record) : FormatText(LogLevel::kWarn, text);
 }
 
-// One for each process: a forked child has neither the thread of its parent's nor, perhaps, the
-// lock. Made without a lock, for the same reason, and never destroyed.
-struct ProcessWriter {
-  LogWriter writer{STDERR_FILENO, kBacklogBytesMax, &LossLine};
-  const ProcessWriter* parents = nullptr;  // Left as it is.
-};
-std::atomic<ProcessWriter*> current_writer{nullptr};
+constinit PerProcess<LogWriter> current_writer;
 
-LogWriter& Writer() {
-  ProcessWriter* present = current_writer.load(std::memory_order_acquire);
-  while (present == nullptr || present->writer.InChild()) {
-    auto* const mine = new ProcessWriter{.parents = present};
-    if (current_writer.compare_exchange_strong(present, mine, std::memory_order_acq_rel)) {
-      return mine->writer;
-    }
-    delete mine;
-  }
-  return present->writer;
+void WriteLine(std::string line) {
+  current_writer
+      .Get([] { return std::make_unique<LogWriter>(STDERR_FILENO, kBacklogBytesMax, &LossLine); })
+      .Write(std::move(line));
 }
-
-void WriteLine(std::string line) { Writer().Write(std::move(line)); }
 
 // Made when the library is loaded, so that it runs after the destructors of what logs.
 struct FlushAtExit {
@@ -153,18 +154,14 @@ void SetLogLevel(LogLevel level, bool json) {
 }
 
 void SetLogTag(std::string tag) {
-  // Earlier tags are kept: a concurrent LogLine may still read one. Set a few times in a life.
-  static std::mutex mutex;
-  static auto* tags = new std::list<std::string>();
-  std::lock_guard lock(mutex);
-  tags->push_back(std::move(tag));
-  current_tag.store(&tags->back(), std::memory_order_release);
+  auto* const latest = new Tag{.text = std::move(tag), .before = current_tag.load()};
+  while (!current_tag.compare_exchange_weak(latest->before, latest, std::memory_order_acq_rel)) {
+  }
 }
 
 bool FlushLog(Duration patience) {
-  ProcessWriter* const present = current_writer.load(std::memory_order_acquire);
-  if (present == nullptr || present->writer.InChild()) return true;
-  return present->writer.Flush(patience);
+  LogWriter* const present = current_writer.Present();
+  return present == nullptr || present->Flush(patience);
 }
 
 void WriteToStderr(std::string text) { WriteLine(std::move(text)); }

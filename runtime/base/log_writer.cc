@@ -10,7 +10,6 @@
 #include <system_error>
 #include <utility>
 
-#include "runtime/base/fork_guard.h"
 #include "runtime/base/ring.h"
 #include "runtime/base/thread.h"
 #include "runtime/base/try_write.h"
@@ -65,7 +64,6 @@ struct LogWriter::State {
   const int fd;
   const std::size_t bytes_max;
   const LossLine loss_line;
-  const ProcessMark mark;
 
   std::mutex mutex;
   std::condition_variable drained;
@@ -156,7 +154,5 @@ std::uint64_t LogWriter::lost() const {
   const std::lock_guard lock(state_->mutex);
   return state_->lost;
 }
-
-bool LogWriter::InChild() const { return state_->mark.InChild(); }
 
 }  // namespace resilient

@@ -23,7 +23,7 @@ namespace resilient {
 // process that ends without exit() calls Flush first.
 //
 // Owner: whoever logs; the thread shares the state, as a write that blocks outlives any owner.
-// Thread: thread-safe. A forked child makes one of its own.
+// Thread: thread-safe. A forked child makes one of its own (log.cc, PerProcess).
 class LogWriter {
  public:
   // The line that reports lost lines. `error`: why the last of them was lost; EAGAIN: nobody read.
@@ -41,8 +41,6 @@ class LogWriter {
   bool Flush(Duration patience);
   // Lines that were lost and are not reported yet.
   std::uint64_t lost() const;
-  // Whether this process is a forked child of the one that made it.
-  bool InChild() const;
 
  private:
   struct State;

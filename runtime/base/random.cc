@@ -44,17 +44,17 @@ std::uint64_t Random::Below(std::uint64_t bound) {
 
 double Random::Unit() { return static_cast<double>(Next() >> 11) * 0x1.0p-53; }
 
-std::string RandomHexId() {
-  unsigned char bytes[16];
-  FillFromKernel(bytes, sizeof bytes);
+std::string RandomHex(std::size_t bytes) {
+  std::string raw(bytes, '\0');
+  FillFromKernel(raw.data(), raw.size());
   constexpr char kDigits[] = "0123456789abcdef";
-  std::string id;
-  id.reserve(2 * sizeof bytes);
-  for (const unsigned char byte : bytes) {
-    id.push_back(kDigits[byte >> 4]);
-    id.push_back(kDigits[byte & 15]);
+  std::string text;
+  text.reserve(2 * bytes);
+  for (const char byte : raw) {
+    text.push_back(kDigits[static_cast<unsigned char>(byte) >> 4]);
+    text.push_back(kDigits[byte & 15]);
   }
-  return id;
+  return text;
 }
 
 std::uint64_t RandomSeed() {

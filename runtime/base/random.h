@@ -1,11 +1,13 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
 namespace resilient {
 
-// Seeded generator for jitter (splitmix64). Thread: caller-synchronised. Pure given its seed.
+// Seeded generator for jitter (splitmix64), and for nothing that is to be kept secret: one number
+// gives all that follow. Thread: caller-synchronised. Pure given its seed.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
@@ -17,8 +19,9 @@ class Random {
   std::uint64_t state_;
 };
 
-// From the kernel: 128 bits as 32 hexadecimal digits, for ids and secrets.
-std::string RandomHexId();
+// From the kernel, two hexadecimal digits a byte, for ids and secrets.
+std::string RandomHex(std::size_t bytes);
+inline std::string RandomHexId() { return RandomHex(16); }
 std::uint64_t RandomSeed();
 
 }  // namespace resilient

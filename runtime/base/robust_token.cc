@@ -107,6 +107,7 @@ Result<std::unique_ptr<RobustToken>> RobustToken::Create() {
 }
 
 RobustToken::~RobustToken() {
+  if (mark_.InChild()) return;
   LetGo();
   ForkGuard::Unregister(offer_.fd);
   close(offer_.fd);
@@ -151,7 +152,9 @@ Result<std::unique_ptr<TokenWatch>> TokenWatch::Attach(const RobustToken::Offer&
   return watch;
 }
 
-TokenWatch::~TokenWatch() { munmap(const_cast<RobustToken::Page*>(page_), kPageBytes); }
+TokenWatch::~TokenWatch() {
+  if (!mark_.InChild()) munmap(const_cast<RobustToken::Page*>(page_), kPageBytes);
+}
 
 const std::uint32_t* TokenWatch::word() const {
   return WordOf(const_cast<pthread_mutex_t&>(page_->mutex));

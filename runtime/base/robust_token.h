@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include <resilient/per_process.h>
 #include <resilient/status.h>
 
 #include "runtime/base/process.h"
@@ -58,6 +59,7 @@ class RobustToken {
   friend class TokenWatch;
   RobustToken(Page* page, const Offer& offer) : page_(page), offer_(offer) {}
 
+  const ProcessMark mark_;  // In a forked child neither page nor descriptor is ours.
   Page* const page_;
   const Offer offer_;
   std::atomic<std::int64_t> holder_{0};  // The thread that holds it; 0: none.
@@ -88,6 +90,7 @@ class TokenWatch {
  private:
   explicit TokenWatch(const RobustToken::Page* page) : page_(page) {}
 
+  const ProcessMark mark_;  // In a forked child the page is not there.
   const RobustToken::Page* const page_;
 };
 

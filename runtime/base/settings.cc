@@ -98,6 +98,14 @@ const Known* FindKnown(std::string_view name) {
   return nullptr;
 }
 
+// As int() of Python has it: YAML and files leave blanks and ends of lines around values.
+std::string_view Trimmed(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\n\v\f\r";
+  const std::size_t first = text.find_first_not_of(kBlanks);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
+}
+
 using Values = std::map<std::string_view, std::string_view>;
 
 Status Bad(std::string_view name, std::string_view value, std::string_view accepted) {
@@ -394,13 +402,14 @@ Result<Settings> ParseSettings(
     const std::vector<std::pair<std::string, std::string>>& environment) {
   Settings settings;
   Values values;
-  for (const auto& [name, value] : environment) {
+  for (const auto& [name, whole] : environment) {
     if (!name.starts_with(kPrefix)) continue;
     const Known* known = FindKnown(name);
     if (known == nullptr) {
       settings.warnings.push_back(UnknownName(name));
       continue;
     }
+    const std::string_view value = known->form == Form::kText ? whole : Trimmed(whole);
     if (value.empty()) continue;  // As scripts unset a variable: "RESILIENT_STORE= python ...".
     RESILIENT_RETURN_IF_ERROR(Check(*known, value));
     values[known->name] = value;

@@ -8,6 +8,9 @@
 namespace resilient {
 namespace {
 
+const std::string kNoMessage;
+const FailureDetail kNoDetail;
+
 struct CodeEntry {
   StatusCode code;
   std::string_view name;
@@ -85,15 +88,9 @@ Status::Status(StatusCode code, std::string message, FailureDetail detail)
   RESILIENT_CHECK(code != StatusCode::kOk);
 }
 
-const std::string& Status::message() const {
-  static const std::string empty;
-  return rep_ ? rep_->message : empty;
-}
+const std::string& Status::message() const { return rep_ ? rep_->message : kNoMessage; }
 
-const FailureDetail& Status::detail() const {
-  static const FailureDetail empty;
-  return rep_ ? rep_->detail : empty;
-}
+const FailureDetail& Status::detail() const { return rep_ ? rep_->detail : kNoDetail; }
 
 std::string Status::ToString() const {
   if (ok()) return "OK";

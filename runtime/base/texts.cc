@@ -23,4 +23,17 @@ std::string CallText(const WaitingCall& call) {
                 AtCallSite(call.operation.call_site));
 }
 
+std::string OtherRanksText(const std::string& group, std::uint64_t generation,
+                           const std::string& one, const GroupRanks& of_one,
+                           const std::string& other, const GroupRanks& of_other) {
+  return StrCat(
+      one, " has made group '", group, "' of ranks [", of_one.text, "]", AtCallSite(of_one.made_at),
+      " where ", other, " has made it of ranks [", of_other.text, "]", AtCallSite(of_other.made_at),
+      ", in generation ", generation,
+      "; torch names groups by the number of the call, so all ranks must make the same "
+      "groups in the same order, each of the same ranks in the same order, also those that "
+      "they are not in (or pass use_local_synchronization=True): compare these two places "
+      "of the program");
+}
+
 }  // namespace resilient

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <iterator>
 #include <string>
 #include <vector>
 
+#include <resilient/group_ranks.h>
 #include <resilient/rendezvous.h>
 
 // Parts of texts for people that more than one component writes. Pure.
@@ -34,5 +36,11 @@ std::string AtCallSite(const std::string& call_site);
 
 // "all_reduce(float32[4], sum) #9 of group 'world' at train.py:7"
 std::string CallText(const WaitingCall& call);
+
+// Two ranks have made the group of one name of different ranks: who, of what and where, and what to
+// do. `one`, `other`: "rank 1 (host a, pid 7)".
+std::string OtherRanksText(const std::string& group, std::uint64_t generation,
+                           const std::string& one, const GroupRanks& of_one,
+                           const std::string& other, const GroupRanks& of_other);
 
 }  // namespace resilient

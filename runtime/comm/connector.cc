@@ -103,9 +103,13 @@ void Connector::SendHello(Instant now) {
 }
 
 void Connector::ReadReply(Instant now) {
-  char bytes[kHelloReplyBytes];
-  const ssize_t n =
-      recv(socket_.get(), bytes, kHelloReplyBytes - reply_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  // Not a byte more than the reply: what follows belongs to the link.
+  char bytes[kHelloReplyBytes + kMaxFaultText];
+  Result<HelloReply> reply = HelloReply{};
+  if (reply_.size() >= kHelloReplyBytes) reply = DecodeHelloReply(reply_);
+  if (!reply) return Fail(now, reply.status());
+  const std::size_t wanted = kHelloReplyBytes + reply->fault_bytes - reply_.size();
+  const ssize_t n = recv(socket_.get(), bytes, wanted, MSG_DONTWAIT | MSG_NOSIGNAL);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
   if (n <= 0) {
     return Fail(now, Status(StatusCode::kUnreachable,
@@ -114,9 +118,14 @@ void Connector::ReadReply(Instant now) {
   }
   reply_.append(bytes, static_cast<std::size_t>(n));
   if (reply_.size() < kHelloReplyBytes) return;
-  const Result<HelloVerdict> verdict = DecodeHelloReply(reply_);
-  if (!verdict) return Fail(now, verdict.status());
-  switch (*verdict) {
+  reply = DecodeHelloReply(reply_);
+  if (!reply) return Fail(now, reply.status());
+  // The rest, if there is any, has come with it or makes poll() return again.
+  if (reply_.size() == kHelloReplyBytes + reply->fault_bytes) OnReply(now, *reply);
+}
+
+void Connector::OnReply(Instant now, const HelloReply& reply) {
+  switch (reply.verdict) {
     case HelloVerdict::kAccepted:
       stage_ = Stage::kDone;
       offer_.reset();
@@ -131,6 +140,15 @@ void Connector::ReadReply(Instant now) {
     case HelloVerdict::kLeft:
       Cancel();
       return listener_.OnPeerLeft(*this);
+    case HelloVerdict::kOtherRanks: {
+      const auto mismatch = DecodeFault(std::string_view(reply_).substr(kHelloReplyBytes));
+      if (!mismatch) {
+        return Fail(now, Status(StatusCode::kProtocol,
+                                StrCat(endpoint_, " refuses the group, unreadably")));
+      }
+      Cancel();
+      return listener_.OnOtherRanks(*this, *mismatch);
+    }
   }
 }
 

@@ -23,6 +23,8 @@ class ConnectorListener {
   virtual void OnConnected(Connector& connector, std::unique_ptr<ByteStream> stream) = 0;
   // The peer has left this group; the connector is done.
   virtual void OnPeerLeft(Connector& connector) = 0;
+  // The peer has made the group of other ranks; the connector is done.
+  virtual void OnOtherRanks(Connector& connector, const Status& mismatch) = 0;
   // One more attempt has failed; the next one follows by itself.
   virtual void OnAttemptFailed(Connector& connector, const Status& why) = 0;
 };
@@ -61,6 +63,7 @@ class Connector {
   void Start(Instant now);
   void SendHello(Instant now);
   void ReadReply(Instant now);
+  void OnReply(Instant now, const HelloReply& reply);
   void Fail(Instant now, const Status& why);
 
   ConnectorListener& listener_;

@@ -2,8 +2,8 @@
 #include <string>
 #include <utility>
 
-#include <resilient/communicator.h>
 #include <resilient/settings.h>
+#include <resilient/transports.h>
 
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"

@@ -70,6 +70,9 @@ class HostEvents final : public CommunicatorEvents {
   void OnProgress(std::uint64_t generation, GroupProgress progress) override {
     session_.OnProgress(generation, std::move(progress));
   }
+  void OnKnocked(std::uint64_t generation, int global_rank, const Status& found) override {
+    session_.OnKnocked(generation, global_rank, found);
+  }
 
  private:
   CommunicatorEvents& session_;
@@ -318,6 +321,9 @@ class CudaFabric final : public CommunicatorFactory {
   void Hold(Instant until) override {
     host_->Hold(until);
     transports_->Hold(until);
+  }
+  void Knock(const GroupSpec& world, const std::vector<int>& ranks, Duration patience) override {
+    host_->Knock(world, ranks, patience);
   }
   // First what stands on the control groups.
   void Close(Deadline deadline) override {

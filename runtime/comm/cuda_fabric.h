@@ -3,8 +3,8 @@
 #include <functional>
 #include <memory>
 
-#include <resilient/communicator.h>
 #include <resilient/device.h>
+#include <resilient/transports.h>
 
 #include "runtime/comm/nccl_library.h"
 

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <memory>
 
-#include <resilient/communicator.h>
+#include <resilient/transports.h>
 
 namespace resilient {
 

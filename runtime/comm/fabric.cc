@@ -102,6 +102,11 @@ class Fabric final : public CommunicatorFactory {
 
   void Hold(Instant until) override { requests_->held()->Set(until); }
 
+  void Knock(const GroupSpec& world, const std::vector<int>& ranks, Duration patience) override {
+    if (InChild()) return;
+    requests_->Knock({.world = world, .ranks = ranks, .patience = patience});
+  }
+
   void Close(Deadline deadline) override {
     if (InChild() || !thread_.Joinable()) return;
     requests_->Stop(deadline);
@@ -133,6 +138,15 @@ bool FabricRequests::Create(std::shared_ptr<GroupPort> port) {
   return true;
 }
 
+void FabricRequests::Knock(KnockRound round) {
+  {
+    std::lock_guard lock(mutex_);
+    if (asked_.stop) return;
+    asked_.knock = std::move(round);
+  }
+  doorbell_->Ring();
+}
+
 void FabricRequests::Stop(Deadline deadline) {
   {
     std::lock_guard lock(mutex_);
@@ -144,8 +158,10 @@ void FabricRequests::Stop(Deadline deadline) {
 
 FabricRequests::Asked FabricRequests::Take() {
   std::lock_guard lock(mutex_);
-  return {
-      .created = std::exchange(asked_.created, {}), .stop = asked_.stop, .stop_by = asked_.stop_by};
+  return {.created = std::exchange(asked_.created, {}),
+          .knock = std::exchange(asked_.knock, std::nullopt),
+          .stop = asked_.stop,
+          .stop_by = asked_.stop_by};
 }
 
 std::unique_ptr<CommunicatorFactory> MakeFabric(FabricParts parts, const Clock& clock) {

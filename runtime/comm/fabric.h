@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,15 +14,24 @@
 
 namespace resilient {
 
+// CommunicatorFactory::Knock as a request. Thread: value type.
+struct KnockRound {
+  GroupSpec world;
+  std::vector<int> ranks;  // Group ranks of `world`.
+  Duration patience{};
+};
+
 // What a fabric asks of its thread. Owner: the fabric. Thread: thread-safe.
 class FabricRequests {
  public:
   // False once Stop was called.
   bool Create(std::shared_ptr<GroupPort> port);
+  void Knock(KnockRound round);
   void Stop(Deadline deadline);
 
   struct Asked {
     std::vector<std::shared_ptr<GroupPort>> created;  // Since the last call.
+    std::optional<KnockRound> knock;                  // The latest, likewise.
     bool stop = false;                     // All groups leave; the thread ends when they have.
     Deadline stop_by = Deadline::Never();  // At the latest then.
   };

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/comm/mismatch.h"
 
 namespace resilient {
 namespace {
@@ -38,7 +39,8 @@ FabricLoop::FabricLoop(FileDescriptor listener, FabricRequests& requests, const 
                .eager_limit = eager_limit,
                .finished = {}},
       seed_(seed),
-      switchboard_(std::move(listener), *this) {}
+      switchboard_(std::move(listener), *this),
+      knocker_(events, seed) {}
 
 void FabricLoop::Run() {
   while (true) {
@@ -55,6 +57,8 @@ void FabricLoop::Run() {
 
 bool FabricLoop::Turn() {
   TakeRequests();
+  knocker_.OnTime(context_.now);
+  switchboard_.OnTime(context_.now);
   bool busy = false;
   for (const auto& group : groups_) {
     group->TakeMail();
@@ -70,6 +74,7 @@ void FabricLoop::TakeRequests() {
   stop_by_ = asked.stop_by;
   for (auto& port : asked.created) AddGroup(std::move(port));
   if (!asked.created.empty()) switchboard_.Reroute();
+  if (asked.knock) knocker_.Begin(std::move(*asked.knock), context_.now);
   if (!stopping_) return;
   for (const auto& group : groups_) {
     group->TakeMail();
@@ -114,6 +119,8 @@ void FabricLoop::RemoveDone() {
                          .generation = spec.generation,
                          .attempt = spec.attempt,
                          .secret = spec.secret,
+                         .made = group->made(),
+                         .name_here = NameOf(spec.members[static_cast<std::size_t>(spec.rank)]),
                          .has_left = group->has_left()});
     return true;
   });
@@ -128,7 +135,7 @@ void FabricLoop::RunCompletions() {
 }
 
 CommGroup* FabricLoop::Find(const std::string& name, std::uint64_t generation,
-                            std::uint64_t attempt) {
+                            std::uint64_t attempt) const {
   for (const auto& group : groups_) {
     const GroupSpec& spec = group->spec();
     if (!group->done() && spec.name == name && spec.generation == generation &&
@@ -138,27 +145,55 @@ CommGroup* FabricLoop::Find(const std::string& name, std::uint64_t generation,
   return nullptr;
 }
 
+const FabricLoop::Departed* FabricLoop::FindDeparted(const Hello& hello) const {
+  const auto found = std::ranges::find_if(departed_, [&hello](const Departed& old) {
+    return old.name == hello.group && old.generation == hello.generation &&
+           old.attempt == hello.attempt && SameSecret(old.secret, hello.secret);
+  });
+  return found == departed_.end() ? nullptr : &*found;
+}
+
+void FabricLoop::Answer(const Hello& hello, const FileDescriptor& socket) const {
+  const CommGroup* group = Find(hello.group, hello.generation, hello.attempt);
+  const bool is_here = group != nullptr && SameSecret(group->spec().secret, hello.secret);
+  if (!is_here && FindDeparted(hello) == nullptr) return;
+  const std::string reply = EncodeHelloReply(HelloVerdict::kAccepted);
+  send(socket.get(), reply.data(), reply.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+std::string FabricLoop::ReplyOf(const Departed& group, const Hello& hello) {
+  if (hello.made.digest == group.made.digest) return EncodeHelloReply(HelloVerdict::kLeft);
+  const std::string sender = StrCat("rank ", hello.from_world);
+  const Status mismatch = OtherRanks(hello, sender, group.name_here, group.made);
+  return EncodeHelloReply(HelloVerdict::kOtherRanks, EncodeFault(mismatch));
+}
+
 Routing FabricLoop::Route(const Hello& hello, FileDescriptor& socket) {
-  if (CommGroup* group = Find(hello.group, hello.generation, hello.attempt)) {
-    if (SameSecret(group->spec().secret, hello.secret)) return group->Adopt(hello, socket);
-    RESILIENT_LOG(kWarn, "closed a connection that says it is rank ", hello.from, " of group ",
-                  hello.group, ": its secret is not the one of this job");
+  if (hello.lane == Lane::kKnock) {
+    Answer(hello, socket);
     return Routing::kRefuse;
   }
-  for (const Departed& old : departed_) {
-    if (old.name != hello.group || old.generation != hello.generation ||
-        old.attempt != hello.attempt || !SameSecret(old.secret, hello.secret))
-      continue;
-    if (old.has_left) {
-      const std::string reply = EncodeHelloReply(HelloVerdict::kLeft);
+  if (CommGroup* group = Find(hello.group, hello.generation, hello.attempt)) {
+    if (SameSecret(group->spec().secret, hello.secret)) return group->Adopt(hello, socket);
+    if (const auto left_out = wrong_secrets_.May(context_.now)) {
+      RESILIENT_LOG(kWarn, "closed a connection that says it is rank ", hello.from, " of group ",
+                    hello.group, ": its secret is not the one of this job", MoreLikeIt(*left_out));
+    }
+    return Routing::kRefuse;
+  }
+  if (const Departed* old = FindDeparted(hello)) {
+    if (old->has_left) {
+      const std::string reply = ReplyOf(*old, hello);
       send(socket.get(), reply.data(), reply.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     }
     return Routing::kRefuse;
   }
   if (std::pair(hello.generation, hello.attempt) < std::pair(newest_generation_, newest_attempt_)) {
-    RESILIENT_LOG(kInfo, "closed a connection of generation ", hello.generation, ", attempt ",
-                  hello.attempt, ": this rank is in generation ", newest_generation_, ", attempt ",
-                  newest_attempt_);
+    if (const auto left_out = old_generations_.May(context_.now)) {
+      RESILIENT_LOG(kInfo, "closed a connection of generation ", hello.generation, ", attempt ",
+                    hello.attempt, ": this rank is in generation ", newest_generation_,
+                    ", attempt ", newest_attempt_, MoreLikeIt(*left_out));
+    }
     return Routing::kRefuse;
   }
   return stopping_ ? Routing::kRefuse : Routing::kPark;
@@ -168,13 +203,15 @@ void FabricLoop::Wait(bool busy) {
   entries_.clear();
   watches_.clear();
   entries_.push_back({.fd = requests_.doorbell()->wake().fd(), .events = POLLIN});
-  switchboard_.AddInterest(entries_);
+  switchboard_.AddInterest(context_.now, entries_);
   const std::size_t first_link = entries_.size();
   Instant next = stopping_ ? stop_by_.when() : kNever;
   for (const auto& group : groups_) {
     group->AddInterest(entries_, watches_);
     next = std::min(next, group->NextTime());
   }
+  knocker_.AddInterest(entries_, watches_);
+  next = std::min({next, knocker_.NextTime(), switchboard_.NextTime()});
   PollUntil(entries_, clock_, Deadline::At(busy ? context_.now : next));
   context_.now = clock_.Now();
   if (entries_.front().revents != 0) requests_.doorbell()->wake().Drain();
@@ -184,7 +221,7 @@ void FabricLoop::Wait(bool busy) {
     if (watch.link != nullptr) watch.link->OnReady(entries_[i].revents);
     if (watch.connector != nullptr) watch.connector->OnReady(context_.now);
   }
-  switchboard_.OnReady(entries_.data() + 1);
+  switchboard_.OnReady(context_.now, entries_.data() + 1);
 }
 
 }  // namespace resilient

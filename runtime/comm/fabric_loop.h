@@ -6,9 +6,13 @@
 #include <string>
 #include <vector>
 
+#include <resilient/transports.h>
+
+#include "runtime/base/log_limit.h"
 #include "runtime/comm/fabric.h"
 #include "runtime/comm/group.h"
 #include "runtime/comm/group_port.h"
+#include "runtime/comm/knocker.h"
 #include "runtime/comm/switchboard.h"
 
 namespace resilient {
@@ -32,17 +36,24 @@ class FabricLoop final : public GroupLoop, private HelloRouter {
     std::uint64_t generation = 0;
     std::uint64_t attempt = 0;
     std::string secret;
-    bool has_left = true;  // CommGroup::has_left.
+    GroupRanks made;
+    std::string name_here;  // NameOf this rank.
+    bool has_left = true;   // CommGroup::has_left.
   };
 
   Routing Route(const Hello& hello, FileDescriptor& socket) override;
+  static std::string ReplyOf(const Departed& group, const Hello& hello);
   void TakeRequests();
+  // The group that has ended here and that the hello is of; null: there was none.
+  const Departed* FindDeparted(const Hello& hello) const;
+  // To a knock, where this process was in that world.
+  void Answer(const Hello& hello, const FileDescriptor& socket) const;
   void AddGroup(std::shared_ptr<GroupPort> port);
   void RemoveDone();
   void RunCompletions();
   bool Turn();
   void Wait(bool busy);
-  CommGroup* Find(const std::string& name, std::uint64_t generation, std::uint64_t attempt);
+  CommGroup* Find(const std::string& name, std::uint64_t generation, std::uint64_t attempt) const;
 
   // Constant.
   FabricRequests& requests_;
@@ -51,10 +62,13 @@ class FabricLoop final : public GroupLoop, private HelloRouter {
   LoopContext context_;
   std::uint64_t seed_;
   Switchboard switchboard_;
+  Knocker knocker_;
   std::vector<std::unique_ptr<CommGroup>> groups_;
   std::deque<Departed> departed_;
   std::uint64_t newest_generation_ = 0;
   std::uint64_t newest_attempt_ = 0;
+  LogLimit wrong_secrets_;
+  LogLimit old_generations_;
   bool stopping_ = false;
   Deadline stop_by_ = Deadline::Never();
   std::vector<PollEntry> entries_;

@@ -39,6 +39,7 @@ HostLayout HostsOf(const std::vector<Endpoint>& endpoints) {
 CommGroup::CommGroup(std::shared_ptr<GroupPort> port, LoopContext& context, std::uint64_t seed)
     : port_(std::move(port)),
       spec_(port_->spec()),
+      made_(RanksOf(spec_)),
       context_(context),
       seed_(seed),
       endpoints_(EndpointsOf(spec_)),
@@ -66,7 +67,8 @@ std::unique_ptr<Connector> CommGroup::MakeConnector(int peer, Lane lane, int str
                     .stream = stream,
                     .secret = spec_.secret,
                     .group = spec_.name,
-                    .shm_offer = {}};
+                    .made = made_,
+                    .from_world = spec_.members[static_cast<std::size_t>(spec_.rank)].global_rank};
   const std::uint64_t seed = seed_ +
                              static_cast<std::uint64_t>(peer * kMaxSocketStreams + stream) * 2 +
                              (lane == Lane::kPointToPoint ? 1 : 0);
@@ -218,6 +220,8 @@ void CommGroup::OnTime() {
 }
 
 Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
+  // First of all: in another list of ranks the positions mean others.
+  if (hello.made.digest != made_.digest) return RefuseOtherRanks(hello, socket);
   if (hello.to != spec_.rank || hello.from >= port_->size()) return Routing::kRefuse;
   if (hello.stream > 0) return AdoptMore(hello, socket);
   Peer& peer = PeerAt(hello.from);
@@ -245,6 +249,16 @@ Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
     point_to_point_.SetInbound(hello.from, link);
   }
   return Routing::kTaken;
+}
+
+Routing CommGroup::RefuseOtherRanks(const Hello& hello, const FileDescriptor& socket) {
+  const bool known = state_ == State::kLive || has_left();
+  if (!known) return Routing::kRefuse;  // The end of the generation says why.
+  const Status mismatch = OtherRanks(hello, spec_, made_);
+  const std::string reply = EncodeHelloReply(HelloVerdict::kOtherRanks, EncodeFault(mismatch));
+  send(socket.get(), reply.data(), reply.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  FailCommunicator(mismatch);
+  return Routing::kRefuse;
 }
 
 bool CommGroup::SendReply(int socket, HelloVerdict verdict) {
@@ -282,6 +296,11 @@ void CommGroup::OnPeerLeft(Connector& connector) {
   point_to_point_.OnLeft(rank,
                          peer.inbound != nullptr ? std::nullopt : std::optional<std::uint64_t>(0));
   UpdateConnected();
+}
+
+// To whichever of the two is heard first by the membership service.
+void CommGroup::OnOtherRanks(Connector& /*connector*/, const Status& mismatch) {
+  FailCommunicator(mismatch);
 }
 
 void CommGroup::OnAttemptFailed(Connector& connector, const Status& why) {

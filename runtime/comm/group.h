@@ -60,6 +60,7 @@ class CommGroup final : private LinkListener,
   // Whether a peer that comes to connect is to hear that this rank has left. Otherwise it hears
   // nothing here, and by the fence why the generation is over.
   bool has_left() const { return state_ != State::kLive && !failed_ && !aborted_; }
+  const GroupRanks& made() const { return made_; }
 
   // Takes what callers have left at the port.
   void TakeMail();
@@ -69,7 +70,8 @@ class CommGroup final : private LinkListener,
   void AddInterest(std::vector<PollEntry>& entries, std::vector<Watch>& watches);
   Instant NextTime() const;
   void OnTime();
-  // A connection for this group, its secret checked.
+  // A connection for this group, its secret checked. One of a rank that has made the group of other
+  // ranks hears so, and this rank has then failed with kMismatch.
   Routing Adopt(const Hello& hello, FileDescriptor& socket);
   // As Communicator::Leave, with what operations complete with.
   void Leave(const Status& status);
@@ -109,6 +111,7 @@ class CommGroup final : private LinkListener,
   void OnEndAhead(MessageLink& link, const std::optional<MessageHeader>& goodbye) override;
   void OnConnected(Connector& connector, std::unique_ptr<ByteStream> stream) override;
   void OnPeerLeft(Connector& connector) override;
+  void OnOtherRanks(Connector& connector, const Status& mismatch) override;
   void OnAttemptFailed(Connector& connector, const Status& why) override;
   void SendPart(int peer, std::uint8_t phase, std::span<const std::byte> payload) override;
   void SendNote(int peer) override;
@@ -147,6 +150,7 @@ class CommGroup final : private LinkListener,
   MessageLink* AddLink(int peer, Lane lane, std::unique_ptr<MessageLink>& slot,
                        std::unique_ptr<ByteStream> stream);
   static bool SendReply(int socket, HelloVerdict verdict);
+  Routing RefuseOtherRanks(const Hello& hello, const FileDescriptor& socket);
   void UpdateConnected();
 
   // Links over several sockets: group_streams.cc.
@@ -210,6 +214,7 @@ class CommGroup final : private LinkListener,
 
   const std::shared_ptr<GroupPort> port_;
   const GroupSpec& spec_;  // The port's.
+  const GroupRanks made_;
   LoopContext& context_;
   const std::uint64_t seed_;
   const std::vector<Endpoint> endpoints_;  // By rank.

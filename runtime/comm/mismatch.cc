@@ -1,5 +1,6 @@
 #include "runtime/comm/mismatch.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -166,6 +167,28 @@ Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& the
                        "the same order",
                        kUnevenBatches),
                 DetailOf(spec, peer, ours.seq));
+}
+
+GroupRanks RanksOf(const GroupSpec& spec) {
+  std::vector<int> ranks;
+  ranks.reserve(spec.members.size());
+  for (const GroupMember& member : spec.members) ranks.push_back(member.global_rank);
+  return RanksOfGroup(ranks, spec.made_at);
+}
+
+Status OtherRanks(const Hello& hello, const std::string& sender, const std::string& here,
+                  const GroupRanks& ours) {
+  return Status(StatusCode::kMismatch,
+                OtherRanksText(hello.group, hello.generation, sender, hello.made, here, ours),
+                {.rank = hello.from_world, .generation = hello.generation, .group = hello.group});
+}
+
+Status OtherRanks(const Hello& hello, const GroupSpec& spec, const GroupRanks& ours) {
+  // It need not be a member here.
+  const auto member = std::ranges::find(spec.members, hello.from_world, &GroupMember::global_rank);
+  const std::string sender =
+      member == spec.members.end() ? StrCat("rank ", hello.from_world) : NameOf(*member);
+  return OtherRanks(hello, sender, NameOf(MemberOf(spec, spec.rank)), ours);
 }
 
 Status SettingsMismatch(const GroupSpec& spec, const std::vector<Endpoint>& endpoints) {

@@ -46,6 +46,14 @@ Status PartMismatch(const GroupSpec& spec, int from, const MessageHeader& theirs
 // kMismatch: `peer` has gone on to `theirs`, a later operation, without its part in `ours`.
 Status SkippedMismatch(const GroupSpec& spec, int peer, const MessageHeader& theirs,
                        const MessageHeader& ours);
+// What this rank has made the group of.
+GroupRanks RanksOf(const GroupSpec& spec);
+// kMismatch: the sender of `hello` has made the group of other ranks than `here`, a rank that has
+// made it of `ours`. `sender`: its name.
+Status OtherRanks(const Hello& hello, const std::string& sender, const std::string& here,
+                  const GroupRanks& ours);
+// The same where `spec` is of this rank.
+Status OtherRanks(const Hello& hello, const GroupSpec& spec, const GroupRanks& ours);
 // kMismatch: one of the ranks runs with another setting than the first; the same text on all of
 // them. `endpoints`: of the members.
 Status SettingsMismatch(const GroupSpec& spec, const std::vector<Endpoint>& endpoints);

@@ -4,7 +4,7 @@
 #include <string>
 
 #include <resilient/clock.h>
-#include <resilient/communicator.h>
+#include <resilient/transports.h>
 
 #include "runtime/comm/control_waits.h"
 #include "runtime/comm/nccl_api.h"

@@ -16,7 +16,7 @@ namespace resilient {
 namespace {
 
 // The operating system has to save the wide registers too; the compiler's question covers that.
-VectorLevel AskProcessor() {
+VectorLevel AskProcessor() noexcept {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -77,14 +77,14 @@ constexpr std::size_t kBlockBytes = 8192;
 
 using Inputs = std::span<const std::byte* const>;
 
+// Asked when the library is loaded: a static in a function has a lock of its own.
+const VectorLevel kBestVectorLevel = AskProcessor();
+
 }  // namespace
 
 bool CanReduce(DataType type, ReduceOp op) { return portable::FindKernel(type, op) != nullptr; }
 
-VectorLevel BestVectorLevel() {
-  static const VectorLevel level = AskProcessor();
-  return level;
-}
+VectorLevel BestVectorLevel() { return kBestVectorLevel; }
 
 void ReduceInRankOrder(DataType type, ReduceOp op, double factor,
                        std::span<const std::byte* const> inputs, std::size_t count,

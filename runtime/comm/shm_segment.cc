@@ -68,7 +68,9 @@ std::optional<ShmSegment::Offer> ShmSegment::DecodeOffer(std::string_view text) 
 ShmSegment::ShmSegment(FileDescriptor file, std::span<std::byte> memory)
     : file_(std::move(file)), memory_(memory) {}
 
-ShmSegment::~ShmSegment() { munmap(memory_.data(), memory_.size()); }
+ShmSegment::~ShmSegment() {
+  if (!mark_.InChild()) munmap(memory_.data(), memory_.size());
+}
 
 Result<std::unique_ptr<ShmSegment>> ShmSegment::Create(std::size_t bytes) {
   FileDescriptor file(memfd_create("resilient", MFD_CLOEXEC | MFD_ALLOW_SEALING));

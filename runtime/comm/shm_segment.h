@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include <resilient/per_process.h>
 #include <resilient/status.h>
 
 #include "runtime/net/socket.h"
@@ -69,6 +70,7 @@ class ShmSegment {
   ShmSegment(FileDescriptor file, std::span<std::byte> memory);
   static Result<std::unique_ptr<ShmSegment>> Map(FileDescriptor file, std::size_t bytes);
 
+  const ProcessMark mark_;  // In a forked child the memory is not there.
   FileDescriptor file_;
   const std::span<std::byte> memory_;
 };

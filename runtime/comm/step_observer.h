@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-#include <resilient/communicator.h>
+#include <resilient/transports.h>
 
 namespace resilient {
 

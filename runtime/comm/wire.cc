@@ -81,7 +81,9 @@ bool PointToPointIsValid(const MessageHeader& h) {
 
 std::string EncodeHello(const Hello& hello) {
   RESILIENT_CHECK(hello.secret.size() <= kMaxSecret && hello.group.size() <= kMaxGroupName &&
-                  hello.shm_offer.size() <= kMaxShmText);
+                  hello.shm_offer.size() <= kMaxShmText &&
+                  hello.made.text.size() <= kRanksTextMax &&
+                  hello.made.made_at.size() <= kMadeAtMax);
   return Writer()
       .Put(kHelloMagic)
       .Put(kWireVersion)
@@ -94,29 +96,46 @@ std::string EncodeHello(const Hello& hello) {
       .Put(static_cast<std::uint32_t>(hello.secret.size()))
       .Put(static_cast<std::uint32_t>(hello.group.size()))
       .Put(static_cast<std::uint32_t>(hello.shm_offer.size()))
+      .Put(hello.made.digest)
+      .Put(static_cast<std::int32_t>(hello.from_world))
+      .Put(static_cast<std::uint16_t>(hello.made.text.size()))
+      .Put(static_cast<std::uint16_t>(hello.made.made_at.size()))
       .Append(hello.secret)
       .Append(hello.group)
       .Append(hello.shm_offer)
+      .Append(hello.made.text)
+      .Append(hello.made.made_at)
       .Take();
+}
+
+Status CheckHelloBegin(std::string_view begin) {
+  const std::string magic = Writer().Put(kHelloMagic).Take();
+  const std::size_t known = std::min(begin.size(), magic.size());
+  if (begin.substr(0, known) != std::string_view(magic).substr(0, known))
+    return NotOurs("greeting");
+  if (begin.size() < sizeof(kHelloMagic) + sizeof(kWireVersion)) return Status::Ok();
+  const auto version = Reader(begin.substr(sizeof(kHelloMagic))).Get<std::uint16_t>();
+  if (version == kWireVersion) return Status::Ok();
+  return Status(StatusCode::kProtocol,
+                StrCat("a peer speaks version ", version, " of the link protocol, this process ",
+                       kWireVersion, "; install the same version of resilient on all hosts"));
 }
 
 Result<std::size_t> HelloLength(std::string_view fixed) {
   RESILIENT_CHECK(fixed.size() >= kHelloFixedBytes);
-  Reader in(fixed);
-  if (in.Get<std::uint32_t>() != kHelloMagic) return NotOurs("greeting");
-  const auto version = in.Get<std::uint16_t>();
-  if (version != kWireVersion) {
-    return Status(StatusCode::kProtocol,
-                  StrCat("a peer speaks version ", version, " of the link protocol, this process ",
-                         kWireVersion, "; install the same version of resilient on all hosts"));
-  }
+  RESILIENT_RETURN_IF_ERROR(CheckHelloBegin(fixed));
   Reader lengths(fixed.substr(32));
   const auto secret = lengths.Get<std::uint32_t>();
   const auto group = lengths.Get<std::uint32_t>();
   const auto shm_offer = lengths.Get<std::uint32_t>();
-  if (secret > kMaxSecret || group > kMaxGroupName || shm_offer > kMaxShmText)
+  lengths.Get<std::uint64_t>();
+  lengths.Get<std::int32_t>();
+  const auto ranks = lengths.Get<std::uint16_t>();
+  const auto made_at = lengths.Get<std::uint16_t>();
+  if (secret > kMaxSecret || group > kMaxGroupName || shm_offer > kMaxShmText ||
+      ranks > kRanksTextMax || made_at > kMadeAtMax)
     return NotOurs("greeting");
-  return kHelloFixedBytes + secret + group + shm_offer;
+  return kHelloFixedBytes + secret + group + shm_offer + ranks + made_at;
 }
 
 Result<Hello> DecodeHello(std::string_view bytes) {
@@ -130,31 +149,52 @@ Result<Hello> DecodeHello(std::string_view bytes) {
   hello.to = in.Get<std::int32_t>();
   const auto secret = in.Get<std::uint32_t>();
   const auto group = in.Get<std::uint32_t>();
-  const bool known_lane = hello.lane == Lane::kCollective || hello.lane == Lane::kPointToPoint;
+  const auto shm_offer = in.Get<std::uint32_t>();
+  hello.made.digest = in.Get<std::uint64_t>();
+  hello.from_world = in.Get<std::int32_t>();
+  const auto ranks = in.Get<std::uint16_t>();
+  const bool known_lane = hello.lane >= Lane::kCollective && hello.lane <= Lane::kKnock;
   if (!known_lane || hello.stream >= kMaxSocketStreams || hello.from < 0 || hello.to < 0 ||
       hello.from == hello.to)
     return NotOurs("greeting");
-  hello.secret = bytes.substr(kHelloFixedBytes, secret);
-  hello.group = bytes.substr(kHelloFixedBytes + secret, group);
-  hello.shm_offer = bytes.substr(kHelloFixedBytes + secret + group);
+  std::string_view texts = bytes.substr(kHelloFixedBytes);
+  const auto take = [&texts](std::size_t length) {
+    const std::string_view text = texts.substr(0, length);
+    texts.remove_prefix(text.size());
+    return std::string(text);
+  };
+  hello.secret = take(secret);
+  hello.group = take(group);
+  hello.shm_offer = take(shm_offer);
+  hello.made.text = take(ranks);
+  hello.made.made_at = take(texts.size());
   return hello;
 }
 
-std::string EncodeHelloReply(HelloVerdict verdict) {
+std::string EncodeHelloReply(HelloVerdict verdict, std::string_view fault) {
+  RESILIENT_CHECK(fault.size() <= kMaxFaultText);
   return Writer()
       .Put(kReplyMagic)
       .Put(static_cast<std::uint8_t>(verdict))
-      .Append(std::string_view("\0\0\0", 3))
+      .Put(std::uint8_t{0})
+      .Put(static_cast<std::uint16_t>(fault.size()))
+      .Append(fault)
       .Take();
 }
 
-Result<HelloVerdict> DecodeHelloReply(std::string_view bytes) {
+Result<HelloReply> DecodeHelloReply(std::string_view bytes) {
   Reader in(bytes);
   if (in.Get<std::uint32_t>() != kReplyMagic) return NotOurs("reply");
-  const auto verdict = static_cast<HelloVerdict>(in.Get<std::uint8_t>());
-  if (verdict < HelloVerdict::kAccepted || verdict > HelloVerdict::kAcceptedShared)
+  HelloReply reply;
+  reply.verdict = static_cast<HelloVerdict>(in.Get<std::uint8_t>());
+  in.Get<std::uint8_t>();
+  reply.fault_bytes = in.Get<std::uint16_t>();
+  if (reply.verdict < HelloVerdict::kAccepted || reply.verdict > HelloVerdict::kOtherRanks)
     return NotOurs("reply");
-  return verdict;
+  const bool has_fault = reply.verdict == HelloVerdict::kOtherRanks;
+  if (reply.fault_bytes > kMaxFaultText || (reply.fault_bytes != 0) != has_fault)
+    return NotOurs("reply");
+  return reply;
 }
 
 std::string EncodeMessage(const MessageHeader& header, bool checksum) {

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include <resilient/communicator.h>
+#include <resilient/group_ranks.h>
 #include <resilient/status.h>
 
 namespace resilient {
@@ -15,8 +16,8 @@ namespace resilient {
 // waits for a HelloReply; then both sides send messages: a fixed header, the call site, the
 // payload, and behind a payload, where its sender was told so (RESILIENT_CHECKSUM), the checksum of
 // all of the message before it. All of this file is pure.
-inline constexpr std::uint16_t kWireVersion = 5;
-inline constexpr std::size_t kHelloFixedBytes = 44;
+inline constexpr std::uint16_t kWireVersion = 6;
+inline constexpr std::size_t kHelloFixedBytes = 60;
 inline constexpr std::size_t kHelloReplyBytes = 8;
 inline constexpr std::size_t kMessageHeaderBytes = 56;
 inline constexpr std::size_t kChecksumBytes = 8;
@@ -28,7 +29,8 @@ inline constexpr std::size_t kMaxShmText = 256;
 
 // What a connection is for. Point-to-point data has connections of its own, one for each direction,
 // so that it never queues behind a collective.
-enum class Lane : std::uint8_t { kCollective = 1, kPointToPoint = 2 };
+// A knock carries nothing: it asks for a reply, and is closed behind it.
+enum class Lane : std::uint8_t { kCollective = 1, kPointToPoint = 2, kKnock = 3 };
 
 struct Hello {
   std::uint64_t generation = 0;
@@ -39,10 +41,15 @@ struct Hello {
   int stream = 0;  // Which socket of its link this one is; the others follow the first.
   std::string secret;
   std::string group;
-  std::string shm_offer;  // ShmStreamOffer::text; empty: none.
+  std::string shm_offer = {};  // ShmStreamOffer::text; empty: none.
+  // What the sender has made the group of: `from` and `to` are positions there.
+  GroupRanks made = {};
+  int from_world = -1;  // The sender's rank of the world.
 };
 
 std::string EncodeHello(const Hello& hello);
+// Of the first bytes of a hello, as many as there are: kProtocol when none of ours begins so.
+Status CheckHelloBegin(std::string_view begin);
 // Length of the whole hello that begins with `fixed`. kProtocol when it is none of ours.
 Result<std::size_t> HelloLength(std::string_view fixed);
 // REQUIRES: `bytes` is HelloLength() long. kProtocol when a field makes no sense.
@@ -52,10 +59,19 @@ enum class HelloVerdict : std::uint8_t {
   kAccepted = 1,
   kLeft = 2,  // That rank was in this group and has left it.
   // As kAccepted; the bytes go through the shared memory that was offered.
-  kAcceptedShared = 3
+  kAcceptedShared = 3,
+  // That rank has made the group of other ranks. EncodeFault() follows, of what both end with.
+  kOtherRanks = 4
 };
-std::string EncodeHelloReply(HelloVerdict verdict);
-Result<HelloVerdict> DecodeHelloReply(std::string_view bytes);
+// Thread: value type.
+struct HelloReply {
+  HelloVerdict verdict = HelloVerdict::kAccepted;
+  std::size_t fault_bytes = 0;  // So many follow.
+};
+// With `fault` behind it, at most kMaxFaultText.
+std::string EncodeHelloReply(HelloVerdict verdict, std::string_view fault = {});
+// REQUIRES: kHelloReplyBytes bytes.
+Result<HelloReply> DecodeHelloReply(std::string_view bytes);
 
 enum class MessageType : std::uint8_t {
   kCollective = 1,

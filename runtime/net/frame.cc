@@ -85,9 +85,11 @@ Status Foreign(std::string_view bytes) {
 }
 
 Status TcpStore() {
-  return {StatusCode::kProtocol,
-          "the peer is a client of PyTorch's TCPStore, not of the resilient store: another job or "
-          "backend uses this address; give one of them another MASTER_PORT or set RESILIENT_STORE"};
+  return {
+      StatusCode::kProtocol,
+      "the peer is a client of PyTorch's TCPStore, not of the resilient store: another job or "
+      "backend uses this address; give one of them another MASTER_PORT or set RESILIENT_STORE, or "
+      "start the store with --tcpstore, which serves such clients"};
 }
 
 Status CheckVersions(std::string_view preamble) {

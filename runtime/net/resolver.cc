@@ -4,14 +4,14 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <map>
 #include <mutex>
 #include <system_error>
 #include <utility>
 
-#include "runtime/base/fork_guard.h"
+#include <resilient/per_process.h>
+
 #include "runtime/base/log.h"
 
 namespace resilient {
@@ -111,27 +111,12 @@ class ThreadedResolver final : public Resolver {
   const std::shared_ptr<Book> book_;
 };
 
-// A forked child has neither the threads of its parent's nor, perhaps, the lock. Made without one,
-// for the same reason, and never destroyed: a thread may use it while the process exits.
-struct OfOneProcess {
-  ThreadedResolver resolver{&AskSystem};
-  const ProcessMark mark;
-  const OfOneProcess* parents = nullptr;  // Left as it is.
-};
-std::atomic<OfOneProcess*> current{nullptr};
+constinit PerProcess<ThreadedResolver> of_process;
 
 }  // namespace
 
 Resolver& Resolver::OfProcess() {
-  OfOneProcess* present = current.load(std::memory_order_acquire);
-  while (present == nullptr || present->mark.InChild()) {
-    auto* const mine = new OfOneProcess{.parents = present};
-    if (current.compare_exchange_strong(present, mine, std::memory_order_acq_rel)) {
-      return mine->resolver;
-    }
-    delete mine;
-  }
-  return present->resolver;
+  return of_process.Get([] { return std::make_unique<ThreadedResolver>(&AskSystem); });
 }
 
 std::unique_ptr<Resolver> MakeResolver(std::function<Found(const std::string&)> look_up) {

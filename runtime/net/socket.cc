@@ -279,6 +279,13 @@ Result<HostPort> LocalAddress(const FileDescriptor& socket) {
   return ToHostPort(address);
 }
 
+std::string PeerHost(const FileDescriptor& socket) {
+  SocketAddress address;
+  address.size = sizeof address.storage;
+  if (getpeername(socket.get(), address.get(), &address.size) != 0) return "?";
+  return ToHostPort(address).host;
+}
+
 Result<std::string> OwnAddressTowards(const std::string& numeric_host) {
   // The port counts for nothing: connecting a datagram socket only picks a route.
   const Result<SocketAddress> target = ToSocketAddress({.host = numeric_host, .port = 9});

@@ -15,7 +15,8 @@
 namespace resilient {
 
 // A file descriptor that closes itself, is close-on-exec and is closed in forked children
-// (ForkGuard). Owner: whoever holds it; movable. Thread: caller-synchronised.
+// (ForkGuard): there its number is the program's to use, so the object that the child has inherited
+// has none. Owner: whoever holds it; movable. Thread: caller-synchronised.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
@@ -24,11 +25,10 @@ class FileDescriptor {
   FileDescriptor(FileDescriptor&& other) noexcept;
   FileDescriptor& operator=(FileDescriptor&& other) noexcept;
 
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
+  // -1: none. Async-signal-safe.
+  int get() const { return mark_.InChild() ? -1 : fd_; }
+  bool valid() const { return get() >= 0; }
   void Reset();
-  // In a forked child, where ForkGuard has closed it already.
-  void AbandonInChild() { fd_ = -1; }
 
  private:
   int fd_ = -1;
@@ -50,6 +50,8 @@ std::string FormatHostPort(const HostPort& address);  // Brackets for IPv6.
 // resolver, where the host is a name.
 Result<FileDescriptor> ListenTcp(const HostPort& address, int backlog);
 Result<HostPort> LocalAddress(const FileDescriptor& socket);
+// The numeric address of the other end; "?" when that has gone.
+std::string PeerHost(const FileDescriptor& socket);
 
 // The numeric address that this host has on the way to another one; sends nothing. kResolve (it is
 // no number), kUnreachable.
@@ -80,14 +82,13 @@ using PollEntry = pollfd;
 int PollUntil(std::vector<PollEntry>& entries, const Clock& clock, Deadline deadline);
 
 // An eventfd that wakes a poll from another thread. Thread: Wake is thread-safe and
-// async-signal-safe.
+// async-signal-safe. In a forked child there is none, and both do nothing.
 class WakeFd {
  public:
   WakeFd();
   int fd() const { return fd_.get(); }
   void Wake() const;
   void Drain() const;
-  void AbandonInChild() { fd_.AbandonInChild(); }
 
  private:
   FileDescriptor fd_;

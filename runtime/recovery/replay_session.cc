@@ -70,8 +70,8 @@ Status ReplaySession::Init() {
 }
 
 Result<std::shared_ptr<Group>> ReplaySession::CreateGroup(std::string name, std::vector<int> ranks,
-                                                          NcclOptions nccl) {
-  auto inner = inner_->CreateGroup(name, ranks, std::move(nccl));
+                                                          NcclOptions nccl, std::string made_at) {
+  auto inner = inner_->CreateGroup(name, ranks, std::move(nccl), std::move(made_at));
   if (!inner.ok()) return inner.status();
   Lock lock(mutex_);
   const LanePtr lane = std::make_shared<Lane>(

@@ -56,7 +56,7 @@ class ReplaySession final : public Session, public std::enable_shared_from_this<
 
   Status Init() override;
   Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks,
-                                             NcclOptions nccl) override;
+                                             NcclOptions nccl, std::string made_at) override;
   Membership membership() const override;
   Membership acknowledged() const override;
   std::uint64_t epoch() const override;

@@ -61,8 +61,9 @@ SessionImpl::SessionImpl(SessionOptions options, std::unique_ptr<Rendezvous> ren
       world_size_(options_.world_size),
       machine_(ladder_),
       incidents_({options_.rank, opener_host_, opener_pid_}),
-      wish_{0, options_.seat_wait},
+      wish_{options_.min_world, options_.seat_wait},
       waits_({options_.rank, options_.wait_log, options_.stall, options_.device_stall}),
+      outage_(ladder_.answer),
       host_watch_(
           options_.host_watch,
           [this](const Neighbour& neighbour, const ProcessEnd& end) {
@@ -113,9 +114,12 @@ Status SessionImpl::Init() {
     init_called_ = true;
   }
   const Instant now = clock_.Now();
-  // The service's own verdict comes first: it counts from the first join of the round.
-  const Deadline outer = Deadline::At(
-      Deadline::After(Deadline::After(now, options_.init_timeout).when(), ladder_.budget).when());
+  // The service's own verdict comes first: it counts from the first join of the round, and a rank
+  // that is on its way then has a last call.
+  const Duration last_call =
+      options_.min_world > 0 ? LastCallOf(options_.init_timeout) : Duration::zero();
+  const Deadline outer = Deadline::After(Deadline::After(now, options_.init_timeout).when(),
+                                         SumOf(ladder_.budget, last_call));
   Status status = rendezvous_->Start(*this, Deadline::After(now, options_.init_timeout));
   if (status.ok()) status = CheckAndTellDeadlines();
   if (status.ok()) status = InitConnected(outer);
@@ -533,6 +537,11 @@ Result<std::shared_ptr<Session>> OpenSession(SessionOptions options,
     return Status(StatusCode::kInvalidArgument,
                   StrCat("rank ", options.rank, " is outside a world of ", options.world_size,
                          "; ranks run from 0 to world size - 1"));
+  }
+  if (options.min_world < 0 || options.min_world > options.world_size) {
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat("a world of at least ", options.min_world, " of ", options.world_size,
+                         " ranks cannot be"));
   }
   RESILIENT_RETURN_IF_ERROR(recovery::CheckDeadlines(options, Duration::zero()));
   RESILIENT_RETURN_IF_ERROR(CheckNcclOptions(options.nccl));

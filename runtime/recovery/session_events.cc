@@ -356,21 +356,21 @@ void SessionImpl::OnUnreached(const std::string& group, std::uint64_t generation
 }
 
 void SessionImpl::OnMismatch(const std::string&, std::uint64_t generation, const Status& mismatch) {
-  (void)rendezvous_->Post([this, generation, mismatch] {
-    if (!IsPresent(generation)) return;
-    rendezvous_->Send({ReportKind::kMismatch, generation, mismatch.detail().rank, mismatch});
-  });
+  ReportVerdict({ReportKind::kMismatch, generation, mismatch.detail().rank, mismatch});
 }
 
 void SessionImpl::OnStalled(const std::string&, std::uint64_t generation, const Status& why) {
-  (void)rendezvous_->Post([this, generation, why] {
-    if (IsPresent(generation)) {
-      rendezvous_->Send({ReportKind::kCommFailed, generation, why.detail().rank, why});
-    }
-    // No call on the device succeeds any more, in whatever generation: the others go on with a
-    // process that takes its seat.
-    if (why.code() == StatusCode::kDeviceLost) Apply({EventKind::kSessionLost, 0, why, {}});
-  });
+  ReportVerdict({ReportKind::kCommFailed, generation, why.detail().rank, why});
+  // No call on the device succeeds any more, in whatever generation: the others go on with a
+  // process that takes its seat.
+  if (why.code() != StatusCode::kDeviceLost) return;
+  (void)rendezvous_->Post([this, why] { Apply({EventKind::kSessionLost, 0, why, {}}); });
+}
+
+// Not by way of the control thread, which may be late: a program that has its error ends, and what
+// ended it must reach the service before its leave does.
+void SessionImpl::ReportVerdict(const Report& report) {
+  if (IsPresent(report.generation)) rendezvous_->Send(report);
 }
 
 // Each group has a link to the rank and each may report it again; the service needs to hear it
@@ -396,17 +396,13 @@ void SessionImpl::NoteNeed(const OperationRecord& record, const Status& status) 
   if (status.code() != StatusCode::kLeft || !record.binding() || flight.Ended()) return;
   const FailureDetail& detail = status.detail();
   if (!flight.NoteLeaver(detail.rank)) return;
-  (void)rendezvous_->Post(
-      [this, generation = flight.generation(), rank = detail.rank,
-       what = StrCat(record.Name(), " #", detail.seq, " of group '", detail.group, "'")] {
-        ReportNeed(generation, rank, what);
-      });
+  ReportNeed(flight.generation(), detail.rank,
+             StrCat(record.Name(), " #", detail.seq, " of group '", detail.group, "'"));
 }
 
 // A goodbye in a group reaches its peers before the leave reaches the service, if it is one.
 void SessionImpl::ReportNeed(std::uint64_t generation, int rank, const std::string& what) {
-  if (!IsPresent(generation)) return;
-  rendezvous_->Send({ReportKind::kNeedsLeaver, generation, rank, Status(StatusCode::kLeft, what)});
+  ReportVerdict({ReportKind::kNeedsLeaver, generation, rank, Status(StatusCode::kLeft, what)});
 }
 
 // Also while no generation runs: the seat of a dead process is to be filled, whatever it was in.

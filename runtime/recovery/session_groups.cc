@@ -102,7 +102,7 @@ Status SessionImpl::CheckNewGroupLocked(const std::string& name,
 }
 
 Result<std::shared_ptr<Group>> SessionImpl::CreateGroup(std::string name, std::vector<int> ranks,
-                                                        NcclOptions nccl) {
+                                                        NcclOptions nccl, std::string made_at) {
   if (mark_.InChild()) return ForkedStatus();
   RESILIENT_RETURN_IF_ERROR(CheckNcclOptions(nccl));
   if (name == kWorldGroup) nccl = options_.nccl;  // Its communicator is made before it is.
@@ -111,7 +111,7 @@ Result<std::shared_ptr<Group>> SessionImpl::CreateGroup(std::string name, std::v
   const auto position = std::find(ranks.begin(), ranks.end(), rank_);
   const int rank = static_cast<int>(position - ranks.begin());
   auto group = std::make_shared<GroupImpl>(shared_from_this(), std::move(name), std::move(ranks),
-                                           rank, std::move(nccl));
+                                           rank, std::move(nccl), std::move(made_at));
   groups_[group->name()] = &group->slot();
   return std::shared_ptr<Group>(std::move(group));
 }
@@ -262,6 +262,7 @@ Status SessionImpl::CreateCommunicator(GroupSlot& slot, const Flight& flight) {
     if (!made.ok()) return made.status();
     spec = std::move(made).value();
     spec.nccl = slot.nccl;
+    spec.made_at = slot.made_at;
   }
   std::shared_ptr<Communicator> communicator = factory_->Create(std::move(spec), flight.cell());
   if (communicator == nullptr) {
@@ -272,7 +273,7 @@ Status SessionImpl::CreateCommunicator(GroupSlot& slot, const Flight& flight) {
     Lock lock(mutex_);
     if (machine_.state() == SessionState::kRunning && flight_.get() == &flight && !slot.closed) {
       slot.communicator = std::move(communicator);
-      used_names_.insert(slot.name);
+      used_names_.try_emplace(slot.name, RanksOfGroup(slot.ranks, slot.made_at));
       return Status::Ok();
     }
   }
@@ -354,7 +355,7 @@ void SessionImpl::CloseGroup(GroupSlot& slot) {
   Dismiss(*communicator, flight.get());
   std::shared_ptr<Communicator> oldest;  // Destroyed outside the lock.
   Lock lock(mutex_);
-  used_names_.insert(slot.name);
+  used_names_.try_emplace(slot.name, RanksOfGroup(slot.ranks, slot.made_at));
   left_.push_back(std::move(communicator));
   if (left_.size() <= kLeftCommunicatorsMax) return;
   const auto free =

@@ -8,7 +8,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +28,7 @@
 #include "runtime/recovery/lost_links.h"
 #include "runtime/recovery/pause_watch.h"
 #include "runtime/recovery/state_machine.h"
+#include "runtime/recovery/store_outage.h"
 #include "runtime/recovery/thread_census.h"
 #include "runtime/recovery/wait_desk.h"
 
@@ -51,6 +51,7 @@ struct GroupSlot {
   std::vector<int> ranks;  // Global ranks in group order.
   int rank = -1;           // Group rank of this process.
   const NcclOptions nccl;  // The world's: of the session.
+  const std::string made_at;
   // Of the ranks of a world that has been numbered anew since; never the world's group.
   bool outdated = false;
 
@@ -80,7 +81,7 @@ class SessionImpl final : public Session,
   // Session.
   Status Init() override;
   Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks,
-                                             NcclOptions nccl) override;
+                                             NcclOptions nccl, std::string made_at) override;
   Membership membership() const override;
   Membership acknowledged() const override;
   std::uint64_t epoch() const override { return acknowledged().generation; }
@@ -128,6 +129,7 @@ class SessionImpl final : public Session,
   void OnWaiting(const std::string& group, std::uint64_t generation,
                  std::vector<WaitingOperation> waiting) override;
   void OnProgress(std::uint64_t generation, GroupProgress progress) override;
+  void OnKnocked(std::uint64_t generation, int global_rank, const Status& found) override;
 
   // For GroupImpl.
   Result<std::uint64_t> Submit(GroupSlot& slot, Operation operation, Completion done);
@@ -198,6 +200,7 @@ class SessionImpl final : public Session,
   void AbortCommunicators(const Action& action);
   void PostQuietCheck();
   void CheckQuiet();
+  void ReportVerdict(const Report& report);
   void ReportLink(ReportKind kind, std::uint64_t generation, int rank, const Status& why);
   // Any thread: an operation has ended with `status`, perhaps for want of a leaver.
   void NoteNeed(const OperationRecord& record, const Status& status);
@@ -216,9 +219,15 @@ class SessionImpl final : public Session,
   // Null: the generation is another one, or no operation was submitted there.
   std::shared_ptr<Communicator> CommunicatorOf(std::uint64_t generation,
                                                const std::string& transport, bool* left);
+  // What the groups that `report` is about were made of here.
+  void AddMade(WaitingReport* report) const;
+  std::optional<GroupMade> MadeOfLocked(const std::string& transport) const;
   std::string LinkText(int rank) const;
   void AddSilentRanks(LateNotice* notice) const;
   void TellJoining(bool first, Instant now);
+  // `lease`: as OnBeat.
+  void LookWithoutStore(Instant now, Duration lease);
+  void Knock(const View& view, const std::vector<int>& ranks, Duration patience);
 
   // In session_groups.cc: groups and operations. Locked = REQUIRES mutex_.
   Status NotRunningLocked(const std::string& group, const std::string& what) const;
@@ -271,7 +280,7 @@ class SessionImpl final : public Session,
   std::shared_ptr<Flight> flight_;  // Of the latest view; null before the first.
   std::shared_ptr<Communicator> world_;
   std::map<std::string, GroupSlot*> groups_;        // The open ones.
-  std::set<std::string> used_names_;                // Communicators of this generation, by group.
+  std::map<std::string, GroupRanks> used_names_;    // Communicators of this generation, by group.
   std::deque<std::shared_ptr<Communicator>> left_;  // Of closed groups of this generation.
 
   // Self-synchronised.
@@ -289,6 +298,7 @@ class SessionImpl final : public Session,
   std::map<int, Instant> unreached_since_;  // By rank, of this generation; moved on when told.
   std::uint64_t link_reports_generation_ = 0;
   LostLinks lost_links_;  // Of that generation.
+  StoreOutage outage_;
   std::optional<Instant> joining_since_;
   ThreadCensus census_;
   Duration no_progress_{};  // Of this process, as the observer told it then.
@@ -324,12 +334,13 @@ struct SessionDeleter {
 class GroupImpl final : public Group {
  public:
   GroupImpl(std::shared_ptr<SessionImpl> session, std::string name, std::vector<int> ranks,
-            int rank, NcclOptions nccl)
+            int rank, NcclOptions nccl, std::string made_at)
       : session_(std::move(session)),
         slot_{.name = std::move(name),
               .ranks = std::move(ranks),
               .rank = rank,
               .nccl = std::move(nccl),
+              .made_at = std::move(made_at),
               .communicator = {}} {}
   ~GroupImpl() override { Close(); }
 

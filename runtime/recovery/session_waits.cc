@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -51,11 +53,13 @@ void SessionImpl::TellWaiting(Instant now, bool again) {
   callers.token = census.token;
   // Last: what has entered before somebody was seen to sleep is counted.
   callers.in_flight = flight->in_flight();
-  const auto report = waits_.Report(flight->generation(), callers, now);
-  const bool news = report && (report->blocked || report->tell || !report->progress.empty());
+  auto report = waits_.Report(flight->generation(), callers, now);
+  const bool answers = report && (!report->progress.empty() || !report->made.empty());
+  const bool news = report && (report->blocked || report->tell || answers);
+  if (report) AddMade(&*report);
   if (report && (!again || news)) rendezvous_->Tell(*report);
   if (report && link_reports_generation_ == report->generation) {
-    for (const LostLinks::Need& need : lost_links_.NeededBy(report->calls)) {
+    for (const Need& need : lost_links_.NeededBy(report->calls)) {
       ReportLink(ReportKind::kNeedsLeaver, report->generation, need.rank,
                  Status(StatusCode::kLeft, need.what));
     }
@@ -83,6 +87,8 @@ void SessionImpl::AskForThreads() {
 
 void SessionImpl::OnBeat(Instant now, Instant contact, Duration lease) {
   pause_watch_.OnBeat(now, lease);
+  outage_.OnBeat(now, contact, lease);
+  if (outage_.lasts() > lease) LookWithoutStore(now, lease);
   if (hung_device_.hangs()) LookWhileDeviceHangs();
   bool joining = false;
   bool first = false;
@@ -103,6 +109,57 @@ void SessionImpl::OnBeat(Instant now, Instant contact, Duration lease) {
   }
 }
 
+void SessionImpl::LookWithoutStore(Instant now, Duration lease) {
+  View view;
+  Status cause;
+  bool rebuilding = false;
+  {
+    Lock lock(mutex_);
+    rebuilding = machine_.ever_ran() && machine_.state() == SessionState::kJoining;
+    const bool running =
+        machine_.state() == SessionState::kRunning && flight_ != nullptr && !flight_->Ended();
+    if (!running && !rebuilding) return;
+    view = machine_.view();
+    cause = machine_.first_cause();
+  }
+  std::optional<Status> verdict;
+  if (rebuilding) {
+    verdict = outage_.RebuildVerdict(rendezvous_->service(), cause);
+  } else {
+    const std::vector<WaitingCall> calls = waits_.CallsOf(view.generation, now);
+    const bool links_are_its = link_reports_generation_ == view.generation;
+    verdict = outage_.Verdict(rendezvous_->service(), calls,
+                              links_are_its ? lost_links_ : LostLinks(), view.members);
+    if (!verdict) Knock(view, outage_.Round(view.generation, calls), lease);
+  }
+  if (!verdict) return;
+  // For a store that comes back: this process takes part in nothing any more.
+  rendezvous_->Send({ReportKind::kEnding, view.generation, rank_.load(), *verdict});
+  Event lost{EventKind::kSessionLost, 0, *verdict, {}};
+  lost.has_first_cause = rebuilding;
+  Apply(lost);
+}
+
+void SessionImpl::Knock(const View& view, const std::vector<int>& ranks, Duration patience) {
+  if (ranks.empty()) return;
+  std::vector<int> all;
+  all.reserve(view.members.size());
+  for (const Member& member : view.members) all.push_back(member.rank);
+  Result<GroupSpec> world = SpecOf(kWorldGroup, all, rank_.load(), view);
+  if (!world.ok()) return;  // It was for the communicators, too.
+  factory_->Knock(*world, ranks, patience);
+}
+
+void SessionImpl::OnKnocked(std::uint64_t generation, int global_rank, const Status& found) {
+  (void)rendezvous_->Post([this, generation, global_rank, found] {
+    if (!found.ok()) {
+      RESILIENT_LOG(kInfo, "rank ", global_rank, " of generation ", generation,
+                    " gives no answer over the network: ", found.message());
+    }
+    outage_.OnKnocked(generation, global_rank, found);
+  });
+}
+
 void SessionImpl::OnConfirmed() {
   Lock lock(mutex_);
   pause_watch_.OnConfirmed();
@@ -112,8 +169,9 @@ void SessionImpl::OnConfirmed() {
 void SessionImpl::TellJoining(bool first, Instant now) {
   if (!joining_since_) joining_since_ = now;
   WaitingReport report = waits_.JoinReport(*joining_since_, now).value_or(WaitingReport{});
-  if (first && !options_.presence.empty()) {
-    report.present = PresentRanks(options_.presence, options_.world_size, options_.rank);
+  if (first && !options_.presence_job.empty()) {
+    report.present = PresentRanks({options_.presence_job, options_.presence_init},
+                                  options_.world_size, options_.rank);
   }
   if (report.tell || !report.present.empty()) rendezvous_->Tell(report);
 }
@@ -146,6 +204,10 @@ void SessionImpl::OnAskProgress(std::uint64_t generation, const std::vector<std:
     const auto communicator = CommunicatorOf(generation, group, &left);
     const Answer answer = communicator != nullptr ? communicator->AskProgress(group)
                                                   : (left ? Answer::kOver : Answer::kNotBegun);
+    if (answer == Answer::kOver) {
+      waits_.NoteAskedOfClosed(generation, group);
+      known = true;
+    }
     if (answer != Answer::kNotBegun) continue;
     GroupProgress none;
     none.group = group;
@@ -154,6 +216,32 @@ void SessionImpl::OnAskProgress(std::uint64_t generation, const std::vector<std:
     known = true;
   }
   if (known) TellWaiting(clock_.Now(), false);
+}
+
+std::optional<GroupMade> SessionImpl::MadeOfLocked(const std::string& transport) const {
+  for (const std::string& name : {transport, transport.substr(0, transport.rfind("/cuda"))}) {
+    if (const auto open = groups_.find(name); open != groups_.end()) {
+      const GroupSlot& slot = *open->second;
+      if (slot.outdated) return std::nullopt;  // Its ranks are those of another world.
+      const bool used = (name == kWorldGroup ? world_ : slot.communicator) != nullptr;
+      return GroupMade{transport, RanksOfGroup(slot.ranks, slot.made_at), used};
+    }
+    if (const auto closed = used_names_.find(name); closed != used_names_.end())
+      return GroupMade{transport, closed->second, true};
+  }
+  return std::nullopt;
+}
+
+void SessionImpl::AddMade(WaitingReport* report) const {
+  std::set<std::string> names;
+  for (const WaitingCall& call : report->calls) names.insert(call.group);
+  for (const GroupProgress& progress : report->progress) names.insert(progress.group);
+  for (const GroupMade& closed : report->made) names.insert(closed.group);
+  report->made.clear();
+  Lock lock(mutex_);
+  for (const std::string& name : names) {
+    if (auto made = MadeOfLocked(name)) report->made.push_back(*std::move(made));
+  }
 }
 
 void SessionImpl::OnAllEntered(std::uint64_t generation, const std::vector<EnteredCall>& calls) {

@@ -309,7 +309,7 @@ void StateMachine::Lose(const Event& event, Actions* actions) {
   // happened to others.
   const StatusCode code = event.status.code();
   if (code == StatusCode::kStaleGeneration || code == StatusCode::kDeviceLost ||
-      code == StatusCode::kDeviceStalled) {
+      code == StatusCode::kDeviceStalled || event.has_first_cause) {
     first_cause_ = Status::Ok();
   }
   NoteCause(event.status);

@@ -38,7 +38,8 @@ struct Event {
   Status status;
   View view;
   bool wish_changed = false;
-  std::uint64_t join = 0;  // Of kJoinRefused: which one that is.
+  std::uint64_t join = 0;        // Of kJoinRefused: which one that is.
+  bool has_first_cause = false;  // Of kSessionLost: `status` tells what it followed, too.
 };
 
 enum class ActionKind : std::uint8_t {

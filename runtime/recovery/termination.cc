@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <resilient/per_process.h>
 #include <resilient/status.h>
 
 #include "runtime/base/fork_guard.h"
@@ -21,16 +22,22 @@ namespace resilient {
 namespace recovery {
 namespace {
 
-// What the handler uses. The descriptor is never closed, for a handler may be about to use it.
-std::atomic<const WakeFd*> wake{nullptr};
-std::atomic<pid_t> owner{0};
-std::atomic<bool> asked{false};
+// What the handler uses. Its descriptor is never closed, for a handler may be about to use it.
+struct Signalled {
+  const pid_t process = getpid();
+  const WakeFd wake;
+  std::atomic<bool> asked{false};
+  std::atomic<bool> awaited{false};  // There is a thread that acts.
+};
+constinit PerProcess<Signalled> signalled;
 
 extern "C" void OnTerminate(int number) {
   const int error = errno;
-  if (getpid() == owner.load()) {
-    asked.store(true);
-    wake.load()->Wake();
+  Signalled* const own = signalled.Present();
+  // The process is compared for those who make one by vfork or clone, of which nobody is told.
+  if (own != nullptr && own->awaited.load() && own->process == getpid()) {
+    own->asked.store(true);
+    own->wake.Wake();
   } else {
     // A child has this handler, and no thread that would wait: it ends when the handler returns.
     (void)signal(number, SIG_DFL);
@@ -55,8 +62,11 @@ void SetHandler(void (*handler)(int)) {
 
 class TerminationImpl final : public Termination {
  public:
-  TerminationImpl(std::shared_ptr<Session> session, const Clock& clock)
-      : session_(std::move(session)), clock_(clock), thread_("res-term", [this] { Run(); }) {}
+  TerminationImpl(std::shared_ptr<Session> session, const Clock& clock, Signalled& signalled_of)
+      : session_(std::move(session)),
+        clock_(clock),
+        signalled_(signalled_of),
+        thread_("res-term", [this] { Run(); }) {}
   ~TerminationImpl() override;
 
  private:
@@ -65,6 +75,7 @@ class TerminationImpl final : public Termination {
 
   const std::shared_ptr<Session> session_;
   const Clock& clock_;
+  Signalled& signalled_;
   const ProcessMark mark_;
   std::atomic<bool> stop_{false};
   Thread thread_;  // Last: it uses everything above.
@@ -76,18 +87,18 @@ TerminationImpl::~TerminationImpl() {
     return;
   }
   if (HandlerIs(&OnTerminate)) SetHandler(SIG_DFL);
+  signalled_.awaited.store(false);
   stop_.store(true);
-  wake.load()->Wake();
+  signalled_.wake.Wake();
   thread_.Join();
 }
 
 void TerminationImpl::Run() {
-  const WakeFd& woken = *wake.load();
-  while (!asked.load()) {
+  while (!signalled_.asked.load()) {
     if (stop_.load()) return;
-    std::vector<PollEntry> entries{{woken.fd(), POLLIN, 0}};
+    std::vector<PollEntry> entries{{signalled_.wake.fd(), POLLIN, 0}};
     PollUntil(entries, clock_, Deadline::Never());
-    woken.Drain();
+    signalled_.wake.Drain();
   }
   Act();
 }
@@ -111,11 +122,13 @@ void TerminationImpl::Act() {
 std::unique_ptr<Termination> HandleTermination(std::shared_ptr<Session> session,
                                                const Clock& clock) {
   using namespace recovery;  // NOLINT(google-build-using-namespace)
-  if (!HandlerIs(SIG_DFL)) return nullptr;
-  if (wake.load() == nullptr) wake.store(new WakeFd());
-  owner.store(getpid());
-  asked.store(false);
-  auto installed = std::make_unique<TerminationImpl>(std::move(session), clock);
+  Signalled& own = signalled.Get();
+  // A forked child may have inherited our handler from a rank; then it is free for its own world.
+  const bool free = HandlerIs(SIG_DFL) || (HandlerIs(&OnTerminate) && !own.awaited.load());
+  if (!free) return nullptr;
+  own.asked.store(false);
+  auto installed = std::make_unique<TerminationImpl>(std::move(session), clock, own);
+  own.awaited.store(true);
   SetHandler(&OnTerminate);
   return installed;
 }

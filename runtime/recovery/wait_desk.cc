@@ -66,9 +66,22 @@ void WaitDesk::NoteEnd(const std::string& group, bool point_to_point) {
 void WaitDesk::NoteProgress(std::uint64_t generation, GroupProgress progress) {
   const std::lock_guard lock(mutex_);
   if (generation < progress_generation_) return;
-  if (generation > progress_generation_) progress_.clear();
-  progress_generation_ = generation;
+  BeginAnswersOf(generation);
   progress_.insert_or_assign(progress.group, std::move(progress));
+}
+
+void WaitDesk::NoteAskedOfClosed(std::uint64_t generation, const std::string& group) {
+  const std::lock_guard lock(mutex_);
+  if (generation < progress_generation_) return;
+  BeginAnswersOf(generation);
+  closed_asked_.insert(group);
+}
+
+void WaitDesk::BeginAnswersOf(std::uint64_t generation) {
+  if (generation == progress_generation_) return;
+  progress_generation_ = generation;
+  progress_.clear();
+  closed_asked_.clear();
 }
 
 std::vector<WaitingCall> WaitDesk::Calls(std::uint64_t generation, Instant now) const {
@@ -89,7 +102,8 @@ std::vector<WaitingCall> WaitDesk::Calls(std::uint64_t generation, Instant now) 
 
 bool WaitDesk::HasAny(std::uint64_t generation, Instant now) const {
   const std::lock_guard lock(mutex_);
-  if (progress_generation_ == generation && !progress_.empty()) return true;
+  const bool asked = !progress_.empty() || !closed_asked_.empty();
+  if (progress_generation_ == generation && asked) return true;
   return std::any_of(told_.begin(), told_.end(), [&](const auto& told) {
     return told.second.generation == generation && now - told.second.when <= kWaitingLife;
   });
@@ -106,10 +120,13 @@ std::optional<WaitingReport> WaitDesk::Report(std::uint64_t generation,
     any_ = !told_.empty();
     report.calls = Calls(generation, now);
     auto progress = std::exchange(progress_, {});
-    if (progress_generation_ != generation) progress.clear();
-    for (auto& [group, one] : progress) report.progress.push_back(std::move(one));
+    auto closed = std::exchange(closed_asked_, {});
+    if (progress_generation_ == generation) {
+      for (auto& [group, one] : progress) report.progress.push_back(std::move(one));
+      for (const std::string& group : closed) report.made.push_back({.group = group, .ranks = {}});
+    }
   }
-  if (report.calls.empty() && report.progress.empty()) return std::nullopt;
+  if (report.calls.empty() && report.progress.empty() && report.made.empty()) return std::nullopt;
   report.generation = generation;
   if (report.calls.empty()) return report;
   report.stall = options_.stall;
@@ -139,6 +156,15 @@ std::optional<WaitingReport> WaitDesk::Report(std::uint64_t generation,
   return report;
 }
 
+std::vector<WaitingCall> WaitDesk::CallsOf(std::uint64_t generation, Instant now) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<WaitingCall> calls = Calls(generation, now);
+  std::erase_if(calls, [&](const WaitingCall& call) {
+    return now - told_.at(call.group).when > kWaitingLife;
+  });
+  return calls;
+}
+
 std::optional<WaitingReport> WaitDesk::JoinReport(Instant since, Instant now) {
   if (!IsLineDue(now - since, now)) return std::nullopt;
   last_line_ = now;
@@ -157,13 +183,17 @@ bool WaitDesk::IsLineDue(Duration age, Instant now) const {
 
 std::string WaitDesk::Line(const LateNotice& notice, Instant now) {
   const bool of_join = notice.generation == 0;
+  const std::string hint = notice.elsewhere.empty() ? "" : StrCat("; ", notice.elsewhere);
+  if (of_join && notice.world_size == 0 && !hint.empty()) {  // Unasked.
+    return StrCat("rank ", options_.rank, " waits to join", hint);
+  }
   if (!asked_ || of_join == asked_about_.has_value()) return {};
   asked_.reset();
   if (of_join && notice.world_size == 0) return {};
   const auto age = WholeSeconds(now - asked_about_since_);
   if (of_join) {
     return StrCat("rank ", options_.rank, " has waited ", age, " s to join: ", notice.ready, " of ",
-                  notice.world_size, " ranks are ready; waiting for ", Names(notice));
+                  notice.world_size, " ranks are ready; waiting for ", Names(notice), hint);
   }
   const std::string line =
       StrCat("rank ", options_.rank, " has waited ", age, " s in ", CallText(*asked_about_));

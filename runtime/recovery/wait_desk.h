@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -39,15 +40,20 @@ class WaitDesk {
 
   // How far this rank has come in one group: an answer that the service waits for.
   void NoteProgress(std::uint64_t generation, GroupProgress progress);
+  // The service has asked about one that this rank has closed: what it was made of is the answer.
+  void NoteAskedOfClosed(std::uint64_t generation, const std::string& group);
 
   // For the lines from now on.
   void set_rank(int rank) { options_.rank = rank; }
   // Whether something has been told of `generation` lately, or is to be answered.
   bool HasAny(std::uint64_t generation, Instant now) const;
-  // With what NoteProgress was given since the last one. nullopt: there is none, and nothing has
-  // been told of `generation` lately.
+  // With what NoteProgress was given since the last one, and of the groups that were asked about
+  // and are closed the names. nullopt: there is none, and nothing has been told of `generation`
+  // lately.
   std::optional<WaitingReport> Report(std::uint64_t generation, const Callers::Snapshot& callers,
                                       Instant now);
+  // What has been told of `generation` lately.
+  std::vector<WaitingCall> CallsOf(std::uint64_t generation, Instant now) const;
   // The session has been joining since `since`. nullopt: nothing is to be asked now.
   std::optional<WaitingReport> JoinReport(Instant since, Instant now);
   // The line that `notice` makes; empty: it was not asked for, or nothing waits any more.
@@ -64,6 +70,7 @@ class WaitDesk {
     Instant when{};
   };
   // REQUIRES: mutex_.
+  void BeginAnswersOf(std::uint64_t generation);
   std::vector<WaitingCall> Calls(std::uint64_t generation, Instant now) const;
   bool IsLineDue(Duration age, Instant now) const;
 
@@ -72,6 +79,7 @@ class WaitDesk {
   std::map<std::string, Told> told_;               // By group. Guarded by mutex_.
   std::atomic<bool> any_{false};                   // Something may be in told_.
   std::map<std::string, GroupProgress> progress_;  // By group, of one generation. Guarded.
+  std::set<std::string> closed_asked_;             // Of that generation. Guarded by mutex_.
   std::uint64_t progress_generation_ = 0;          // Guarded by mutex_.
   // Confined to the control thread.
   Instant last_line_ = Instant::min();

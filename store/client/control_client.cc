@@ -514,6 +514,9 @@ class SessionLine final : public Rendezvous {
     return Usable() && client_->Post(std::move(task));
   }
   Duration lease() const override { return Usable() ? client_->lease() : Duration::zero(); }
+  std::string service() const override {
+    return Usable() ? client_->service() : Rendezvous::service();
+  }
   void Close(Deadline deadline) override {
     if (Usable()) client_->Close(deadline);
   }

@@ -41,6 +41,7 @@ class ControlClient {
   void Tell(std::uint64_t ask, const Whereabouts& whereabouts);
   bool Post(std::function<void()> task);
   Duration lease();
+  std::string service() const { return link_.peer(); }
   void Close(Deadline deadline);
 
  private:

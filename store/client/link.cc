@@ -406,7 +406,7 @@ bool StoreLink::OnHandshake(const Frame& frame, Instant now) {
 
 bool StoreLink::OnWelcome(const ServerMessage& message, Instant now) {
   const Reply* reply = std::get_if<Reply>(&message);
-  if (reply == nullptr || (reply->status.ok() && reply->welcome.server.empty())) {
+  if (reply == nullptr || (reply->status.ok() && !reply->welcome)) {
     Fail(Status(StatusCode::kProtocol, StrCat("the store at ", FormatHostPort(current_),
                                               " did not answer the greeting with a welcome")),
          true, now);
@@ -432,7 +432,7 @@ bool StoreLink::OnWelcome(const ServerMessage& message, Instant now) {
     return false;
   }
   dropped_.Reset();
-  welcome_ = reply->welcome;
+  welcome_ = *reply->welcome;
   state_ = State::kOpen;
   opened_ = true;
   home_ = address_;

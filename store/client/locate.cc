@@ -205,6 +205,12 @@ Result<Located> FindOrStart(const LocateOptions& options, const InterruptCheck& 
   }
   const Result<HostPort> address = ParseHostPort(options.connect.addresses.front());
   if (!address.ok()) return address.status();
+  if (address->port == 0) {  // Each try would start another one.
+    return Status(StatusCode::kSetting,
+                  StrCat("port 0 of ", address->host,
+                         " is another one for each rank: name one "
+                         "that is free on that host, the same for all ranks (MASTER_PORT)"));
+  }
   if (options.rank != 0) {
     const Result<Addresses> hosts =
         ResolveWithin(Resolver::OfProcess(), address->host, interrupt, clock, deadline);

@@ -49,10 +49,11 @@ std::string HowItEnded(const ExitReportOp& report) {
   std::string how = report.signal != 0 ? "was killed by signal " + std::to_string(report.signal) +
                                              SignalName(report.signal)
                                        : "exited with code " + std::to_string(report.exit_code);
-  if (report.signal == 0 && report.exit_code == 0) how += " without a goodbye";
   if (!report.text.empty()) how += " (" + Cut(report.text) + ")";
   return how;
 }
+
+bool IsCleanEnd(const ExitReportOp& report) { return report.signal == 0 && report.exit_code == 0; }
 
 ExitReportOp FromWaitStatus(int wait_status) {
   ExitReportOp report;
@@ -115,7 +116,9 @@ Status Superseded(std::uint64_t generation, std::uint64_t old_attempt, std::uint
 }
 
 std::string Cut(const std::string& text) {
-  return text.size() <= kTextBytesMax ? text : text.substr(0, kTextBytesMax) + "...";
+  if (text.size() <= kTextBytesMax) return text;
+  std::string cut(text.data(), kTextBytesMax);
+  return cut.append("...");
 }
 
 }  // namespace resilient::store

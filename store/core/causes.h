@@ -25,6 +25,8 @@ std::string Seconds(Duration duration);
 
 // "was killed by signal 9 (SIGKILL)" or "exited with code 1"; the launcher's text follows.
 std::string HowItEnded(const ExitReportOp& report);
+// With code 0: a leave, whether the process has said goodbye or not.
+bool IsCleanEnd(const ExitReportOp& report);
 // The part of a report that waitpid's status tells.
 ExitReportOp FromWaitStatus(int wait_status);
 

@@ -11,6 +11,7 @@
 #include "store.pb.h"
 #include "store/core/codec_parts.h"
 #include "store/core/key_codec.h"
+#include "store/core/shortening.h"
 
 namespace resilient::store {
 namespace {
@@ -172,20 +173,7 @@ void AppendReply(const Reply& reply, std::string* body) {
   message.set_value(reply.value);
   message.set_number(reply.number);
   message.set_flag(reply.flag);
-  if (!reply.welcome.server.empty()) {
-    pb::Welcome* welcome = message.mutable_welcome();
-    welcome->set_server(Utf8(reply.welcome.server));
-    welcome->set_version(reply.welcome.version);
-    welcome->set_lease_ttl_ms(reply.welcome.lease_ttl_ms);
-    welcome->set_heartbeat_interval_ms(reply.welcome.heartbeat_interval_ms);
-    welcome->set_key_bytes_max(reply.welcome.key_bytes_max);
-    welcome->set_value_bytes_max(reply.welcome.value_bytes_max);
-    welcome->set_session_known(reply.welcome.session_known);
-    welcome->set_keys_per_request_max(reply.welcome.keys_per_request_max);
-    welcome->set_requests_in_flight_max(reply.welcome.requests_in_flight_max);
-    welcome->set_frame_body_bytes_max(reply.welcome.frame_body_bytes_max);
-    welcome->set_began_unix_ms(reply.welcome.began_unix_ms);
-  }
+  if (reply.welcome) Put(*reply.welcome, message.mutable_welcome());
   message.set_status_json(reply.status_json);
   for (const std::string& value : reply.values) message.add_values(value);
   PutKeyEvents(reply, &message);
@@ -478,19 +466,8 @@ ServerMessage ToReply(pb::Reply& message, std::uint64_t seq) {
   reply.value = std::move(*message.mutable_value());
   reply.number = message.number();
   reply.flag = message.flag();
-  if (message.has_welcome()) {
-    const pb::Welcome& welcome = message.welcome();
-    reply.welcome.server = welcome.server();
-    reply.welcome.version = welcome.version();
-    reply.welcome.lease_ttl_ms = welcome.lease_ttl_ms();
-    reply.welcome.heartbeat_interval_ms = welcome.heartbeat_interval_ms();
-    reply.welcome.key_bytes_max = welcome.key_bytes_max();
-    reply.welcome.value_bytes_max = welcome.value_bytes_max();
-    reply.welcome.session_known = welcome.session_known();
-    reply.welcome.keys_per_request_max = welcome.keys_per_request_max();
-    reply.welcome.requests_in_flight_max = welcome.requests_in_flight_max();
-    reply.welcome.frame_body_bytes_max = welcome.frame_body_bytes_max();
-    reply.welcome.began_unix_ms = welcome.began_unix_ms();
+  if (!message.welcome().server().empty()) {
+    reply.welcome = std::make_shared<const Welcome>(ToWelcome(message.welcome()));
   }
   reply.status_json = message.status_json();
   reply.values.reserve(static_cast<std::size_t>(message.values_size()));
@@ -519,6 +496,9 @@ Frame EncodeServerMessage(const ServerMessage& message) {
   Frame frame;
   frame.type = AppendBody(message, &frame.body);
   if (const auto shared = SharedPart(message)) frame.body += *shared;
+  if (frame.body.size() > kMaxFrameBody) {
+    return EncodeServerMessage(Shortened(message, frame.body.size()));
+  }
   frame.seq = SeqOf(message);
   return frame;
 }
@@ -528,7 +508,13 @@ std::shared_ptr<const std::string> AppendServerMessage(const ServerMessage& mess
   const std::size_t begin = BeginFrame(wire);
   const FrameType type = AppendBody(message, wire);
   std::shared_ptr<const std::string> shared = SharedPart(message);
-  EndFrame(begin, type, SeqOf(message), wire, shared == nullptr ? 0 : shared->size());
+  const std::size_t rest = shared == nullptr ? 0 : shared->size();
+  if (const std::size_t bytes = wire->size() - begin - kFrameHeaderBytes + rest;
+      bytes > kMaxFrameBody) {
+    wire->resize(begin);
+    return AppendServerMessage(Shortened(message, bytes), wire);
+  }
+  EndFrame(begin, type, SeqOf(message), wire, rest);
   return shared;
 }
 

@@ -15,6 +15,7 @@
 namespace resilient::store {
 
 Frame EncodeRequest(const Request& request);
+// A message that no frame holds is shortened, see shortening.h.
 Frame EncodeServerMessage(const ServerMessage& message);
 // The same as bytes of a stream, appended to `wire`. Of a message to clients the part that it
 // shares with others is not appended but returned, and has to follow `wire`. Null: it shares

@@ -58,4 +58,32 @@ Op ToJoin(const pb::JoinRequest& message) {
   return join;
 }
 
+void Put(const Welcome& welcome, pb::Welcome* out) {
+  out->set_server(Utf8(welcome.server));
+  out->set_version(welcome.version);
+  out->set_lease_ttl_ms(welcome.lease_ttl_ms);
+  out->set_heartbeat_interval_ms(welcome.heartbeat_interval_ms);
+  out->set_key_bytes_max(welcome.key_bytes_max);
+  out->set_value_bytes_max(welcome.value_bytes_max);
+  out->set_session_known(welcome.session_known);
+  out->set_keys_per_request_max(welcome.keys_per_request_max);
+  out->set_requests_in_flight_max(welcome.requests_in_flight_max);
+  out->set_frame_body_bytes_max(welcome.frame_body_bytes_max);
+  out->set_began_unix_ms(welcome.began_unix_ms);
+}
+
+Welcome ToWelcome(const pb::Welcome& welcome) {
+  return {.server = welcome.server(),
+          .version = welcome.version(),
+          .lease_ttl_ms = welcome.lease_ttl_ms(),
+          .heartbeat_interval_ms = welcome.heartbeat_interval_ms(),
+          .key_bytes_max = welcome.key_bytes_max(),
+          .value_bytes_max = welcome.value_bytes_max(),
+          .session_known = welcome.session_known(),
+          .keys_per_request_max = welcome.keys_per_request_max(),
+          .requests_in_flight_max = welcome.requests_in_flight_max(),
+          .frame_body_bytes_max = welcome.frame_body_bytes_max(),
+          .began_unix_ms = welcome.began_unix_ms()};
+}
+
 }  // namespace resilient::store

@@ -13,6 +13,7 @@ class Event;
 class JoinRequest;
 class Reply;
 class Request;
+class Welcome;
 }  // namespace v1
 
 // Text fields of proto3 must be UTF-8; what people and launchers hand in need not be.
@@ -25,6 +26,8 @@ Duration FromMillis(std::uint64_t millis);
 
 void PutOp(const JoinOp& op, v1::Request* out);
 Op ToJoin(const v1::JoinRequest& message);
+void Put(const Welcome& welcome, v1::Welcome* out);
+Welcome ToWelcome(const v1::Welcome& message);
 
 void PutOp(const WatchOp& op, v1::Request* out);
 void PutOp(const HoldOp& op, v1::Request* out);

@@ -65,6 +65,14 @@ void Put(const GroupProgress& progress, pb::GroupProgress* out) {
   if (progress.device) Put(*progress.device, out->mutable_device());
 }
 
+void Put(const GroupMade& made, pb::GroupMade* out) {
+  out->set_group(Utf8(made.group));
+  out->set_digest(made.ranks.digest);
+  out->set_ranks(Utf8(made.ranks.text));
+  out->set_made_at(Utf8(made.ranks.made_at));
+  out->set_used(made.used);
+}
+
 GroupProgress ToProgress(const pb::GroupProgress& message) {
   GroupProgress progress;
   progress.group = message.group();
@@ -121,6 +129,7 @@ void PutOp(const WaitingOp& op, pb::Request* out) {
   message->set_device_stall_ms(ToMillis(op.report.device_stall));
   for (const int rank : op.report.present) message->add_present(rank);
   for (const GroupProgress& progress : op.report.progress) Put(progress, message->add_progress());
+  for (const GroupMade& made : op.report.made) Put(made, message->add_made());
   message->set_threads(op.report.threads);
 }
 
@@ -150,6 +159,12 @@ std::optional<Op> ToWaitingOp(const pb::Request& message) {
     report.progress.reserve(static_cast<std::size_t>(waiting.progress_size()));
     for (const pb::GroupProgress& one : waiting.progress())
       report.progress.push_back(ToProgress(one));
+    report.made.reserve(static_cast<std::size_t>(waiting.made_size()));
+    for (const pb::GroupMade& made : waiting.made()) {
+      report.made.push_back({.group = made.group(),
+                             .ranks = {made.digest(), made.ranks(), made.made_at()},
+                             .used = made.used()});
+    }
     report.threads = waiting.threads();
     return WaitingOp{std::move(report)};
   }
@@ -178,6 +193,7 @@ void PutEvent(const LateEvent& event, pb::Event* out) {
     entry->set_of_network(late.of_network);
   }
   message->set_more(static_cast<std::uint32_t>(std::max(notice.more, 0)));
+  message->set_elsewhere(Utf8(notice.elsewhere));
 }
 
 void PutEvent(const AskProgressEvent& event, pb::Event* out) {
@@ -220,6 +236,7 @@ Event ToWaitingEvent(const pb::Event& message) {
   for (const pb::LateRank& entry : late.ranks())
     notice.ranks.push_back({entry.rank(), entry.text(), entry.of_network()});
   notice.more = static_cast<int>(std::min(late.more(), static_cast<std::uint32_t>(kWorldSizeMax)));
+  notice.elsewhere = late.elsewhere();
   return LateEvent{std::move(notice)};
 }
 

@@ -1,8 +1,11 @@
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "runtime/base/utf8.h"
 #include "store.pb.h"
 #include "store/core/codec.h"
 #include "store/core/codec_parts.h"
@@ -14,27 +17,10 @@ namespace pb = ::resilient::store::v1;
 std::string Utf8(const std::string& text) {
   std::string out;
   out.reserve(text.size());
-  std::size_t i = 0;
-  while (i < text.size()) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const std::size_t length = byte < 0x80    ? 1
-                               : byte >= 0xF0 ? (byte < 0xF5 ? 4 : 0)
-                               : byte >= 0xE0 ? 3
-                               : byte >= 0xC2 ? 2
-                                              : 0;
-    bool valid = length != 0 && i + length <= text.size();
-    for (std::size_t k = 1; valid && k < length; ++k) {
-      const auto next = static_cast<unsigned char>(text[i + k]);
-      const unsigned char low = k == 1 && byte == 0xE0   ? 0xA0
-                                : k == 1 && byte == 0xF0 ? 0x90
-                                                         : 0x80;
-      const unsigned char high = k == 1 && byte == 0xED   ? 0x9F
-                                 : k == 1 && byte == 0xF4 ? 0x8F
-                                                          : 0xBF;
-      valid = next >= low && next <= high;
-    }
-    out.append(valid ? text.substr(i, length) : "?");
-    i += valid ? length : 1;
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::size_t length = Utf8Length(rest);
+    out += length > 0 ? rest.substr(0, length) : "?";
+    rest.remove_prefix(std::max<std::size_t>(length, 1));
   }
   return out;
 }

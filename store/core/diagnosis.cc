@@ -60,15 +60,18 @@ const WaitingCall* Oldest(const WaitingReport& report) {
 
 }  // namespace
 
-Diagnosis::CallKey Diagnosis::KeyOf(const WaitingCall& call) {
-  return {call.group, call.operation.point_to_point, call.operation.seq};
+Diagnosis::CallKey Diagnosis::KeyOf(int rank, const WaitingCall& call) const {
+  return {call.group, groups_.DigestOf(rank, call.group), call.operation.point_to_point,
+          call.operation.seq};
 }
 
 void Diagnosis::OnWaiting(int rank, WaitingReport report, Instant now) {
   if (report.tell) listeners_.try_emplace(rank, now);
   progress_.Note(rank, report.progress, now);
   progress_.NoteCalls(rank, report.calls);
+  groups_.Note(rank, report.made);
   report.progress.clear();
+  report.made.clear();
   if (report.calls.empty()) {
     told_.erase(rank);
   } else {
@@ -89,6 +92,9 @@ Diagnosis::Steps Diagnosis::Advance(Instant now, const Excused& excused) {
   if (looked_ != Instant::min() && now - looked_ < kLookInterval) return steps;
   looked_ = now;
   Forget(now);
+  // First: what ranks do in different groups proves nothing about each other.
+  steps.verdict = FindOtherRanks();
+  if (steps.verdict) return steps;
   steps.verdict = FindDeadlock(now, &steps);
   FindEntered(now, &steps);
   AskForStalls(now, &steps);
@@ -114,6 +120,7 @@ void Diagnosis::Forget(Instant now) {
   std::erase_if(entered_told_, [this](const auto& one) { return !told_.contains(one.first); });
   for (const auto& [rank, told] : told_) wanted.insert(rank);
   progress_.Forget(wanted);
+  groups_.Forget(wanted);
   std::erase_if(asked_progress_,
                 [&wanted](const auto& one) { return !wanted.contains(one.first); });
 }
@@ -138,7 +145,8 @@ std::map<Diagnosis::CallKey, std::vector<int>> Diagnosis::MissingByCall(
     for (const WaitingCall& call : told.report.calls) {
       const WaitingOperation& operation = call.operation;
       if (!operation.needs_all) continue;
-      const auto shared = calls.emplace(KeyOf(call), Shared{told.WaitIn(rank, call), {}}).first;
+      const auto shared =
+          calls.emplace(KeyOf(rank, call), Shared{told.WaitIn(rank, call), {}}).first;
       AddRanks(operation.missing, &shared->second.missing);
     }
   }
@@ -160,7 +168,8 @@ std::vector<BlockedRank> Diagnosis::Blocked(std::optional<Instant> since) const 
     for (const WaitingCall& call : told.report.calls) {
       if (!call.blocked) continue;
       const WaitingOperation& operation = call.operation;
-      std::vector<int> missing = operation.needs_all ? by_call.at(KeyOf(call)) : operation.missing;
+      std::vector<int> missing =
+          operation.needs_all ? by_call.at(KeyOf(rank, call)) : operation.missing;
       if (since && !operation.needs_all) {
         std::erase_if(missing, [&, wait = told.WaitIn(rank, call)](int peer) {
           return !StaysAway(wait, peer, since);
@@ -175,6 +184,20 @@ std::vector<BlockedRank> Diagnosis::Blocked(std::optional<Instant> since) const 
     if (!one.calls.empty()) blocked.push_back(std::move(one));
   }
   return blocked;
+}
+
+std::optional<Diagnosis::Verdict> Diagnosis::FindOtherRanks() const {
+  if (!groups_.MayDiffer()) return std::nullopt;
+  for (const auto& [waiter, told] : told_) {
+    for (const WaitingCall& call : told.report.calls) {
+      for (const int peer : AwaitedIn(call.operation)) {
+        Verdict verdict;
+        verdict.other_ranks = groups_.Compare(waiter, peer, call.group, true);
+        if (verdict.other_ranks) return verdict;
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 std::optional<Diagnosis::Verdict> Diagnosis::FindDeadlock(Instant now, Steps* steps) {
@@ -209,6 +232,11 @@ std::optional<Diagnosis::Verdict> Diagnosis::FindDeadlock(Instant now, Steps* st
   // By accounts given since all of them were in these calls for the first time.
   if (!SameCircle(circle, FindCircle(Blocked(candidate_->formed)))) return std::nullopt;
   Verdict verdict;
+  // None of its ranks can close a group and make another any more.
+  for (const WaitEdge& edge : circle) {
+    verdict.other_ranks = groups_.Compare(edge.from, edge.to, edge.call.group, false);
+    if (verdict.other_ranks) return verdict;
+  }
   verdict.circle = std::move(circle);
   return verdict;
 }
@@ -256,7 +284,7 @@ void Diagnosis::FindEntered(Instant now, Steps* steps) {
                (told_by_all && progress_.Of(wait, peer, Instant::min()) == Standing::kEntered);
       });
       if (!all) continue;
-      const CallKey key = KeyOf(call);
+      const CallKey key = KeyOf(rank, call);
       const auto before = named.find(key);
       const bool due = before == named.end() || now - before->second >= kSayEnteredAgain;
       present[key] = due ? now : before->second;
@@ -270,14 +298,15 @@ void Diagnosis::FindEntered(Instant now, Steps* steps) {
 void Diagnosis::AskForStalls(Instant now, Steps* steps) {
   for (const auto& [waiter, told] : told_) {
     const Duration stall = told.report.stall;
-    if (stall <= Duration::zero()) continue;
-    const Duration interval = std::clamp(stall / 4, kAskAgainAtLeast, kAskAgainAtMost);
+    const bool judges = stall > Duration::zero();
+    const Duration interval =
+        judges ? std::clamp(stall / 4, kAskAgainAtLeast, kAskAgainAtMost) : kAskAgainAtMost;
     for (const WaitingCall& call : told.report.calls) {
       if (call.operation.age < kAskAfter) continue;
       if (call.operation.point_to_point) AskProgress(waiter, now, interval, steps);
       for (const int rank : call.operation.missing) {
         AskProgress(rank, now, interval, steps);
-        if (WaitsItself(rank)) continue;
+        if (!judges || WaitsItself(rank)) continue;
         const Awaited& awaited = awaited_.at(rank);
         const bool due = awaited.answered &&
                          awaited.whereabouts.no_progress + (now - *awaited.answered) >= stall;

@@ -14,6 +14,7 @@
 #include <resilient/clock.h>
 #include <resilient/rendezvous.h>
 
+#include "store/core/group_book.h"
 #include "store/core/progress_book.h"
 #include "store/core/wait_graph.h"
 
@@ -38,7 +39,10 @@ inline constexpr Duration kWhereaboutsPatience = Millis(3500);
 // hears that, and Operation::stall counts from then. Where an awaited rank has submitted the
 // operation and says that its device has not begun it, it is the device that is waited for: it
 // hangs when that rank has said for WaitingReport::device_stall that the device has begun and
-// finished nothing. docs/verdicts.md has the argument.
+// finished nothing. Each rank also says of which ranks it has made the groups that are asked about
+// (GroupBook): two that mean different groups by one name are a MISMATCH, at once where one waits
+// for the other in a group that both use, and in place of a DEADLOCK where the group is what keeps
+// a circle closed. docs/verdicts.md has the argument.
 //
 // Owner: its World. Thread: caller-synchronised. Pure.
 class Diagnosis {
@@ -48,7 +52,8 @@ class Diagnosis {
 
   // No one can go on any more.
   struct Verdict {
-    std::vector<WaitEdge> circle;  // Not empty: a deadlock. Else a rank stands still,
+    std::optional<GroupBook::Difference> other_ranks;  // A group is made of different ranks. Else,
+    std::vector<WaitEdge> circle;  // if not empty, a deadlock. Else a rank stands still,
     int stalled = -1;
     std::optional<DeviceProgress> device = {};  // or this device of it.
     Whereabouts whereabouts;                    // Of that rank.
@@ -112,9 +117,11 @@ class Diagnosis {
     std::map<int, std::uint64_t> threads;  // and WaitingReport::threads.
     Instant formed{};
   };
-  using CallKey = std::tuple<std::string, bool, std::uint64_t>;
+  // Group and its ranks, whether a message, number.
+  using CallKey = std::tuple<std::string, std::uint64_t, bool, std::uint64_t>;
 
   void Forget(Instant now);
+  std::optional<Verdict> FindOtherRanks() const;
   std::optional<Verdict> FindDeadlock(Instant now, Steps* steps);
   // The ranks whose threads are all blocked, with what they believe; with `since` with what of it
   // is proved by accounts that are not older. A rank that some rank in a collective misses is
@@ -125,7 +132,9 @@ class Diagnosis {
   // `peer` has not done what the wait needs: by an account that is not older than `since`, or,
   // without `since`, as far as nobody has shown the contrary.
   bool StaysAway(const ProgressBook::Wait& wait, int peer, std::optional<Instant> since) const;
-  static CallKey KeyOf(const WaitingCall& call);
+  // The same of two ranks that are in one operation. Two groups of one name may have no rank in
+  // common.
+  CallKey KeyOf(int rank, const WaitingCall& call) const;
   void AskForProof(const std::vector<BlockedRank>& blocked, Instant now, Steps* steps);
   void AskProgress(int rank, Instant now, Duration interval, Steps* steps);
   std::vector<std::string> GroupsAskedOf(int rank) const;
@@ -146,6 +155,7 @@ class Diagnosis {
   std::map<int, Told> told_;
   std::vector<int> left_;  // Ascending.
   ProgressBook progress_;
+  GroupBook groups_;
   std::map<int, Instant> asked_progress_;                   // When, by rank.
   std::map<int, std::map<CallKey, Instant>> entered_told_;  // What Steps::entered named, and when.
   std::map<int, Awaited> awaited_;

@@ -300,8 +300,7 @@ bool AppendKeyRequest(const Request& request, std::string* body) {
 }
 
 bool AppendPlainReply(const Reply& reply, std::string* body) {
-  if (!reply.status.ok() || !reply.welcome.server.empty() || !reply.status_json.empty() ||
-      !reply.events.empty()) {
+  if (!reply.status.ok() || reply.welcome || !reply.status_json.empty() || !reply.events.empty()) {
     return false;
   }
   Sizer sizer;

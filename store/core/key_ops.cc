@@ -78,9 +78,15 @@ struct Executor {
   }
   Status operator()(const WaitOp& op) const {
     RESILIENT_RETURN_IF_ERROR(CheckKeys(op.keys));
+    if (op.turn == WaitOp::Turn::kPassOn) {
+      keys.PassOn(scope, op.keys.front(), outcome.ended);
+      return {};
+    }
     if (keys.HasAll(scope, op.keys)) return {};
     outcome.waits = true;
-    return keys.AddWait(id, scope, op.keys, Keyspace::WaitFor::kKeys);
+    return keys.AddWait(
+        id, scope, op.keys,
+        op.turn == WaitOp::Turn::kTake ? Keyspace::WaitFor::kTurn : Keyspace::WaitFor::kKeys);
   }
   Status operator()(const DeleteOp& op) const {
     outcome.reply.flag = keys.Delete(scope, op.key);

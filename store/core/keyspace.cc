@@ -45,30 +45,45 @@ Status Keyspace::CheckBytes(std::size_t more) const {
                     " bytes, and this would go beyond; delete keys no longer used");
 }
 
-Status Keyspace::CheckValueRoom(std::uint64_t scope, const std::string& key,
-                                std::size_t value_bytes) const {
-  const std::string* present = Find(scope, key);
-  return CheckRoom(present ? 0 : 1, present ? present->size() : 0,
-                   value_bytes + (present ? 0 : key.size()));
+Keyspace::Place Keyspace::Locate(std::uint64_t scope, const std::string& key) {
+  const auto found = scopes_.find(scope);
+  if (found == scopes_.end()) return {};
+  auto& values = found->second.values;
+  const auto at = values.lower_bound(key);
+  const bool present = at != values.end() && at->first == key;
+  return {&found->second, at, present ? &at->second : nullptr};
 }
 
-void Keyspace::Store(std::uint64_t scope, const std::string& key, std::string value) {
-  const auto [entry, is_new] = scopes_[scope].values.try_emplace(key);
-  bytes_ += value.size() + (is_new ? key.size() : 0);
+void Keyspace::Store(const Place& place, std::uint64_t scope, const std::string& key,
+                     std::string value) {
+  auto entry = place.at;
+  if (place.value == nullptr) {
+    auto& values = (place.scope == nullptr ? scopes_[scope] : *place.scope).values;
+    entry = values.emplace_hint(place.scope == nullptr ? values.end() : place.at, key, "");
+    bytes_ += key.size();
+    ++keys_;
+  }
+  bytes_ += value.size();
   bytes_ -= entry->second.size();
-  keys_ += is_new ? 1 : 0;
   if (Noting()) journal_->Put(KeyRow(job_, scope, key), value);
   entry->second = std::move(value);
   NoteChange(scope, key, &entry->second);
 }
 
-Status Keyspace::Set(std::uint64_t scope, const std::string& key, std::string value,
-                     std::vector<EndedWait>& ended) {
+Status Keyspace::SetAt(const Place& place, std::uint64_t scope, const std::string& key,
+                       std::string value, std::vector<EndedWait>& ended) {
   RESILIENT_RETURN_IF_ERROR(CheckSizes(key, value.size()));
-  RESILIENT_RETURN_IF_ERROR(CheckValueRoom(scope, key, value.size()));
-  Store(scope, key, std::move(value));
+  const bool is_new = place.value == nullptr;
+  RESILIENT_RETURN_IF_ERROR(CheckRoom(is_new ? 1 : 0, is_new ? 0 : place.value->size(),
+                                      value.size() + (is_new ? key.size() : 0)));
+  Store(place, scope, key, std::move(value));
   Wake(scope, key, false, ended);
   return {};
+}
+
+Status Keyspace::Set(std::uint64_t scope, const std::string& key, std::string value,
+                     std::vector<EndedWait>& ended) {
+  return SetAt(Locate(scope, key), scope, key, std::move(value), ended);
 }
 
 Status Keyspace::MultiSet(std::uint64_t scope, const std::vector<std::string>& keys,
@@ -94,7 +109,10 @@ Status Keyspace::MultiSet(std::uint64_t scope, const std::vector<std::string>& k
   }
   RESILIENT_RETURN_IF_ERROR(CheckRoom(new_keys, freed, needed));
   // Nobody may wake up to the old value of another key.
-  for (const auto& [key, value] : wanted) Store(scope, std::string(key), *value);
+  for (const auto& [key, value] : wanted) {
+    const std::string name(key);
+    Store(Locate(scope, name), scope, name, *value);
+  }
   for (const auto& [key, value] : wanted) Wake(scope, std::string(key), false, ended);
   return {};
 }
@@ -103,25 +121,27 @@ Result<std::int64_t> Keyspace::Add(std::uint64_t scope, const std::string& key, 
                                    std::vector<EndedWait>& ended) {
   RESILIENT_RETURN_IF_ERROR(CheckSizes(key, 0));
   std::int64_t number = 0;
-  if (const std::string* present = Find(scope, key); present && !ReadNumbers(*present, &number)) {
+  const Place place = Locate(scope, key);
+  if (place.value && !ReadNumbers(*place.value, &number)) {
     return Status(StatusCode::kWrongType, "add() needs a decimal number at key '" + key +
-                                              "', which holds " + std::to_string(present->size()) +
-                                              " other bytes");
+                                              "', which holds " +
+                                              std::to_string(place.value->size()) + " other bytes");
   }
   if (__builtin_add_overflow(number, amount, &number)) {
     return Status(StatusCode::kInvalidArgument,
                   "add() to key '" + key + "' leaves the range of 64-bit integers");
   }
-  RESILIENT_RETURN_IF_ERROR(Set(scope, key, std::to_string(number), ended));
+  RESILIENT_RETURN_IF_ERROR(SetAt(place, scope, key, std::to_string(number), ended));
   return number;
 }
 
 Result<std::size_t> Keyspace::Append(std::uint64_t scope, const std::string& key,
                                      const std::string& value, std::vector<EndedWait>& ended) {
-  const std::string* present = Find(scope, key);
-  const std::size_t size = (present ? present->size() : 0) + value.size();
+  const Place place = Locate(scope, key);
+  const std::size_t size = (place.value ? place.value->size() : 0) + value.size();
   RESILIENT_RETURN_IF_ERROR(CheckSizes(key, size));
-  RESILIENT_RETURN_IF_ERROR(Set(scope, key, present ? *present + value : value, ended));
+  RESILIENT_RETURN_IF_ERROR(
+      SetAt(place, scope, key, place.value ? *place.value + value : value, ended));
   return size;
 }
 
@@ -130,10 +150,10 @@ Result<Keyspace::Swapped> Keyspace::CompareSet(std::uint64_t scope, const std::s
                                                std::vector<EndedWait>& ended) {
   RESILIENT_RETURN_IF_ERROR(CheckSizes(key, desired.size()));
   RESILIENT_RETURN_IF_ERROR(CheckValueSize(expected.size(), "an expected value"));
-  const std::string* present = Find(scope, key);
-  if (!present && !expected.empty()) return Swapped{expected, false};
-  if (present && *present != expected) return Swapped{*present, false};
-  RESILIENT_RETURN_IF_ERROR(Set(scope, key, desired, ended));
+  const Place place = Locate(scope, key);
+  if (!place.value && !expected.empty()) return Swapped{expected, false};
+  if (place.value && *place.value != expected) return Swapped{*place.value, false};
+  RESILIENT_RETURN_IF_ERROR(SetAt(place, scope, key, desired, ended));
   return Swapped{std::move(desired), true};
 }
 

@@ -144,12 +144,15 @@ class Keyspace {
 
   enum class WaitFor : std::uint8_t {
     kKeys,    // Until each key has existed once.
+    kTurn,    // Likewise of one key; of several, an item ends the one that has waited longest.
     kValue,   // Likewise with a value: that of the only key is the answer.
     kValues,  // Until all keys have values, which are the answer.
   };
   // REQUIRES: a key is missing.
   Status AddWait(WaitId id, std::uint64_t scope, const std::vector<std::string>& keys,
                  WaitFor what);
+  // Whoever's turn it was does not take the item: if there is one, the next kTurn ends.
+  void PassOn(std::uint64_t scope, const std::string& key, std::vector<EndedWait>& ended);
   // Until an item is there, in the order of the waits. REQUIRES: the queue has none.
   Status AddPop(WaitId id, std::uint64_t scope, const std::string& key);
   // Until `size` have arrived: then all of them end, this one among them. kInvalidArgument: the
@@ -215,14 +218,23 @@ class Keyspace {
   std::size_t WaitsOf(SessionId session) const;
 
  private:
-  enum class Kind : std::uint8_t { kKeys, kValue, kValues, kPop, kBarrier, kExchange, kWatch };
+  enum class Kind : std::uint8_t {
+    kKeys,
+    kTurn,
+    kValue,
+    kValues,
+    kPop,
+    kBarrier,
+    kExchange,
+    kWatch
+  };
   struct Wait {
     Kind kind = Kind::kKeys;
     std::uint64_t scope = 0;
-    std::vector<std::string> keys;  // Of kValues all, else the only one, or none of kKeys; of
-                                    // kWatch the prefix.
-    std::set<std::string> missing;  // Of kKeys, kValue and kValues.
-    std::uint64_t ticket = 0;       // Of kPop.
+    std::vector<std::string> keys;  // Of kValues all, else the only one, or none of kKeys and
+                                    // kTurn; of kWatch the prefix.
+    std::set<std::string> missing;  // Of kKeys, kTurn, kValue and kValues.
+    std::uint64_t ticket = 0;       // Of kPop and kTurn.
     std::uint64_t from = 0;         // Of kWatch.
     std::size_t bytes = 0;          // That it counts for.
   };
@@ -244,13 +256,24 @@ class Keyspace {
   // kResourceExhausted: `more` bytes would go beyond what the job, or all of them, may hold.
   Status CheckBytes(std::size_t more) const;
   Status CheckRoom(std::size_t new_keys, std::size_t bytes_freed, std::size_t bytes_needed) const;
-  Status CheckValueRoom(std::uint64_t scope, const std::string& key, std::size_t value_bytes) const;
   const Scope* FindScope(std::uint64_t scope) const;
   const Queue* FindQueue(std::uint64_t scope, const std::string& key) const;
   bool RestoreItem(Queue& queue, const RowName& name, std::string_view item);
-  void Store(std::uint64_t scope, const std::string& key, std::string value);
+  // Where the value of a key is, or would be: one search serves what is asked and what is then
+  // changed. Valid until the next mutation.
+  struct Place {
+    Scope* scope = nullptr;                             // Null: nothing is in that scope.
+    std::map<std::string, std::string>::iterator at{};  // The first key that is not before it.
+    const std::string* value = nullptr;                 // Null: the key has none.
+  };
+  Place Locate(std::uint64_t scope, const std::string& key);
+  Status SetAt(const Place& place, std::uint64_t scope, const std::string& key, std::string value,
+               std::vector<EndedWait>& ended);
+  void Store(const Place& place, std::uint64_t scope, const std::string& key, std::string value);
   void RemoveItem(std::uint64_t scope, const std::string& key, Queue& queue);
   void RemoveItems(std::uint64_t scope, const std::string& key, Queue& queue);
+  // Those whom an item of `key`, or its value, is to be told of.
+  std::vector<WaitId> ToBeWoken(const std::set<WaitId>& waiting, bool item) const;
   // Tells those who wait for `key` that it has a value, or an item.
   void Wake(std::uint64_t scope, const std::string& key, bool item, std::vector<EndedWait>& ended);
 

@@ -155,20 +155,43 @@ Status Keyspace::AddWait(WaitId id, std::uint64_t scope, const std::vector<std::
   std::size_t bytes = 0;
   for (const std::string& key : keys) {
     if (what == WaitFor::kValues) bytes += key.size();
-    const bool there = what == WaitFor::kKeys ? Exists(scope, key) : Find(scope, key) != nullptr;
+    const bool there = what == WaitFor::kKeys || what == WaitFor::kTurn
+                           ? Exists(scope, key)
+                           : Find(scope, key) != nullptr;
     if (!there && missing.insert(key).second) bytes += key.size();
   }
   RESILIENT_CHECK(!missing.empty());
   RESILIENT_RETURN_IF_ERROR(CheckWait(id, bytes));
   const Kind kind = what == WaitFor::kKeys    ? Kind::kKeys
+                    : what == WaitFor::kTurn  ? Kind::kTurn
                     : what == WaitFor::kValue ? Kind::kValue
                                               : Kind::kValues;
   Wait& wait = Register(id, kind, scope, bytes);
-  if (kind != Kind::kKeys) wait.keys = keys;
+  if (kind == Kind::kValue || kind == Kind::kValues) wait.keys = keys;
+  if (kind == Kind::kTurn) wait.ticket = ++last_ticket_;
   Scope& waited = scopes_[scope];
   for (const std::string& key : missing) waited.waiting[key].insert(id);
   wait.missing = std::move(missing);
   return {};
+}
+
+void Keyspace::PassOn(std::uint64_t scope, const std::string& key, std::vector<EndedWait>& ended) {
+  if (QueueLength(scope, key) > 0) Wake(scope, key, /*item=*/true, ended);
+}
+
+std::vector<WaitId> Keyspace::ToBeWoken(const std::set<WaitId>& waiting, bool item) const {
+  if (!item) return {waiting.begin(), waiting.end()};
+  std::vector<WaitId> woken;
+  std::optional<std::pair<std::uint64_t, WaitId>> turn;
+  for (const WaitId id : waiting) {
+    const Wait& wait = waits_of_.at(id.session).at(id.seq);
+    if (wait.kind == Kind::kKeys) woken.push_back(id);
+    if (wait.kind == Kind::kTurn && (!turn || wait.ticket < turn->first)) {
+      turn = {wait.ticket, id};
+    }
+  }
+  if (turn) woken.push_back(turn->second);
+  return woken;
 }
 
 void Keyspace::Wake(std::uint64_t scope, const std::string& key, bool item,
@@ -176,10 +199,7 @@ void Keyspace::Wake(std::uint64_t scope, const std::string& key, bool item,
   Scope& keys = scopes_.at(scope);
   const auto waiting = keys.waiting.find(key);
   if (waiting == keys.waiting.end()) return;
-  std::vector<WaitId> woken;
-  for (const WaitId id : waiting->second) {
-    if (!item || waits_of_.at(id.session).at(id.seq).kind == Kind::kKeys) woken.push_back(id);
-  }
+  const std::vector<WaitId> woken = ToBeWoken(waiting->second, item);
   for (const WaitId id : woken) {
     Wait& wait = waits_of_.at(id.session).at(id.seq);
     wait.missing.erase(key);

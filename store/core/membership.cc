@@ -23,11 +23,11 @@ void MembershipEffects::Tell(SessionId session, Event event) {
 }
 
 Membership::Membership(std::string job, MembershipLimits limits, std::uint64_t first_generation,
-                       std::uint64_t seed, Journal* journal)
+                       const SecretMaker& make_secret, Journal* journal)
     : job_(std::move(job)),
       limits_(limits),
       journal_(journal),
-      random_(seed),
+      make_secret_(make_secret),
       generation_(first_generation) {}
 
 Status Membership::Ready(SessionId session, std::uint64_t generation, Moment moment,
@@ -179,11 +179,15 @@ Status Membership::ReportDeath(World& world, const Participant& reporter,
     return Status(StatusCode::kInvalidArgument, "a process reported its own death");
   }
   if (!accused->Active()) return {};
-  accused->ended = report.wait_status < 0 ? "" : HowItEnded(FromWaitStatus(report.wait_status));
-  if (report.wait_status >= 0 && FromWaitStatus(report.wait_status).signal != 0) {
-    // A launcher could not say more.
-    Lose(*accused, LossAfterExit(*accused, moment), moment, effects);
-    return {};
+  accused->ended.clear();
+  if (report.wait_status >= 0) {
+    const ExitReportOp exit = FromWaitStatus(report.wait_status);
+    accused->ended = HowItEnded(exit);
+    if (IsCleanEnd(exit)) return Leave(accused->session, moment, effects);
+    if (exit.signal != 0) {  // A launcher could not say more.
+      Lose(*accused, LossAfterExit(*accused, moment), moment, effects);
+      return {};
+    }
   }
   ProcessEnded(*accused, moment, effects);
   return {};
@@ -191,7 +195,7 @@ Status Membership::ReportDeath(World& world, const Participant& reporter,
 
 void Membership::Accuse(World& world, const Participant& reporter, const resilient::Report& report,
                         Moment moment, MembershipEffects& effects) {
-  const Seat& seat = world.seats[static_cast<std::size_t>(report.accused_rank)];
+  const Seat& seat = world.seats.At(report.accused_rank);
   Participant* accused = Find(seat.session);
   RESILIENT_CHECK(accused != nullptr);  // In BUILDING and RUNNING every seat had a holder.
   if (seat.state == SeatState::kLeft) {
@@ -209,12 +213,6 @@ void Membership::Accuse(World& world, const Participant& reporter, const resilie
   Changed(*accused);
   Ping(*accused, moment, effects);
   ArmLoneClose(*accused, moment.now);
-}
-
-std::uint64_t Membership::RoundOf(SessionId session) const {
-  const Participant* who = Find(session);
-  const World* world = who && who->state == State::kSeated ? WorldOf(*who) : nullptr;
-  return world ? world->round : 0;
 }
 
 void Membership::Ping(Participant& who, Moment moment, MembershipEffects& effects) {
@@ -341,10 +339,11 @@ void Membership::OnExitReport(const ExitReportOp& report, Moment moment,
   for (const SessionId session : sessions) {
     Participant* who = Find(session);
     if (!who || !SameProcess(who->hello.process, report.process)) continue;
-    if (who->Active()) {
+    if (who->Active() && !IsCleanEnd(report)) {
       Lose(*who, LossOf(*who, HowItEnded(report), moment), moment, effects);
-    } else if (who->state == State::kLeft) {
-      LoseLeaver(*who, report, moment, effects);
+    } else {
+      (void)Leave(session, moment, effects);  // Of one that has not said so itself.
+      if (who->state == State::kLeft) LoseLeaver(*who, report, moment, effects);
     }
   }
   Settle(moment, effects);
@@ -486,6 +485,7 @@ Status Membership::CheckAccess(SessionId session, std::uint64_t scope,
                                std::uint64_t generation) const {
   if (scope == 0 && generation == 0) return {};
   const Participant* who = Find(session);
+  if (who && generation == 0 && HasLeft(*who, scope)) return {};
   if (who && !who->out.ok() && !(who->state == State::kSeated)) {
     return Status(StatusCode::kStaleGeneration, who->out.message(), who->out.detail());
   }
@@ -505,6 +505,14 @@ Status Membership::CheckAccess(SessionId session, std::uint64_t scope,
   return {};
 }
 
+// What a library keeps of a world that its program has left, while others are in it.
+bool Membership::HasLeft(const Participant& who, std::uint64_t round) const {
+  const World* world = who.state == State::kLeft ? WorldOf(who) : nullptr;
+  if (!world || world->round != round) return false;
+  const Seat* seat = world->seats.Find(who.request.rank);
+  return seat != nullptr && seat->session == who.session;
+}
+
 Participant* Membership::Find(SessionId session) {
   const auto found = participants_.find(session);
   return found == participants_.end() ? nullptr : &found->second;
@@ -519,7 +527,8 @@ World* Membership::WorldOf(const Participant& who) {
   const auto world = worlds_.find(who.round);
   if (world == worlds_.end()) return nullptr;
   // Rounds start anew in each life: the seat must still be its own.
-  return SeatOf(world->second, who).session == who.session ? &world->second : nullptr;
+  const Seat* seat = world->second.seats.Find(who.request.rank);
+  return seat != nullptr && seat->session == who.session ? &world->second : nullptr;
 }
 
 const World* Membership::WorldOf(const Participant& who) const {
@@ -527,9 +536,7 @@ const World* Membership::WorldOf(const Participant& who) const {
 }
 
 Seat& Membership::SeatOf(World& world, const Participant& who) {
-  static constexpr std::size_t kFirst = 0;
-  const auto rank = static_cast<std::size_t>(who.request.rank);
-  return world.seats[rank < world.seats.size() ? rank : kFirst];
+  return world.seats.At(who.request.rank);
 }
 
 Claimant Membership::ClaimantOf(const Participant& who) {

@@ -16,13 +16,13 @@
 #include <resilient/status.h>
 
 #include "runtime/base/log_record.h"
-#include "runtime/base/random.h"
 #include "store/core/causes.h"
 #include "store/core/journal.h"
 #include "store/core/keyspace.h"
 #include "store/core/messages.h"
 #include "store/core/participant.h"
 #include "store/core/presence_key.h"
+#include "store/core/secret_maker.h"
 #include "store/core/storage.h"
 #include "store/core/world.h"
 
@@ -56,6 +56,7 @@ struct MembershipEffects {
   std::vector<SessionId> held;      // Its lease does not run, until it is
   std::vector<SessionId> unheld;    // here: with a full TTL.
   std::vector<LostSession> lost;
+  std::vector<std::uint64_t> left;  // Rounds of seats that members have left.
   std::vector<EndedScope> ended;
   bool gone_on = false;            // A member has acknowledged a generation.
   std::vector<StatusCode> fenced;  // The first causes of the generations that ended.
@@ -69,7 +70,7 @@ struct MembershipEffects {
 struct MembershipLimits {
   Duration lone_close_grace = Millis(300);
   Duration ping_grace = Millis(500);
-  Duration exit_report_grace = Millis(40);
+  Duration exit_report_grace = std::chrono::seconds(1);
   Duration presence_life = std::chrono::seconds(6);  // A lease and a beat.
   std::size_t worlds = kWorldsPerJobMax;
   // How long spares wait for the next world when theirs has ended: six leases.
@@ -82,9 +83,9 @@ struct MembershipLimits {
 // Owner: ServerCore, one per job. Thread: caller-synchronised. Pure.
 class Membership {
  public:
-  // `journal` outlives this, or is null.
+  // `make_secret` and `journal` outlive this; `journal` may be null.
   Membership(std::string job, MembershipLimits limits, std::uint64_t first_generation,
-             std::uint64_t seed, Journal* journal = nullptr);
+             const SecretMaker& make_secret, Journal* journal = nullptr);
 
   // ---- Asked by sessions. What is not OK is the answer to the request. ----
   Status Join(SessionId session, const Hello& hello, const JoinRequest& request, Moment moment,
@@ -107,18 +108,23 @@ class Membership {
   void OnPresent(SessionId session, const ProcessIdentity& process, const PresenceName& name);
   void OnAbsent(SessionId session, const PresenceName& name, const std::string& how, Moment moment,
                 MembershipEffects& effects);
+  // The first world whose ranks have waited for others to join since `since`; null: none.
+  const World* AwaitingFirstJoins(Instant since) const;
+  // Those that wait in the world of `round` are told where the others may be; empty: not there.
+  void TellElsewhere(std::uint64_t round, const std::string& text, MembershipEffects& effects);
+  // "rank 1 (host a, pid 7)": the lowest one that has joined.
+  std::string NameOfFirstJoined(const World& world) const;
   // Asked by an admin: silence of the members that match ends no lease for a while, of those
   // already held anew; or again. How many there are. kNotFound: none. membership_holds.cc.
   Result<std::int64_t> Hold(const HoldOp& op, Moment moment, MembershipEffects& effects);
   Result<std::int64_t> Release(const ReleaseOp& op, Moment moment, MembershipEffects& effects);
-  // The round of the world in which the session has a seat; 0: it has none.
-  std::uint64_t RoundOf(SessionId session) const;
   // All members of this world are waited for: it is fenced when one of them has left.
   void NeedAll(std::uint64_t round, Moment moment, MembershipEffects& effects);
   // Whether all members of the exchange's generation that are alive and have not gone on to a later
   // one are there.
   bool HaveSurvivorsCome(std::uint64_t round, const Gathering& gathering) const;
-  // OK when the session may touch the keys of `scope` in `generation`; else kStaleGeneration.
+  // OK when the session may touch the keys of `scope` in `generation`; else kStaleGeneration. One
+  // that has left may touch those of its round for as long as that lasts.
   Status CheckAccess(SessionId session, std::uint64_t scope, std::uint64_t generation) const;
   // Not OK: the session is dead, and this is what it is to be told.
   Status Standing(SessionId session) const;
@@ -150,6 +156,7 @@ class Membership {
   Status FinishRestore(Moment moment, MembershipEffects& effects);
   void AppendRows(Rows& rows) const;
 
+  const std::string& job() const { return job_; }
   std::uint64_t generation() const { return generation_; }
   std::size_t participants() const { return participants_.size(); }
   std::size_t worlds() const { return worlds_.size(); }
@@ -168,6 +175,9 @@ class Membership {
 
   // Joining: membership_join.cc.
   Status CheckRequest(const Participant& who, const JoinRequest& request) const;
+  // What a repeated join may change: nothing but a rank or a size that the session may not have
+  // heard of, because its world was resized or it was given a seat as a spare.
+  bool MayAskAgain(const Participant& who, const JoinRequest& request) const;
   void Place(Participant& who, Moment moment, MembershipEffects& effects);
   bool PlaceIn(World& world, Participant& who, Moment moment, MembershipEffects& effects);
   bool OthersGoOn(const Participant& who) const;
@@ -184,6 +194,8 @@ class Membership {
   std::optional<Status> SharedDeviceIn(const World& world,
                                        const Participant* newcomer = nullptr) const;
   static std::size_t BytesInView(const Participant& who);
+  // A view names all members of a world of `size` in one message; there is no world without it.
+  static Status CheckRoomInView(const Hello& hello, const JoinRequest& request, int size);
   void Refuse(Participant& who, Status why, MembershipEffects& effects);
   void RefuseClaimants(Participant& holder, Moment moment, MembershipEffects& effects);
   void ReplaceClaimants(Participant& holder);
@@ -242,7 +254,7 @@ class Membership {
   void Await(Participant& who, MembershipEffects& effects);
   void FillLostSeats(Moment moment, MembershipEffects& effects);
   // False: there is none left that could take the seat.
-  bool SeatSpare(World& world, std::size_t rank, MembershipEffects& effects);
+  bool SeatSpare(World& world, const Seat& seat, MembershipEffects& effects);
   // In the order of their sessions. Forgets those that wait no more.
   std::vector<Participant*> WaitingSpares();
   // Whether it could take a seat of that world now.
@@ -268,6 +280,7 @@ class Membership {
             std::string_view event = "lost");
   void Accuse(World& world, const Participant& reporter, const resilient::Report& report,
               Moment moment, MembershipEffects& effects);
+  bool HasLeft(const Participant& who, std::uint64_t round) const;
   Status ReportDeath(World& world, const Participant& reporter, const resilient::Report& report,
                      Moment moment, MembershipEffects& effects);
   void ProcessEnded(Participant& who, Moment moment, MembershipEffects& effects);
@@ -323,6 +336,7 @@ class Membership {
   Status Deadlock(const World& world, const std::vector<WaitEdge>& circle, Moment moment) const;
   Status Stall(const World& world, const Diagnosis::Verdict& verdict, Moment moment) const;
   Status DeviceStall(const World& world, const Diagnosis::Verdict& verdict, Moment moment) const;
+  Status OtherRanks(const World& world, const GroupBook::Difference& found, Moment moment) const;
   FailureDetail DetailOfStalled(const World& world, const Diagnosis::Verdict& verdict) const;
   std::string NameOf(const World& world, int rank) const;
 
@@ -331,7 +345,7 @@ class Membership {
   void Changed(const World& world) { Note(changed_.worlds, world.round); }
   void ChangedView(const World& world) { Note(changed_.views, world.round); }
   void Changed(const World& world, const Seat& seat) {
-    Note(changed_.seats, {world.round, static_cast<std::uint64_t>(&seat - world.seats.data())});
+    Note(changed_.seats, {world.round, world.seats.RankOf(seat)});
   }
   void Changed(const Participant& who) { Note(changed_.participants, who.session); }
   void Gone(const World& world);
@@ -344,12 +358,16 @@ class Membership {
   Status RestoreParticipant(SessionId session, std::string_view value, const Hello* hello);
   Status RestoreSeat(const RowName& name, std::string_view value);
   Status CheckRestored(const Participant& who) const;
+  // Forgets spares that ask for what no world has, as a store wrote that did not compare them.
+  void DropBadSpares(MembershipEffects& effects);
 
   Participant* Find(SessionId session);
   const Participant* Find(SessionId session) const;
   World* WorldOf(const Participant& who);
   const World* WorldOf(const Participant& who) const;
+  // REQUIRES: WorldOf(who) is that world.
   static Seat& SeatOf(World& world, const Participant& who);
+  std::string RowOf(const World& world, const Seat& seat) const;
   static Claimant ClaimantOf(const Participant& who);
   // For the log, about `who`.
   LogRecord Record(std::string_view event, const Participant& who, std::string text) const;
@@ -369,14 +387,14 @@ class Membership {
     bool job = true;  // A new one is written in any case.
     std::vector<std::uint64_t> worlds;
     std::vector<std::uint64_t> views;
-    std::vector<std::pair<std::uint64_t, std::uint64_t>> seats;  // Round and rank.
+    std::vector<std::pair<std::uint64_t, int>> seats;  // Round and rank.
     std::vector<SessionId> participants;
   };
 
   const std::string job_;
   const MembershipLimits limits_;
   Journal* const journal_;
-  Random random_;
+  const SecretMaker& make_secret_;
   std::uint64_t life_ = 0;
   std::uint64_t rounds_ = 0;  // Of this life.
   std::uint64_t generation_;

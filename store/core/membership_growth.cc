@@ -66,14 +66,14 @@ void Membership::Grow(World& world, const std::vector<Participant*>& newcomers,
   FenceWorld(world, Status(StatusCode::kGrowth, what, std::move(detail)), moment, effects);
   world.grown_from = before;
   world.resized_at = world.generation;
-  world.seats.resize(after);
+  world.seats.Resize(after);
   std::size_t rank = before;
   for (Participant* who : newcomers) {
     who->request.rank = static_cast<int>(rank);
     // Two newcomers may claim one device.
     if (std::optional<Status> why = SharedDeviceIn(world, who)) {
       Refuse(*who, *std::move(why), effects);
-      world.seats.pop_back();
+      world.seats.Resize(world.seats.size() - 1);
       continue;
     }
     spares_.erase(who->session);
@@ -93,8 +93,8 @@ void Membership::NoteFailure(World& world, const Status& cause) {
 void Membership::TakeBackGrowth(World& world, MembershipEffects& effects) {
   if (world.grown_from == 0 || world.live == world.seats.size()) return;
   const std::size_t before = std::exchange(world.grown_from, 0);
-  for (std::size_t rank = before; rank < world.seats.size(); ++rank) {
-    Seat& seat = world.seats[rank];
+  for (int rank = static_cast<int>(before); rank < world.size(); ++rank) {
+    Seat& seat = world.seats.At(rank);
     std::move(seat.incarnations.begin(), seat.incarnations.end(), std::back_inserter(world.former));
     if (Keeps()) journal_->Remove(SeatRow(job_, world.round, rank));
     Participant* who = seat.Live() ? Find(seat.session) : nullptr;
@@ -104,7 +104,7 @@ void Membership::TakeBackGrowth(World& world, MembershipEffects& effects) {
     --world.joined;
     Await(*who, effects);
   }
-  world.seats.resize(before);
+  world.seats.Resize(before);
   Changed(world);
   effects.log.push_back(LogRecord{"growth_taken_back",
                                   {{"job", job_},

@@ -16,18 +16,21 @@ std::size_t Bytes(const Hello& hello, const JoinRequest& request) {
          kMemberBytes;
 }
 
-// A view names all members in one message, and there is no world without it.
-Status CheckRoomInView(const Hello& hello, const JoinRequest& request) {
-  const std::size_t bytes = Bytes(hello, request);
-  const std::size_t most = kViewBytesMax / static_cast<std::size_t>(request.world_size);
-  if (bytes <= most) return {};
-  return Status(StatusCode::kTooLarge,
-                "rank " + std::to_string(request.rank) + " takes " + std::to_string(bytes) +
-                    " bytes of a view (endpoint " + std::to_string(request.endpoint.size()) +
-                    ", host name " + std::to_string(hello.process.host.size()) +
-                    "); in a world of " + std::to_string(request.world_size) +
-                    " each rank may take " + std::to_string(most) +
-                    ": shorten its host name, or let fewer ranks join");
+// A join asks for another world size than that of the world that is there. `both` names the two.
+Status OtherSize(const std::string& both, const Participant& who, const FailureDetail& detail) {
+  const std::string sizes =
+      std::to_string(who.request.world_size) + " and " + std::to_string(who.wanted_size);
+  if (who.request.min_world > 0) {
+    return Status(StatusCode::kWorldSize,
+                  both + " want worlds of different size: " + sizes +
+                      "; the others have gone on without this rank, which came too late",
+                  detail);
+  }
+  return Status(StatusCode::kWorldSize,
+                both + " want worlds of different size: " + sizes +
+                    "; start all ranks with one WORLD_SIZE, or give each job its own name "
+                    "(RESILIENT_JOB) or MASTER_PORT",
+                detail);
 }
 
 }  // namespace
@@ -63,7 +66,10 @@ Status Membership::Join(SessionId session, const Hello& hello, const JoinRequest
   World* world = who.state == State::kSeated ? WorldOf(who) : nullptr;
   const int held_rank = std::exchange(who.request, request).rank;
   // Also where its ranks have been numbered anew since it asked, or it was given another seat.
-  if (world) who.request.rank = held_rank;
+  if (world) {
+    who.request.rank = held_rank;
+    who.request.world_size = world->size();
+  }
   if (who.state == State::kSpare) who.request.rank = kSpareRank;
   if (world) {
     JoinAgain(*world, who, moment, effects);
@@ -78,9 +84,20 @@ std::size_t Membership::BytesInView(const Participant& who) {
   return Bytes(who.hello, who.request);
 }
 
+Status Membership::CheckRoomInView(const Hello& hello, const JoinRequest& request, int size) {
+  const std::size_t bytes = Bytes(hello, request);
+  const std::size_t most = kViewBytesMax / static_cast<std::size_t>(size);
+  if (bytes <= most) return {};
+  return Status(StatusCode::kTooLarge,
+                "rank " + std::to_string(request.rank) + " takes " + std::to_string(bytes) +
+                    " bytes of a view (endpoint " + std::to_string(request.endpoint.size()) +
+                    ", host name " + std::to_string(hello.process.host.size()) +
+                    "); in a world of " + std::to_string(size) + " each rank may take " +
+                    std::to_string(most) + ": shorten its host name, or let fewer ranks join");
+}
+
 Status Membership::CheckRequest(const Participant& who, const JoinRequest& request) const {
-  const bool held = who.state == State::kSeated || who.state == State::kWaiting;
-  const World* world = held ? WorldOf(who) : nullptr;
+  const World* world = who.state == State::kSeated ? WorldOf(who) : nullptr;
   const bool is_rank = request.rank >= 0 && request.rank < request.world_size;
   if (request.world_size < 1 || request.world_size > kWorldSizeMax ||
       (!is_rank && request.rank != kSpareRank)) {
@@ -95,24 +112,41 @@ Status Membership::CheckRequest(const Participant& who, const JoinRequest& reque
                       std::to_string(kEndpointBytesMax) + " are taken");
   }
   if (request.device) RESILIENT_RETURN_IF_ERROR(CheckDeviceClaim(*request.device));
-  RESILIENT_RETURN_IF_ERROR(CheckRoomInView(who.hello, request));
+  const int size = world ? std::max(world->size(), request.world_size) : request.world_size;
+  RESILIENT_RETURN_IF_ERROR(CheckRoomInView(who.hello, request, size));
   if (request.min_world < 0 || request.min_world > request.world_size) {
     return Status(StatusCode::kInvalidArgument,
                   "a world of at least " + std::to_string(request.min_world) + " of " +
                       std::to_string(request.world_size) + " ranks cannot be");
   }
-  // It may not have heard of its new number yet.
-  const bool renumbered =
-      (world && world->resized_at > 0) || request.rank == kSpareRank || request.spare_if_taken;
-  if (!renumbered && ((held && request.rank != who.request.rank) ||
-                      (world && request.world_size != world->size()))) {
-    return Status(StatusCode::kInvalidArgument,
-                  "this session has joined as rank " + std::to_string(who.request.rank) + " of " +
-                      std::to_string(who.request.world_size) + " and cannot become rank " +
-                      std::to_string(request.rank) + " of " + std::to_string(request.world_size) +
-                      "; open another session");
+  if (MayAskAgain(who, request)) return {};
+  return Status(StatusCode::kInvalidArgument,
+                "this session has joined as rank " + std::to_string(who.request.rank) + " of " +
+                    std::to_string(who.request.world_size) + " and cannot become rank " +
+                    std::to_string(request.rank) + " of " + std::to_string(request.world_size) +
+                    "; open another session");
+}
+
+bool Membership::MayAskAgain(const Participant& who, const JoinRequest& request) const {
+  const bool same_size = request.world_size == who.request.world_size;
+  const bool same_rank = request.rank == who.request.rank;
+  const bool any_rank = request.rank == kSpareRank || request.spare_if_taken;
+  switch (who.state) {
+    case State::kSeated: {
+      const World* world = WorldOf(who);
+      RESILIENT_CHECK(world != nullptr);
+      return world->resized_at > 0 || (same_size && (same_rank || any_rank));
+    }
+    case State::kWaiting:
+      return same_size && same_rank;
+    case State::kSpare:
+      return same_size && any_rank;
+    case State::kRefused:
+    case State::kLeft:
+    case State::kLost:
+      break;
   }
-  return {};
+  return true;
 }
 
 // A survivor, or a join that was sent twice.
@@ -185,19 +219,18 @@ bool Membership::OthersGoOn(const Participant& who) const {
 bool Membership::PlaceIn(World& world, Participant& who, Moment moment,
                          MembershipEffects& effects) {
   const bool mine = world.incarnations.contains(who.hello.incarnation);
-  const auto rank = static_cast<std::size_t>(who.request.rank);
   if (who.request.world_size != world.size()) {
     // A process may open a second world of another size; a stranger to this world may not.
     if (mine || world.live == 0) return false;
-    SessionId holder = 0;
-    if (rank < world.seats.size() && world.seats[rank].Live()) holder = world.seats[rank].session;
-    for (std::size_t i = 0; holder == 0; ++i) {
-      if (world.seats[i].Live()) holder = world.seats[i].session;
-    }
-    WaitForHolder(world, who, holder, moment, effects);
+    const Seat* wanted = world.seats.Find(who.request.rank);
+    const bool held = wanted != nullptr && wanted->Live();
+    const auto live = [](const Seat& seat) { return seat.Live(); };
+    const Seat& holder =
+        held ? *wanted : *std::find_if(world.seats.begin(), world.seats.end(), live);
+    WaitForHolder(world, who, holder.session, moment, effects);
     return true;
   }
-  const Seat& seat = world.seats[rank];
+  const Seat& seat = world.seats.At(who.request.rank);
   const Participant* last = Find(seat.session);
   // Who left its seat begins something new, whatever has become of the seat.
   if (last && last->state == State::kLeft && last->hello.incarnation == who.hello.incarnation) {
@@ -269,15 +302,7 @@ void Membership::RefuseClaimants(Participant& holder, Moment moment, MembershipE
     detail.host = holder.hello.process.host;
     detail.pid = holder.hello.process.pid;
     if (who->wanted_size != who->request.world_size) {
-      Refuse(*who,
-             Status(StatusCode::kWorldSize,
-                    both + " want worlds of different size: " +
-                        std::to_string(who->request.world_size) + " and " +
-                        std::to_string(who->wanted_size) +
-                        "; start all ranks with one WORLD_SIZE, or give each job its own name "
-                        "(RESILIENT_JOB) or MASTER_PORT",
-                    detail),
-             effects);
+      Refuse(*who, OtherSize(both, *who, detail), effects);
     } else {
       Refuse(*who,
              Status(StatusCode::kDuplicateRank,
@@ -308,7 +333,7 @@ void Membership::Settle(Moment moment, MembershipEffects& effects) {
 }
 
 void Membership::Occupy(World& world, Participant& who, MembershipEffects& effects) {
-  Seat& seat = world.seats[static_cast<std::size_t>(who.request.rank)];
+  Seat& seat = world.seats.At(who.request.rank);
   std::vector<std::string> incarnations = std::move(seat.incarnations);
   if (world.incarnations.insert(who.hello.incarnation).second) {
     incarnations.push_back(who.hello.incarnation);
@@ -360,9 +385,9 @@ std::optional<Status> Membership::SharedDeviceIn(const World& world,
     const Claimant claimant = ClaimantOf(who);
     holders.push_back({claimant.rank, claimant.process, device ? &*device : nullptr});
   };
-  for (std::size_t rank = 0; rank < world.seats.size(); ++rank) {
-    if (newcomer && newcomer->request.rank == static_cast<int>(rank)) continue;
-    if (world.seats[rank].Live()) add(*Find(world.seats[rank].session));
+  for (const Seat& seat : world.seats) {
+    if (newcomer && newcomer->request.rank == world.seats.RankOf(seat)) continue;
+    if (seat.Live()) add(*Find(seat.session));
   }
   if (newcomer) add(*newcomer);
   return any ? SharedDevice(holders) : std::nullopt;
@@ -393,7 +418,8 @@ World& Membership::NewWorld(const Participant& who, Moment moment, MembershipEff
   ChangedJob();
   Changed(world);
   world.launcher_attempt = who.hello.launcher_attempt;
-  world.seats.resize(static_cast<std::size_t>(who.request.world_size));
+  world.seats.Resize(static_cast<std::size_t>(who.request.world_size));
+  for (Seat& seat : world.seats) seat.vacant_since = moment.now;
   world.first_join = moment.now;
   SeatThePresent(world);
   CallClaimants();

@@ -21,6 +21,7 @@ void Membership::LeaveSeat(World& world, Participant& who, Moment moment,
   Changed(world, seat);
   NoteFailure(world, cause);
   const std::uint64_t round = world.round;
+  effects.left.push_back(round);
   // Before all are ready nobody has got beyond building links to the leaver: that cannot end well.
   const bool building = world.phase == Phase::kBuilding;
   // That links to it broke is not enough: its goodbye may have been lost on its way.
@@ -67,10 +68,10 @@ void Membership::NeedLeaver(World& world, const Participant& reporter,
   const std::string text = Cut(report.status.message());
   const std::string met = text.empty() ? "" : Name(ClaimantOf(reporter)) + " needs it for " + text;
   if (FenceForLeaver(world, met, moment, effects)) return;
-  for (std::size_t seat = 0; seat < world.seats.size(); ++seat) {
+  for (const Seat& seat : world.seats) {
     const int rank = report.accused_rank;
-    if (rank >= 0 && static_cast<std::size_t>(rank) != seat) continue;
-    Participant* who = Find(world.seats[seat].session);
+    if (rank >= 0 && rank != world.seats.RankOf(seat)) continue;
+    Participant* who = Find(seat.session);
     if (who == nullptr) continue;
     who->needed_in = world.generation;
     who->needed_by = met;
@@ -90,10 +91,9 @@ void Membership::NeedAll(std::uint64_t round, Moment moment, MembershipEffects& 
 void Membership::LoseLeaver(Participant& who, const ExitReportOp& report, Moment moment,
                             MembershipEffects& effects) {
   World* world = WorldOf(who);
-  if (!world) return;
+  if (!world || !HasLeft(who, world->round)) return;
   Seat& seat = SeatOf(*world, who);
-  if (seat.session != who.session || seat.Live()) return;
-  if (report.signal == 0 && report.exit_code == 0) {
+  if (IsCleanEnd(report)) {
     seat.gone_for_good = true;
     Changed(*world, seat);
     return RefuseIfDue(*world, moment, effects);

@@ -1,5 +1,3 @@
-#include <array>
-#include <cstdio>
 #include <utility>
 
 #include "runtime/base/check.h"
@@ -8,17 +6,6 @@
 #include "store/core/membership.h"
 
 namespace resilient::store {
-namespace {
-
-std::string Secret(Random& random) {
-  std::array<char, 33> text{};
-  std::snprintf(text.data(), text.size(), "%016llx%016llx",
-                static_cast<unsigned long long>(random.Next()),
-                static_cast<unsigned long long>(random.Next()));
-  return text.data();
-}
-
-}  // namespace
 
 void Membership::BuildIfComplete(World& world, MembershipEffects& effects) {
   if (world.phase != Phase::kForming || world.joined < world.seats.size()) return;
@@ -34,7 +21,7 @@ void Membership::BuildIfComplete(World& world, MembershipEffects& effects) {
   view.round = world.round;
   view.generation = world.generation;
   view.attempt = 1;
-  view.secret = Secret(random_);
+  view.secret = make_secret_();
   view.members.reserve(world.seats.size());
   for (Seat& seat : world.seats) {
     seat.state = SeatState::kMember;
@@ -199,7 +186,7 @@ void Membership::PushState(const Participant& who, MembershipEffects& effects) c
   }
   const World* world = WorldOf(who);
   RESILIENT_CHECK(world != nullptr);
-  const Seat& seat = world->seats[static_cast<std::size_t>(who.request.rank)];
+  const Seat& seat = world->seats.At(who.request.rank);
   switch (world->phase) {
     case Phase::kBuilding:
       return push(world->view);
@@ -234,7 +221,7 @@ void Membership::AppendJson(std::string& out, Moment moment) const {
         JsonString(world.first_cause.ok() ? "" : world.first_cause.ToString()) + ",\"members\":[";
     const char* comma = "";
     for (int rank = 0; rank < world.size(); ++rank) {
-      const Seat& seat = world.seats[static_cast<std::size_t>(rank)];
+      const Seat& seat = world.seats.At(rank);
       out += std::exchange(comma, ",");
       out += "{\"rank\":" + std::to_string(rank) + ",\"state\":\"" +
              std::string(SeatStateName(seat.state)) + "\"";

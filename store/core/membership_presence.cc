@@ -10,7 +10,7 @@ void Membership::NotePresent(World& world, const Participant& teller,
                              const std::vector<int>& present, Moment moment) const {
   for (const int rank : present) {
     if (rank < 0 || rank >= world.size()) continue;
-    Seat& seat = world.seats[static_cast<std::size_t>(rank)];
+    Seat& seat = world.seats.At(rank);
     seat.seen_until = moment.now + limits_.presence_life;
     if (!seat.announced) seat.present_on = teller.hello.process.host;
   }
@@ -30,7 +30,7 @@ void Membership::OnPresent(SessionId session, const ProcessIdentity& process,
   presence.holders.insert_or_assign(session, process);
   for (auto& [round, world] : worlds_) {
     if (world.size() != name.world_size) continue;
-    Announce(world.seats[static_cast<std::size_t>(name.rank)], presence);
+    Announce(world.seats.At(name.rank), presence);
   }
 }
 
@@ -50,7 +50,7 @@ void Membership::OnAbsent(SessionId session, const PresenceName& name, const std
   for (auto next = worlds_.begin(); next != worlds_.end();) {
     World& world = (next++)->second;  // It may end.
     if (world.size() != name.world_size) continue;
-    Seat& seat = world.seats[static_cast<std::size_t>(name.rank)];
+    Seat& seat = world.seats.At(name.rank);
     Announce(seat, presence);
     joined = joined || seat.Live();
     if (seat.announced || seat.Live()) continue;
@@ -72,7 +72,7 @@ void Membership::OnAbsent(SessionId session, const PresenceName& name, const std
 void Membership::SeatThePresent(World& world) {
   for (auto one = present_.lower_bound({world.size(), 0});
        one != present_.end() && one->first.first == world.size(); ++one) {
-    Seat& seat = world.seats[static_cast<std::size_t>(one->first.second)];
+    Seat& seat = world.seats.At(one->first.second);
     Announce(seat, one->second);
     seat.note = one->second.note;
     if (!seat.note.empty()) Changed(world, seat);

@@ -4,6 +4,7 @@
 #include "runtime/base/check.h"
 #include "store/core/codec.h"
 #include "store/core/membership.h"
+#include "store/core/participant_row.h"
 #include "store/core/row_codec.h"
 
 namespace resilient::store {
@@ -12,24 +13,6 @@ template <typename Archive>
 void Fields(Archive& archive, Seat& seat) {
   archive.Enum(seat.state, SeatState::kLeft);
   archive(seat.session, seat.ready, seat.refused, seat.gone_for_good, seat.note, seat.incarnations);
-}
-
-template <typename Archive>
-void Fields(Archive& archive, Accusation& accusation) {
-  archive(accusation.generation, accusation.reporter, accusation.text);
-}
-
-template <typename Archive>
-void Fields(Archive& archive, Hold& hold) {
-  archive(hold.limit, hold.reason);
-}
-
-template <typename Archive>
-void Fields(Archive& archive, Participant& who) {
-  archive(who.request);
-  archive.Enum(who.state, ParticipantState::kSpare);
-  archive(who.round, who.out, who.accusation, who.holder, who.wanted_size, who.hold, who.claim,
-          who.fresh, who.since);
 }
 
 namespace {
@@ -84,6 +67,10 @@ std::string Membership::JobRowValue() const {
   return EncodeRow(JobState{life_, rounds_, generation_, ended_well_, host_left_});
 }
 
+std::string Membership::RowOf(const World& world, const Seat& seat) const {
+  return SeatRow(job_, world.round, static_cast<std::uint64_t>(world.seats.RankOf(seat)));
+}
+
 void Membership::Keep() {
   if (!Keeps()) return;
   if (std::exchange(changed_.job, false)) journal_->Put(JobRow(job_), JobRowValue());
@@ -94,9 +81,8 @@ void Membership::Keep() {
   }
   for (const auto& [round, rank] : TakeOnce(changed_.seats)) {
     const auto world = worlds_.find(round);
-    if (world == worlds_.end() || rank >= world->second.seats.size()) continue;
-    const Seat& seat = world->second.seats[rank];
-    if (seat.Used()) journal_->Put(SeatRow(job_, round, rank), EncodeRow(seat));
+    const Seat* seat = world == worlds_.end() ? nullptr : world->second.seats.Find(rank);
+    if (seat && seat->Used()) journal_->Put(RowOf(world->second, *seat), EncodeRow(*seat));
   }
   for (const std::uint64_t round : TakeOnce(changed_.views)) {
     const auto world = worlds_.find(round);
@@ -116,8 +102,8 @@ void Membership::Keep() {
 void Membership::Gone(const World& world) {
   if (!Keeps()) return;
   journal_->Remove(WorldRow(job_, world.round));
-  for (std::size_t rank = 0; rank < world.seats.size(); ++rank) {
-    if (world.seats[rank].Used()) journal_->Remove(SeatRow(job_, world.round, rank));
+  for (const Seat& seat : world.seats) {
+    if (seat.Used()) journal_->Remove(RowOf(world, seat));
   }
   if (world.viewed) journal_->Remove(ViewRow(job_, world.round));
 }
@@ -135,9 +121,8 @@ void Membership::AppendRows(Rows& rows) const {
   rows.emplace(JobRow(job_), JobRowValue());
   for (const auto& [round, world] : worlds_) {
     rows.emplace(WorldRow(job_, round), WorldRowValue(world));
-    for (std::size_t rank = 0; rank < world.seats.size(); ++rank) {
-      const Seat& seat = world.seats[rank];
-      if (seat.Used()) rows.emplace(SeatRow(job_, round, rank), EncodeRow(seat));
+    for (const Seat& seat : world.seats) {
+      if (seat.Used()) rows.emplace(RowOf(world, seat), EncodeRow(seat));
     }
     if (world.viewed) rows.emplace(ViewRow(job_, round), EncodeRow(world.view->view));
   }
@@ -170,7 +155,7 @@ Status Membership::Restore(const RowName& name, std::string_view value, const He
         world.generation > generation_ || world.round > rounds_) {
       return Damaged("this is no world of the job");
     }
-    world.seats.resize(state.size);
+    world.seats.Resize(state.size);
     return {};
   }
   const auto world = worlds_.find(name.scope);
@@ -184,8 +169,9 @@ Status Membership::Restore(const RowName& name, std::string_view value, const He
 }
 
 Status Membership::RestoreSeat(const RowName& name, std::string_view value) {
-  std::vector<Seat>& seats = worlds_.at(name.scope).seats;
-  if (name.index >= seats.size() || !DecodeRow(value, seats[name.index])) {
+  Seats& seats = worlds_.at(name.scope).seats;
+  const bool is_rank = name.index < seats.size();
+  if (!is_rank || !DecodeRow(value, seats.At(static_cast<int>(name.index)))) {
     return Damaged("this is no seat of its world");
   }
   return {};
@@ -212,8 +198,6 @@ Status Membership::CheckRestored(const Participant& who) const {
         !SeatOf(*const_cast<World*>(world), who).Live()) {
       return damaged("is to hold a seat and holds none");
     }
-  } else if (who.state == State::kSpare) {
-    if (who.request.rank != kSpareRank) return damaged("waits for any seat and has a rank");
   } else if (who.request.rank < 0) {
     // Refused for it; the row tells a repeat of the join so.
     if (who.state == State::kWaiting) return damaged("waits for a seat and has no rank");
@@ -227,6 +211,7 @@ Status Membership::CheckRestored(const Participant& who) const {
 }
 
 Status Membership::FinishRestore(Moment moment, MembershipEffects& effects) {
+  DropBadSpares(effects);
   std::size_t live = 0;
   for (auto& [round, world] : worlds_) {
     RESILIENT_RETURN_IF_ERROR(world.FinishRestore(moment.now));

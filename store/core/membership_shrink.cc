@@ -14,12 +14,14 @@ Membership::Wishes Membership::WishesOf(const World& world) const {
     RESILIENT_CHECK(who != nullptr);
     const bool joined = seat.state == SeatState::kJoined;
     const bool wants = joined && who->request.min_world > 0;
-    if (who->fresh) continue;  // It has lost nothing that it could give up.
+    // One that has lost nothing has nothing that it could give up.
+    if (who->fresh || (!world.viewed && !wants)) continue;
     wishes.all = wishes.all && wants;
     if (!wants) continue;
     wishes.any = true;
     wishes.least = std::max(wishes.least, who->request.min_world);
-    wishes.wait = std::max(wishes.wait, who->request.seat_wait);
+    const JoinRequest& request = who->request;
+    wishes.wait = std::max(wishes.wait, world.viewed ? request.seat_wait : request.join_timeout);
   }
   return wishes;
 }
@@ -42,9 +44,7 @@ void Membership::ReopenFor(World& world, const Participant& who) {
 }
 
 bool Membership::ShrinkIfDue(World& world, Moment moment, MembershipEffects& effects) {
-  if (world.phase != Phase::kForming || !world.viewed || world.live == world.seats.size()) {
-    return false;
-  }
+  if (world.phase != Phase::kForming || world.live == world.seats.size()) return false;
   const Wishes wishes = WishesOf(world);
   if (!wishes.any || world.live < static_cast<std::size_t>(wishes.least)) {
     // Nobody is left who would be content with so few.
@@ -84,10 +84,8 @@ bool Membership::ShrinkIfDue(World& world, Moment moment, MembershipEffects& eff
 // The seats that are left keep their order.
 void Membership::Shrink(World& world, MembershipEffects& effects) {
   const std::size_t before = world.seats.size();
-  std::vector<Seat> left;
-  left.reserve(world.live);
-  for (std::size_t rank = 0; rank < before; ++rank) {
-    Seat& seat = world.seats[rank];
+  Seats left;
+  for (Seat& seat : world.seats) {
     if (!seat.Live()) {
       std::move(seat.incarnations.begin(), seat.incarnations.end(),
                 std::back_inserter(world.former));
@@ -96,7 +94,7 @@ void Membership::Shrink(World& world, MembershipEffects& effects) {
     Participant* who = Find(seat.session);
     who->request.rank = static_cast<int>(left.size());
     Changed(*who);
-    left.push_back(std::move(seat));
+    left.Add(std::move(seat));
   }
   if (Keeps()) {
     for (std::size_t rank = left.size(); rank < before; ++rank) {
@@ -108,6 +106,11 @@ void Membership::Shrink(World& world, MembershipEffects& effects) {
   world.shrinking = false;
   world.resized_at = world.generation;
   Changed(world);
+  if (!world.viewed) {
+    if (const std::optional<Status> why = SharedDeviceIn(world)) {
+      return RefuseAll(world, *why, effects);
+    }
+  }
   effects.log.push_back(LogRecord{
       "shrink",
       {{"job", job_},

@@ -47,19 +47,22 @@ void Membership::SeatSpares(World& world, MembershipEffects& effects) {
   if (spares_.empty() || world.phase != Phase::kForming || !world.viewed) return;
   if (IsLeftToSpares(world)) return;
   bool any = false;
-  for (std::size_t rank = 0; rank < world.seats.size(); ++rank) {
-    if (world.seats[rank].state != SeatState::kLost) continue;
-    if (!SeatSpare(world, rank, effects)) break;
+  for (const Seat& seat : world.seats) {
+    if (seat.state != SeatState::kLost) continue;
+    if (!SeatSpare(world, seat, effects)) break;
     any = true;
   }
   if (any) BuildIfComplete(world, effects);
 }
 
-bool Membership::SeatSpare(World& world, std::size_t rank, MembershipEffects& effects) {
-  while (Participant* who = SpareFor(world, world.seats[rank])) {
+bool Membership::SeatSpare(World& world, const Seat& seat, MembershipEffects& effects) {
+  while (Participant* who = SpareFor(world, seat)) {
     spares_.erase(who->session);
-    who->request.rank = static_cast<int>(rank);
-    if (std::optional<Status> why = SharedDeviceIn(world, who)) {
+    who->request.rank = world.seats.RankOf(seat);
+    std::optional<Status> why = SharedDeviceIn(world, who);
+    if (Status room = CheckRoomInView(who->hello, who->request, world.size()); !why && !room.ok())
+      why = room;
+    if (why) {
       Refuse(*who, *std::move(why), effects);
       continue;
     }
@@ -125,12 +128,12 @@ void Membership::TakeBackSpares(World& world, Moment moment, MembershipEffects& 
 }
 
 void Membership::TakeClaim(Participant& who, Moment moment, MembershipEffects& effects) {
-  const auto rank = static_cast<std::size_t>(who.claim);
   for (auto& [round, world] : worlds_) {
     const bool fits = world.phase == Phase::kForming && !world.viewed &&
                       world.size() == who.request.world_size &&
                       world.launcher_attempt == who.hello.launcher_attempt;
-    if (!fits || !world.seats[rank].Open()) continue;
+    const Seat* seat = fits ? world.seats.Find(who.claim) : nullptr;
+    if (seat == nullptr || !seat->Open()) continue;
     who.request.rank = who.claim;
     return TakeSeat(world, who, moment, effects);
   }
@@ -185,6 +188,28 @@ void Membership::SendAwayIfDue(Participant& who, Moment moment, MembershipEffect
                     " s while this process waited as a spare; start the ranks with this store "
                     "and job name (RESILIENT_STORE, RESILIENT_JOB)"),
          effects);
+}
+
+void Membership::DropBadSpares(MembershipEffects& effects) {
+  std::vector<SessionId> bad;
+  for (const auto& [session, who] : participants_) {
+    const int size = who.request.world_size;
+    const bool fits = size >= 1 && size <= kWorldSizeMax && who.claim < size;
+    if (who.state == State::kSpare && !(fits && who.request.rank == kSpareRank)) {
+      bad.push_back(session);
+    }
+  }
+  std::sort(bad.begin(), bad.end());
+  for (const SessionId session : bad) {
+    Participant& who = *Find(session);
+    effects.log.push_back(Record("dropped", who,
+                                 "waited as a spare for rank " + std::to_string(who.claim) +
+                                     " of " + std::to_string(who.request.world_size) +
+                                     ", which no world has; it may join again"));
+    who.state = State::kLeft;
+    who.round = 0;
+    Forget(session);
+  }
 }
 
 // How long it has waited is not known any more.

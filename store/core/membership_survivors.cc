@@ -19,7 +19,7 @@ Status Membership::Acknowledge(SessionId session, std::uint64_t generation,
 bool Membership::HaveSurvivorsCome(std::uint64_t round, const Gathering& gathering) const {
   const auto found = worlds_.find(round);
   if (found == worlds_.end()) return false;  // Its waits end otherwise.
-  const std::vector<Seat>& seats = found->second.seats;
+  const Seats& seats = found->second.seats;
   const auto awaited = [&](const Seat& seat) {
     if (!seat.Live() || gathering.HasCome(seat.session)) return false;
     const Participant* who = Find(seat.session);

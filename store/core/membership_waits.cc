@@ -74,6 +74,12 @@ WaitingReport Checked(const WaitingReport& told, int world_size) {
     kept.blocked = false;
     report.blocked = false;
   }
+  for (const GroupMade& told_made : told.made) {
+    if (report.made.size() >= kMadeGroupsMax) break;
+    GroupRanks& ranks = report.made.emplace_back(told_made).ranks;
+    ranks.text.resize(std::min(ranks.text.size(), kRanksTextMax));
+    ranks.made_at.resize(std::min(ranks.made_at.size(), kMadeAtMax));
+  }
   for (const GroupProgress& told_progress : told.progress) {
     if (report.progress.size() >= kProgressGroupsMax) break;
     // A list that was cut short would say that nothing was sent.
@@ -136,34 +142,35 @@ void Membership::Diagnose(Moment moment, MembershipEffects& effects) {
 
 void Membership::Diagnose(World& world, Moment moment, MembershipEffects& effects) {
   const auto excused = [this, &world](int rank) {
-    const Participant* who = Find(world.seats[static_cast<std::size_t>(rank)].session);
+    const Participant* who = Find(world.seats.At(rank).session);
     return !who || !who->Active() || who->hold || !who->connected;
   };
   world.diagnosis.SetLeft(world.RanksLeft());
   const Diagnosis::Steps steps = world.diagnosis.Advance(moment.now, excused);
   for (const int rank : steps.ask) {
-    const Seat& seat = world.seats[static_cast<std::size_t>(rank)];
+    const Seat& seat = world.seats.At(rank);
     if (seat.Live()) effects.Tell(seat.session, WhereEvent{world.generation});
   }
   for (const auto& [rank, groups] : steps.ask_progress) {
-    const Seat& seat = world.seats[static_cast<std::size_t>(rank)];
+    const Seat& seat = world.seats.At(rank);
     if (seat.Live()) effects.Tell(seat.session, AskProgressEvent{world.generation, groups});
   }
   for (const auto& [rank, calls] : steps.entered) {
-    const Seat& seat = world.seats[static_cast<std::size_t>(rank)];
+    const Seat& seat = world.seats.At(rank);
     if (seat.Live()) effects.Tell(seat.session, AllEnteredEvent{world.generation, calls});
   }
   for (const int rank : steps.tell) TellLate(world, rank, moment, effects);
   if (!steps.verdict) return;
   const Diagnosis::Verdict& verdict = *steps.verdict;
-  const Status cause = !verdict.circle.empty() ? Deadlock(world, verdict.circle, moment)
-                       : verdict.device        ? DeviceStall(world, verdict, moment)
-                                               : Stall(world, verdict, moment);
+  const Status cause = verdict.other_ranks       ? OtherRanks(world, *verdict.other_ranks, moment)
+                       : !verdict.circle.empty() ? Deadlock(world, verdict.circle, moment)
+                       : verdict.device          ? DeviceStall(world, verdict, moment)
+                                                 : Stall(world, verdict, moment);
   FenceWorld(world, cause, moment, effects);
 }
 
 void Membership::TellLate(World& world, int listener, Moment moment, MembershipEffects& effects) {
-  const Seat& seat = world.seats[static_cast<std::size_t>(listener)];
+  const Seat& seat = world.seats.At(listener);
   if (!seat.Live()) return;
   LateNotice notice;
   notice.generation = world.generation;
@@ -184,7 +191,7 @@ void Membership::TellJoin(const World& world, const Participant& listener, Momen
   notice.ready = static_cast<int>(world.joined);
   notice.world_size = world.size();
   for (int rank = 0; rank < world.size(); ++rank) {
-    const Seat& seat = world.seats[static_cast<std::size_t>(rank)];
+    const Seat& seat = world.seats.At(rank);
     if (seat.state == SeatState::kJoined) continue;
     if (notice.ranks.size() >= kLateRanksMax) {
       ++notice.more;
@@ -201,7 +208,33 @@ void Membership::TellJoin(const World& world, const Participant& listener, Momen
     }
     notice.ranks.push_back({rank, std::move(text)});
   }
+  notice.elsewhere = world.elsewhere;
   effects.Tell(listener.session, LateEvent{std::move(notice)});
+}
+
+const World* Membership::AwaitingFirstJoins(Instant since) const {
+  for (const auto& [round, world] : worlds_) {
+    if (world.AwaitsFirstJoins(since)) return &world;
+  }
+  return nullptr;
+}
+
+void Membership::TellElsewhere(std::uint64_t round, const std::string& text,
+                               MembershipEffects& effects) {
+  World& world = worlds_.at(round);
+  if (text.empty() == world.elsewhere.empty()) return;  // It is known.
+  world.elsewhere = text;
+  if (text.empty()) return;
+  LateNotice notice;
+  notice.elsewhere = text;
+  for (const Seat& seat : world.seats) {
+    if (seat.Live()) effects.Tell(seat.session, LateEvent{notice});
+  }
+}
+
+std::string Membership::NameOfFirstJoined(const World& world) const {
+  const auto seat = std::ranges::find_if(world.seats, &Seat::Live);
+  return seat == world.seats.end() ? "" : Name(ClaimantOf(*Find(seat->session)));
 }
 
 std::string Membership::AliveText(const Participant& who, Moment moment) const {
@@ -216,7 +249,7 @@ std::string Membership::AliveText(const Participant& who, Moment moment) const {
 }
 
 std::string Membership::LateText(const World& world, int listener, int rank, Moment moment) const {
-  const Seat& seat = world.seats[static_cast<std::size_t>(rank)];
+  const Seat& seat = world.seats.At(rank);
   const Participant* who = Find(seat.session);
   if (!who) return "rank " + std::to_string(rank);
   if (!seat.Live()) return Name(ClaimantOf(*who)) + ": has left";
@@ -241,7 +274,7 @@ std::string Membership::LateText(const World& world, int listener, int rank, Mom
 }
 
 std::string Membership::NameOf(const World& world, int rank) const {
-  const Participant* who = Find(world.seats[static_cast<std::size_t>(rank)].session);
+  const Participant* who = Find(world.seats.At(rank).session);
   return who ? Name(ClaimantOf(*who)) : "rank " + std::to_string(rank);
 }
 
@@ -267,9 +300,26 @@ Status Membership::Deadlock(const World& world, const std::vector<WaitEdge>& cir
   return Status(StatusCode::kDeadlock, text, std::move(detail));
 }
 
+Status Membership::OtherRanks(const World& world, const GroupBook::Difference& found,
+                              Moment moment) const {
+  FailureDetail detail;
+  detail.rank = found.other;
+  if (const Participant* who = Find(world.seats.At(found.other).session)) {
+    detail.host = who->hello.process.host;
+    detail.pid = who->hello.process.pid;
+  }
+  detail.generation = world.generation;
+  detail.group = found.group;
+  detail.since_unix_s = moment.wall_s;
+  return Status(StatusCode::kMismatch,
+                OtherRanksText(found.group, world.generation, NameOf(world, found.other),
+                               found.of_other, NameOf(world, found.one), found.of_one),
+                std::move(detail));
+}
+
 FailureDetail Membership::DetailOfStalled(const World& world,
                                           const Diagnosis::Verdict& verdict) const {
-  const Participant* who = Find(world.seats[static_cast<std::size_t>(verdict.stalled)].session);
+  const Participant* who = Find(world.seats.At(verdict.stalled).session);
   FailureDetail detail;
   detail.rank = verdict.stalled;
   if (who) {

@@ -57,7 +57,12 @@ struct CheckOp {
   std::vector<std::string> keys;
 };
 struct WaitOp {
+  // What an item does that is pushed to a key: ends all waits for it (kAll), or of those of kTake
+  // the one that has waited longest, as its client will take it. kPassOn does not wait: the client
+  // does not take it after all, and while there is one, the next of them ends. Not on the wire.
+  enum class Turn : std::uint8_t { kAll, kTake, kPassOn };
   std::vector<std::string> keys;
+  Turn turn = Turn::kAll;  // REQUIRES: one key, unless kAll.
 };
 struct DeleteOp {
   std::string key;
@@ -210,7 +215,7 @@ struct Reply {
   std::shared_ptr<const SharedValues> shared_values;
   std::int64_t number = 0;
   bool flag = false;
-  Welcome welcome;  // Only in the answer to Hello; server is empty otherwise.
+  std::shared_ptr<const Welcome> welcome;  // Only in the answer to Hello; null otherwise.
   std::string status_json;
   // Of the store behind a key operation; of a watch the last one that it has seen.
   std::uint64_t revision = 0;
@@ -319,6 +324,8 @@ inline constexpr std::size_t kMissingRanksMax = 64;  // Of one call; the lowest 
 inline constexpr std::size_t kLateRanksMax = 8;      // That a notice names.
 // Of one question about progress, and of one report that answers.
 inline constexpr std::size_t kProgressGroupsMax = 64;
+// Of one report: those that its calls are in, and those that it was asked about.
+inline constexpr std::size_t kMadeGroupsMax = kWaitingCallsMax + kProgressGroupsMax;
 inline constexpr std::size_t kTextBytesMax = 4u << 10;  // Of reports; longer texts are cut.
 
 }  // namespace resilient::store

@@ -54,7 +54,9 @@ struct Participant {
   SessionId holder = 0;                  // In kWaiting: who must answer or end.
   int wanted_size = 0;                   // In kWaiting: of the holder's world.
   std::optional<Hold> hold;              // Only while Active().
-  int claim = -1;      // Of a spare: the rank that it asked for, and has in the next world.
+  // Of a spare: the rank that it asked for, and has in the next world; negative: none. Less than
+  // request.world_size, which a repeated join does not change.
+  int claim = -1;
   bool fresh = false;  // Its seat was given to it as a spare, and it has had no view yet.
   // The generation of its first view, then the one that it has acknowledged last; 0: no view yet.
   std::uint64_t since = 0;

@@ -13,11 +13,6 @@
 namespace resilient::store {
 namespace {
 
-// A process that others see each beat counts as alive for so long: those who see it may be silent
-// for a lease themselves.
-constexpr int kPresenceBeats = kHeartbeatsPerLease + 1;
-constexpr int kSpareLeases = 6;  // So long spares wait for the next world when theirs has ended.
-
 // Whether a repeat must not take effect again. Reads are simply done again.
 bool IsMutation(const Op& op) {
   return IsKeyMutation(op) || std::holds_alternative<JoinOp>(op) ||
@@ -45,7 +40,7 @@ bool Watchable(const ProcessIdentity& process) {
 
 // ---- Connections ----
 
-Status ServerCore::Impl::CheckHello(const Hello& hello) {
+Status ServerCore::Impl::CheckHello(const Hello& hello) const {
   if (!hello.expected_server.empty() && hello.expected_server != server_id_) {
     return Status(StatusCode::kJob,
                   "this address is served by store " + server_id_ + ", not by " +
@@ -56,8 +51,7 @@ Status ServerCore::Impl::CheckHello(const Hello& hello) {
   if (hello.role == Role::kAdmin) return {};
   if (hello.job.empty()) return Status(StatusCode::kJob, "Hello names no job");
   if (hello.session.empty()) return Status(StatusCode::kProtocol, "Hello names no session");
-  const Result<Job*> job = MakeJob(hello.job);
-  return job.status();
+  return FindJob(hello.job) != nullptr ? Status() : CheckRoomForJob();
 }
 
 void ServerCore::Impl::OnHello(ConnectionId connection, const Request& request, const Hello& hello,
@@ -69,25 +63,26 @@ void ServerCore::Impl::OnHello(ConnectionId connection, const Request& request, 
   if (!opened) return Reject(connection, request, opened.status(), moment, effects);
   Counts(request).Add(StatusCode::kOk);
   ++(opened->known ? counters_.sessions_resumed : counters_.sessions_opened);
+  const auto ttl = std::chrono::duration_cast<Millis>(leases_.ttl());
+  Welcome welcome;
+  welcome.server = server_id_;
+  welcome.version = kProtocolVersionMax;
+  welcome.lease_ttl_ms = static_cast<std::uint64_t>(ttl.count());
+  welcome.heartbeat_interval_ms = static_cast<std::uint64_t>(ttl.count()) / kHeartbeatsPerLease;
+  welcome.key_bytes_max = kKeyBytesMax;
+  welcome.value_bytes_max = kValueBytesMax;
+  welcome.keys_per_request_max = kKeysPerRequestMax;
+  welcome.requests_in_flight_max = kInFlightPerSessionMax;
+  welcome.frame_body_bytes_max = kMaxFrameBody;
+  welcome.session_known = opened->known;
+  welcome.began_unix_ms = began_unix_ms_;
   Reply reply;
   reply.seq = request.seq;
-  reply.welcome.server = server_id_;
-  reply.welcome.version = kProtocolVersionMax;
-  const auto ttl = std::chrono::duration_cast<Millis>(leases_.ttl());
-  reply.welcome.lease_ttl_ms = static_cast<std::uint64_t>(ttl.count());
-  reply.welcome.heartbeat_interval_ms =
-      static_cast<std::uint64_t>(ttl.count()) / kHeartbeatsPerLease;
-  reply.welcome.key_bytes_max = kKeyBytesMax;
-  reply.welcome.value_bytes_max = kValueBytesMax;
-  reply.welcome.keys_per_request_max = kKeysPerRequestMax;
-  reply.welcome.requests_in_flight_max = kInFlightPerSessionMax;
-  reply.welcome.frame_body_bytes_max = kMaxFrameBody;
-  reply.welcome.session_known = opened->known;
-  reply.welcome.began_unix_ms = began_unix_ms_;
+  reply.welcome = std::make_shared<const Welcome>(std::move(welcome));
   effects.send.push_back({connection, std::move(reply)});
   if (opened->replaced != 0) effects.close.push_back(opened->replaced);
   if (hello.role == Role::kAdmin) return;
-  Job& job = *FindJob(hello.job);
+  Job& job = *AddJob(hello.job);
   job.sessions += opened->known ? 0 : 1;
   if (hello.role == Role::kRequest) return job.keys.DropWaits(opened->session);
   leases_.Renew(opened->session, moment.now);
@@ -222,6 +217,8 @@ Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {
   }
   if (const auto* op = std::get_if<CancelOp>(&request.op)) {
     exchange.silent = true;
+    // Its numbers are others than those of the request connection, whose waits these would be.
+    if (control) return Status(StatusCode::kInvalidArgument, "nothing waits on this connection");
     Cancel(exchange, op->seq, effects);
     return {};
   }
@@ -325,11 +322,7 @@ Status ServerCore::Impl::Leave(Exchange& exchange, Job& job, Effects& effects) {
   const SessionId session = exchange.session.id;
   const bool had_lease = leases_.Has(session);
   EndLeasedKey(job, session, "has ended", exchange.moment, effects);
-  const std::uint64_t round = job.membership.RoundOf(session);
   Status left = job.membership.Leave(session, exchange.moment, exchange.members);
-  if (job.keys.AwaitsMembers(round)) {
-    job.membership.NeedAll(round, exchange.moment, exchange.members);
-  }
   const std::size_t others = leases_.size() - (leases_.Has(session) ? 1 : 0);
   if (!had_lease || others > 0) return left;
   effects.last_member_left = std::all_of(jobs_.begin(), jobs_.end(), [](const auto& entry) {
@@ -363,6 +356,9 @@ void ServerCore::Impl::FinishSurvived(Job& job, std::vector<EndedWait>& ended) {
 
 void ServerCore::Impl::Apply(Job& job, MembershipEffects& members, Moment moment,
                              Effects& effects) {
+  for (const std::uint64_t round : std::exchange(members.left, {})) {
+    if (job.keys.AwaitsMembers(round)) job.membership.NeedAll(round, moment, members);
+  }
   for (const StatusCode cause : members.fenced) counters_.fences.Add(cause);
   std::vector<EndedWait> ended;
   for (const auto& lost : members.lost) job.keys.EndScopedWaits(lost.session, lost.why, ended);
@@ -445,59 +441,8 @@ void ServerCore::Impl::OnTick(Instant now, bool input_drained, Effects& effects)
     job.membership.OnTick(moment, input_drained, members);
     Apply(job, members, moment, effects);
   }
+  LookForCrossedJobs(moment, effects);
   ForgetIdle(moment.now, effects);
-}
-
-void ServerCore::Impl::ForgetIdle(Instant now, Effects& effects) {
-  for (const SessionId id : sessions_.Idle(now)) {
-    const auto job = jobs_.find(sessions_.Find(id)->hello.job);
-    RESILIENT_CHECK(job != jobs_.end());
-    if (leases_.Has(id) || job->second.membership.Needs(id)) continue;
-    sessions_.Forget(id);
-    job->second.membership.Forget(id);
-    job->second.membership.Keep();
-    --job->second.sessions;
-    if (job->second.sessions > 0 || job->second.keys.keys() > 0) continue;
-    generation_floor_ = std::max(generation_floor_, job->second.membership.generation());
-    std::vector<EndedWait> ended;  // Of admins.
-    job->second.keys.EndWaits(
-        0, Status(StatusCode::kNotFound, "the job " + job->first + " is forgotten: it has no key"),
-        /*of_survivors=*/true, ended);
-    AnswerWaits(ended, effects);
-    job->second.membership.RemoveRows();
-    jobs_.erase(job);
-  }
-}
-
-Job* ServerCore::Impl::FindJob(const std::string& name) {
-  const auto job = jobs_.find(name);
-  return job == jobs_.end() ? nullptr : &job->second;
-}
-
-Result<Job*> ServerCore::Impl::MakeJob(const std::string& name) {
-  if (Job* job = FindJob(name)) return job;
-  if (name.empty()) return Status(StatusCode::kInvalidArgument, "name a job");
-  if (jobs_.size() >= options_.limits.jobs) {
-    return Status(StatusCode::kResourceExhausted,
-                  "the store serves " + std::to_string(jobs_.size()) +
-                      " jobs, the most it can; use another store or try again later");
-  }
-  const MembershipLimits limits{
-      options_.lone_close_grace,      options_.ping_grace,
-      options_.exit_report_grace,     kPresenceBeats * leases_.ttl() / kHeartbeatsPerLease,
-      options_.limits.worlds_per_job, kSpareLeases * leases_.ttl()};
-  KeyspaceLimits key_limits;
-  key_limits.keys = options_.limits.keys_per_job;
-  key_limits.bytes = options_.limits.bytes_per_job;
-  key_limits.queue_items = options_.limits.queue_items;
-  key_limits.all_bytes = options_.limits.bytes;
-  key_limits.changes = options_.changes_per_job;
-  Job& job = jobs_
-                 .try_emplace(name, name, key_limits, &bytes_, limits, generation_floor_,
-                              random_.Next(), &journal_)
-                 .first->second;
-  job.membership.Keep();
-  return &job;
 }
 
 std::string ServerCore::Impl::StatusJson(Moment moment) const {

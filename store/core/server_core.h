@@ -16,6 +16,7 @@
 #include "store/core/journal.h"
 #include "store/core/limits.h"
 #include "store/core/messages.h"
+#include "store/core/secret_maker.h"
 
 namespace resilient::store {
 
@@ -29,12 +30,13 @@ struct CoreOptions {
   Duration lease_ttl = std::chrono::seconds(5);  // Floor 1 s.
   Duration lone_close_grace = Millis(300);       // A control connection closed without goodbye.
   Duration ping_grace = Millis(500);             // A live holder of a seat answers within this.
-  Duration exit_report_grace =
-      Millis(40);  // For a supervised process: the launcher's report adds the how.
+  // For a supervised process: the launcher's report adds the how, and makes a leave of code 0. It
+  // comes from a process of its own, which a busy host may be slow to start.
+  Duration exit_report_grace = std::chrono::seconds(1);
   Duration session_memory = std::chrono::hours(1);
   std::size_t changes_per_job = kChangesPerJobMax;  // For watches; less in the simulator.
   CoreLimits limits;
-  std::uint64_t seed = 1;    // For view secrets in the simulator; the shell passes a random one.
+  SecretMaker make_secret;   // REQUIRES: not null.
   double wall_offset_s = 0;  // Wall clock minus Instant, for the `since` of messages only.
 };
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/base/random.h"
+#include "runtime/base/check.h"
 #include "store/core/key_ops.h"
 #include "store/core/keyspace.h"
 #include "store/core/lease_table.h"
@@ -27,10 +27,10 @@ inline constexpr Duration kLateTick = 4 * kTickInterval;
 // Everything of one job name.
 struct Job {
   Job(const std::string& name, const KeyspaceLimits& key_limits, std::size_t* all_bytes,
-      const MembershipLimits& limits, std::uint64_t first_generation, std::uint64_t seed,
-      Journal* journal)
+      const MembershipLimits& limits, std::uint64_t first_generation,
+      const SecretMaker& make_secret, Journal* journal)
       : keys(key_limits, name, journal, all_bytes),
-        membership(name, limits, first_generation, seed, journal) {}
+        membership(name, limits, first_generation, make_secret, journal) {}
   Keyspace keys;
   Membership membership;
   std::size_t sessions = 0;
@@ -59,9 +59,10 @@ class ServerCore::Impl {
         leases_(std::max(options_.lease_ttl, kLeaseTtlFloor)),
         journal_(options_.durable),
         sessions_(options_.session_memory, options_.limits.sessions, &journal_),
-        random_(options_.seed),
         server_id_(options_.server_id),
-        began_unix_ms_(options_.began_unix_ms) {}
+        began_unix_ms_(options_.began_unix_ms) {
+    RESILIENT_CHECK(options_.make_secret != nullptr);
+  }
 
   Status Restore(std::string_view row, std::string_view value);
   Status FinishRestore(Instant now, Effects& effects);
@@ -83,13 +84,15 @@ class ServerCore::Impl {
   CoreGauges Gauges() const;
 
  private:
+  using Jobs = std::map<std::string, Job>;
+
   double Wall(Instant now) const {
     return options_.wall_offset_s + std::chrono::duration<double>(now.time_since_epoch()).count();
   }
 
   void OnHello(ConnectionId connection, const Request& request, const Hello& hello, Moment moment,
                Effects& effects);
-  Status CheckHello(const Hello& hello);
+  Status CheckHello(const Hello& hello) const;
   // Answers with `why` and ends the connection.
   void Reject(ConnectionId connection, const Request& request, Status why, Moment moment,
               Effects& effects);
@@ -131,20 +134,29 @@ class ServerCore::Impl {
   Status RestoreStore(std::string_view value);
   std::string StoreRowValue() const;
 
+  // Jobs whose ranks wait for each other's are told so, once: server_crossed_jobs.cc.
+  void LookForCrossedJobs(Moment moment, Effects& effects);
+
   // Exchanges of survivors to which all have come that are left.
   static void FinishSurvived(Job& job, std::vector<EndedWait>& ended);
   void Apply(Job& job, MembershipEffects& members, Moment moment, Effects& effects);
   void AnswerWaits(std::vector<EndedWait>& ended, Effects& effects);
   void ForgetIdle(Instant now, Effects& effects);
+  void ForgetJob(Jobs::iterator job, Effects& effects);
   Job* FindJob(const std::string& name);
+  const Job* FindJob(const std::string& name) const;
+  // The job of that name, which is made if there is none: where the limit of jobs allows it, or
+  // whatever the limit is.
   Result<Job*> MakeJob(const std::string& name);
+  Job* AddJob(const std::string& name);
+  Status CheckRoomForJob() const;
 
   const CoreOptions options_;
   AwakeClock clock_;
   LeaseTable leases_;
+  Instant crossed_look_{};  // When LookForCrossedJobs last looked.
   Journal journal_;
   SessionTable sessions_;
-  Random random_;
   std::string server_id_;
   std::uint64_t began_unix_ms_;
   CoreCounters counters_;
@@ -152,7 +164,7 @@ class ServerCore::Impl {
   SessionId restored_last_session_ = 0;
   std::string store_row_;  // As it was written last.
   std::size_t bytes_ = 0;  // Of the keyspaces of all jobs, which count it.
-  std::map<std::string, Job> jobs_;
+  Jobs jobs_;
   // A job that is forgotten and comes back goes on above its old generations.
   std::uint64_t generation_floor_ = 0;
 };

@@ -80,8 +80,9 @@ Status ServerCore::Impl::RestoreRow(const RowName& name, std::string_view value)
       return job->membership.Restore(name, value, &session->hello);
     }
     case RowKind::kJob: {
-      const Result<Job*> job = MakeJob(name.job);
-      return job ? (*job)->membership.Restore(name, value, nullptr) : job.status();
+      if (name.job.empty()) return Status(StatusCode::kInternal, "it has no name");
+      // Also where the limit is lower by now: what was kept is no damage.
+      return AddJob(name.job)->membership.Restore(name, value, nullptr);
     }
     case RowKind::kWorld:
     case RowKind::kSeat:

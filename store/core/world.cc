@@ -4,6 +4,7 @@
 
 #include <resilient/ladder.h>
 
+#include "runtime/base/check.h"
 #include "runtime/base/texts.h"
 
 namespace resilient::store {
@@ -38,6 +39,12 @@ std::string_view SeatStateName(SeatState state) {
   return "?";
 }
 
+Seat& Seats::At(int rank) {
+  Seat* seat = Find(rank);
+  RESILIENT_CHECK(seat != nullptr);
+  return *seat;
+}
+
 Instant Seat::WaitedForUntil(Duration wait) const {
   if (gone_for_good) return vacant_since;
   const Instant end = Deadline::After(vacant_since, wait).when();
@@ -67,10 +74,23 @@ std::optional<Instant> World::RefusalDue() const {
 std::vector<int> World::RanksLeft() const {
   std::vector<int> left;
   if (live == seats.size()) return left;
-  for (std::size_t rank = 0; rank < seats.size(); ++rank) {
-    if (seats[rank].state == SeatState::kLeft) left.push_back(static_cast<int>(rank));
+  for (const Seat& seat : seats) {
+    if (seat.state == SeatState::kLeft) left.push_back(seats.RankOf(seat));
   }
   return left;
+}
+
+bool World::AwaitsFirstJoins(Instant since) const {
+  return phase == Phase::kForming && !viewed && live > 0 && live < seats.size() &&
+         first_join <= since;
+}
+
+bool World::IsCrossedWith(const World& other) const {
+  if (seats.size() != other.seats.size()) return false;
+  for (const Seat& seat : seats) {
+    if (seat.Live() && other.seats.At(seats.RankOf(seat)).Live()) return false;
+  }
+  return true;
 }
 
 std::string World::WhoIsMissing(Instant now) const {
@@ -81,7 +101,7 @@ std::string World::WhoIsMissing(Instant now) const {
   int unheard = 0;
   int present = 0;
   for (int rank = 0; rank < size(); ++rank) {
-    const Seat& seat = seats[static_cast<std::size_t>(rank)];
+    const Seat& seat = seats.At(rank);
     if (seat.Live()) continue;
     if (seat.PresentUntil() > now) {
       if (++present > kNamedAtMost) continue;
@@ -107,7 +127,7 @@ std::string World::WhoIsMissing(Instant now) const {
   if (present > kNamedAtMost) {
     notes += "; so do " + std::to_string(present - kNamedAtMost) + " more";
   }
-  return text + notes;
+  return text + notes + (elsewhere.empty() ? "" : "; " + elsewhere);
 }
 
 Status World::FinishRestore(Instant now) {

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <resilient/clock.h>
@@ -53,6 +54,33 @@ struct Seat {
   Instant WaitedForUntil(Duration wait) const;
 };
 
+// The places of a world. A rank comes from a peer, or from a row: it is looked up here, and is an
+// index nowhere else. Thread: value type.
+class Seats {
+ public:
+  // Null: the world has no such rank.
+  Seat* Find(int rank) { return Has(rank) ? &seats_[static_cast<std::size_t>(rank)] : nullptr; }
+  const Seat* Find(int rank) const { return const_cast<Seats*>(this)->Find(rank); }
+  // REQUIRES: the rank was compared with this world.
+  Seat& At(int rank);
+  const Seat& At(int rank) const { return const_cast<Seats*>(this)->At(rank); }
+  // REQUIRES: `seat` is one of these.
+  int RankOf(const Seat& seat) const { return static_cast<int>(&seat - seats_.data()); }
+
+  std::size_t size() const { return seats_.size(); }
+  auto begin() { return seats_.begin(); }
+  auto begin() const { return seats_.begin(); }
+  auto end() { return seats_.end(); }
+  auto end() const { return seats_.end(); }
+  void Resize(std::size_t size) { seats_.resize(size); }
+  void Add(Seat seat) { seats_.push_back(std::move(seat)); }
+
+ private:
+  bool Has(int rank) const { return rank >= 0 && static_cast<std::size_t>(rank) < size(); }
+
+  std::vector<Seat> seats_;
+};
+
 // What the members have said of room for more ranks: they say so at each commit, and when all have
 // said it at the same one nobody loses anything by being interrupted there. Thread: value type.
 struct Room {
@@ -78,7 +106,7 @@ struct World {
   // So many seats it had before those behind them were added, which have had no view; 0: none was.
   std::uint64_t grown_from = 0;
   std::vector<std::string> former;  // Incarnations of holders of seats that are no more.
-  std::vector<Seat> seats;          // Each in a row of its own.
+  Seats seats;                      // Each in a row of its own.
   // Likewise; of the present generation from BUILDING on. Null: there was none.
   SharedViewEvent view;
 
@@ -92,12 +120,17 @@ struct World {
   Room room;  // Of the present generation.
   Instant first_join{};
   std::optional<Instant> armed;  // The timer that is set for RefusalDue.
+  std::string elsewhere;         // Where the missing ranks may be: LateNotice::elsewhere.
   Diagnosis diagnosis;           // Of the present generation.
 
   int size() const { return static_cast<int>(seats.size()); }
   // When a FORMING world is to be refused; nullopt: not while things stay as they are.
   std::optional<Instant> RefusalDue() const;
   std::vector<int> RanksLeft() const;  // Whose seats are kLeft, ascending.
+  // Whether some of its ranks have joined for the first time, and wait for the others since then.
+  bool AwaitsFirstJoins(Instant since) const;
+  // Whether each of two such worlds lacks the ranks that the other has.
+  bool IsCrossedWith(const World& other) const;
   // "3 of 4 joined; missing ranks 2; nothing was ever heard from them".
   // A rank whose process lives is waited for, and named apart.
   std::string WhoIsMissing(Instant now) const;

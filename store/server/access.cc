@@ -1,14 +1,19 @@
 #include "store/server/access.h"
 
+#include <unistd.h>
+
 #include <utility>
 
 #include "runtime/base/file.h"
 #include "runtime/base/log.h"
+#include "store/server/peer_user.h"
 
 namespace resilient::store {
 namespace {
 
 using TokenText = Access::TokenText;
+
+constexpr uid_t kRoot = 0;
 
 Result<TokenText> ReadTokens(const std::string& path) {
   const Result<FileText> file = ReadSmallFile(path, kTokenFileBytesMax);
@@ -18,12 +23,25 @@ Result<TokenText> ReadTokens(const std::string& path) {
   return TokenText{std::move(*tokens), file->open_to_others};
 }
 
+Status OtherUser(std::optional<uid_t> user) {
+  const std::string whose = user ? StrCat("user ", *user) : "a process that has gone";
+  return {StatusCode::kAuth,
+          StrCat("this store is for the processes of user ", geteuid(), " of its host, and this ",
+                 "connection is of ", whose, "; run as that user, or give the job a token ",
+                 "(RESILIENT_TOKEN_FILE), which lets its holders in whoever they are")};
+}
+
 }  // namespace
 
-Access::Access(UvLoop& loop, const Clock& clock, std::string token_file)
-    : loop_(loop), clock_(clock), token_file_(std::move(token_file)) {}
+Access::Access(UvLoop& loop, const Clock& clock, std::string token_file, bool one_user)
+    : loop_(loop), clock_(clock), token_file_(std::move(token_file)), one_user_(one_user) {}
 
 Status Access::Open() {
+  if (one_user_ && !KernelTellsPeerUsers()) {
+    one_user_ = false;
+    RESILIENT_LOG(kWarn, "every user of this host is admitted: the kernel does not say whose a ",
+                  "connection is (sock_diag); a token keeps others out (--token-file)");
+  }
   if (!asks_for_token()) return {};
   Result<TokenText> read = ReadTokens(token_file_);
   if (!read.ok()) return read.status();
@@ -64,7 +82,24 @@ Status Access::TakeOver(const Result<TokenText>& read) {
   return {};
 }
 
+void Access::Begin(ConnectionId id, int socket) {
+  pending_.try_emplace(id);
+  if (!one_user_) return;
+  const PeerUser peer = FindPeerUser(socket);
+  if (!peer.is_here || peer.user == geteuid() || peer.user == kRoot) return;
+  foreign_[id] = OtherUser(peer.user);
+}
+
+const Status* Access::Foreign(ConnectionId id) const {
+  const auto found = foreign_.find(id);
+  return found == foreign_.end() ? nullptr : &found->second;
+}
+
 ServerHandshake::Step Access::OnFrame(ConnectionId id, std::string_view peer, Frame frame) {
+  if (const Status* foreign = Foreign(id)) {
+    LogRefusal(peer, std::nullopt, foreign->code(), "it is of another user of this host");
+    return {.refused = *foreign};
+  }
   ServerHandshake& handshake = pending_.at(id);
   ServerHandshake::Step step =
       handshake.OnFrame(std::move(frame), tokens_ ? &*tokens_ : nullptr, crypto_);
@@ -79,6 +114,7 @@ ServerHandshake::Step Access::OnFrame(ConnectionId id, std::string_view peer, Fr
 void Access::Forget(ConnectionId id) {
   pending_.erase(id);
   confined_.erase(id);
+  foreign_.erase(id);
 }
 
 const std::string* Access::ConfinedTo(ConnectionId id) const {

@@ -24,7 +24,8 @@ inline constexpr Duration kRefusalLogInterval = std::chrono::seconds(1);
 
 // Who may speak to the store: asks each connection for the token of its job before the core hears
 // of it, and reads the token file again when it changes or SIGHUP comes. Connections that were
-// admitted stay. Owner: Server. Thread: the loop's.
+// admitted stay. A store of one user refuses the connections of other users of this host.
+// Owner: Server. Thread: the loop's.
 class Access {
  public:
   // What the token file said. Thread: value type.
@@ -33,19 +34,25 @@ class Access {
     bool open_to_others = false;  // Users who are neither its owner nor in its group may read it.
   };
 
-  // `token_file`: empty when everybody is admitted.
-  Access(UvLoop& loop, const Clock& clock, std::string token_file);
+  // `token_file`: empty when no token is asked for. `one_user`: of this host only the user of this
+  // process is admitted, and root.
+  Access(UvLoop& loop, const Clock& clock, std::string token_file, bool one_user);
 
-  // Reads the token file. kSetting when it cannot be used.
+  // Reads the token file, and asks whether users can be told apart; where the kernel says nothing
+  // of them all are admitted, with a warning. kSetting when the file cannot be used.
   Status Open();
   // From now on the file is watched.
   void Watch();
   void Close();
 
   bool asks_for_token() const { return !token_file_.empty(); }
+  bool admits_one_user() const { return one_user_; }
 
-  void Begin(ConnectionId id) { pending_.try_emplace(id); }
+  // `socket`: its connection's.
+  void Begin(ConnectionId id, int socket);
   bool Admitted(ConnectionId id) const { return !pending_.contains(id); }
+  // What one of another user is told, and nothing else. Null: it is none.
+  const Status* Foreign(ConnectionId id) const;
   // REQUIRES: not Admitted, and not refused before. `peer`: its name, for the log of refusals.
   ServerHandshake::Step OnFrame(ConnectionId id, std::string_view peer, Frame frame);
   void Forget(ConnectionId id);
@@ -70,6 +77,8 @@ class Access {
   bool openness_told_ = false;
   std::map<ConnectionId, ServerHandshake> pending_;
   std::map<ConnectionId, std::string> confined_;
+  bool one_user_;
+  std::map<ConnectionId, Status> foreign_;
   std::optional<Instant> refusal_logged_;
   std::uint64_t refusals_untold_ = 0;
   std::unique_ptr<FileWatch> watch_;

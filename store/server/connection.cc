@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "runtime/base/log.h"
 #include "store/core/codec.h"
@@ -44,12 +45,25 @@ bool Connection::AcceptFrom(UvTcp& listener) {
 
 void Connection::OnRead(std::string_view bytes) {
   if (ending_) return;
-  if (!std::exchange(spoken_, true) && bytes.front() != kTlsHandshake) {
-    tls_.reset();
-    if (!Flush()) return OnUnwritable();  // Our preamble: the peer may wait for it.
-  }
+  has_spoken_ = true;
+  if (!std::exchange(spoken_, true) && !Recognise(bytes.front())) return OnUnwritable();
   if (tls_ != nullptr) return OnDecrypted(bytes);
   Take(bytes);
+}
+
+void Connection::RecogniseTcpStore() {
+  may_be_tcpstore_ = true;
+  spoken_ = false;
+}
+
+bool Connection::Recognise(char first) {
+  if (first == kTlsHandshake && tls_ != nullptr) return true;
+  tls_.reset();
+  if (may_be_tcpstore_ && first == tcpstore::kFirstByte) {
+    tcpstore_ = std::make_unique<tcpstore::Client>(id_);
+    out_.tail().clear();  // Our preamble, which it would take for an answer.
+  }
+  return Flush();  // Our preamble: the peer may wait for it.
 }
 
 void Connection::OnUnwritable() {
@@ -67,11 +81,17 @@ void Connection::OnDecrypted(std::string_view bytes) {
 }
 
 void Connection::Take(std::string_view bytes) {
+  if (tcpstore_ != nullptr) {
+    const Status fed = tcpstore_->Feed(bytes);
+    if (HasInput()) return owner_.OnFrames(*this);
+    if (!fed.ok()) owner_.OnEnd(*this, fed);
+    return;
+  }
   const Status fed = splitter_.Feed(bytes);
   // What came complete before the offending bytes is still valid, but its sender is not to be
   // trusted with an order of ours: the connection ends as a whole.
   if (!fed.ok()) return owner_.OnEnd(*this, fed);
-  if (HasFrame()) owner_.OnFrames(*this);
+  if (HasInput()) owner_.OnFrames(*this);
 }
 
 void Connection::OnWritten() {
@@ -90,6 +110,11 @@ void Connection::Send(Frame frame) {
 void Connection::Send(const ServerMessage& message) {
   if (closed() || ending_) return;
   const std::size_t before = out_.bytes();
+  if (tcpstore_ != nullptr) {
+    if (const auto* reply = std::get_if<Reply>(&message)) out_.tail() += reply->value;
+    unflushed_ += out_.bytes() - before;
+    return;
+  }
   auto shared = AppendServerMessage(message, &out_.tail());
   if (shared != nullptr) out_.Append(std::move(shared));
   unflushed_ += out_.bytes() - before;
@@ -154,7 +179,7 @@ std::size_t Connection::QueuedMemory() const {
 
 void Connection::UpdateReading() {
   if (closed()) return;
-  const bool read = ending_ || (WantsInput() && !HasFrame());
+  const bool read = ending_ || (WantsInput() && !HasInput());
   if (read == reading_) return;
   reading_ = read;
   if (read) {
@@ -191,6 +216,12 @@ void Connection::SetHello(const Hello& hello) {
   pid_ = hello.process.pid;
   splitter_.set_body_limit(kMaxFrameBody);
   name_ = StrCat("host ", hello.process.host, ", pid ", hello.process.pid, " (", name_, ")");
+}
+
+void Connection::SetTcpStore() {
+  greeted_ = true;
+  job_ = tcpstore::kJob;
+  name_ = StrCat("the TCPStore client ", peer_);
 }
 
 LogRecord Connection::Record(std::string_view event, std::string text) const {

@@ -13,6 +13,7 @@
 #include "store/core/server_core.h"
 #include "store/server/output_queue.h"
 #include "store/server/uv_handle.h"
+#include "store/tcpstore/client.h"
 #include "store/tls/stream.h"
 
 namespace resilient::store {
@@ -22,15 +23,17 @@ namespace resilient::store {
 inline constexpr std::size_t kOutputSoftLimit = 8u << 20;
 
 // The bytes of one peer: TLS where the server has it, preamble, frames in, bounded queue of frames
-// out. It knows nothing of what the frames mean. Owner: Server. Thread: the loop's. Lifetime:
-// Server destroys it in a turn of the loop after Close, never from inside one of its calls.
+// out. It knows nothing of what the frames mean. A peer whose first byte is that of torch's
+// TCPStore gets a tcpstore::Client instead, where that is allowed: queries in, bytes out, the same
+// bounds. Owner: Server. Thread: the loop's. Lifetime: Server destroys it in a turn of the loop
+// after Close, never from inside one of its calls.
 class Connection {
  public:
   // Called from the loop, never from inside a call of Connection's. After Close: no more.
   class Owner {
    public:
     virtual ~Owner() = default;
-    virtual void OnFrames(Connection& connection) = 0;  // HasFrame, or room for answers again.
+    virtual void OnFrames(Connection& connection) = 0;  // HasInput, or room for answers again.
     // The peer is gone (ok: it closed), what it sends is not our protocol (kProtocol), or one side
     // refused the other's certificate (kAuth).
     virtual void OnEnd(Connection& connection, const Status& why) = 0;
@@ -44,14 +47,22 @@ class Connection {
   // peer has begun it.
   bool AcceptFrom(UvTcp& listener);
 
-  bool HasFrame() const { return splitter_.HasFrame(); }
+  // The peer may be a TCPStore client. Before the first Flush.
+  void RecogniseTcpStore();
+  // Null: it is none, as far as is known.
+  tcpstore::Client* tcpstore() { return tcpstore_.get(); }
+
+  // A frame, or a query of a TCPStore client.
+  bool HasInput() const {
+    return tcpstore_ != nullptr ? tcpstore_->HasQuery() : splitter_.HasFrame();
+  }
   Frame TakeFrame() { return splitter_.TakeFrame(); }
-  // Frames are handled, and bytes read, only while this holds.
+  // Input is handled, and bytes read, only while this holds.
   bool WantsInput() const { return !ending_ && QueuedBytes() < kOutputSoftLimit; }
 
   // Queued; goes out with the next Flush.
   void Send(Frame frame);
-  void Send(const ServerMessage& message);
+  void Send(const ServerMessage& message);  // To a TCPStore client the bytes of its reply.
   // Hands on what the kernel has room for; the rest follows by itself. False when the connection is
   // broken.
   bool Flush();
@@ -61,7 +72,7 @@ class Connection {
   // That the kernel has taken since the connection was made.
   std::uint64_t WrittenBytes() const;
 
-  // Reads on, or stops: nothing is read while frames wait to be handled.
+  // Reads on, or stops: nothing is read while input waits to be handled.
   void UpdateReading();
 
   // Bytes given to Send since the last Flush.
@@ -76,7 +87,11 @@ class Connection {
 
   // Hello was accepted: larger frames are welcome.
   void SetHello(const Hello& hello);
+  // A TCPStore client has said VALIDATE.
+  void SetTcpStore();
   bool greeted() const { return greeted_; }
+  // Bytes have come from the peer.
+  bool has_spoken() const { return has_spoken_; }
   // False too where the server has TLS and the peer did not begin with it.
   bool encrypted() const { return tls_ != nullptr; }
   Role role() const { return role_; }
@@ -86,6 +101,7 @@ class Connection {
   bool welcomed() const { return welcomed_; }
 
   ConnectionId id() const { return id_; }
+  int descriptor() const { return socket_.Descriptor(); }  // -1: closed.
   Instant accepted() const { return accepted_; }
   bool ending() const { return ending_; }
   Instant ending_since() const { return ending_since_; }  // REQUIRES: ending().
@@ -105,6 +121,8 @@ class Connection {
   void OnRead(std::string_view bytes);
   void OnDecrypted(std::string_view bytes);
   void OnUnwritable();
+  // Shows how the peer speaks. False when the connection is broken.
+  bool Recognise(char first);
   void Take(std::string_view bytes);
   // Nothing of ours can go out yet: it is open how the peer speaks, or TLS is being agreed on.
   bool Opening() const { return !spoken_ || (tls_ != nullptr && !tls_->established()); }
@@ -120,7 +138,10 @@ class Connection {
   Owner& owner_;
   UvTcp socket_;
   std::unique_ptr<TlsStream> tls_;  // Null: plain.
-  bool spoken_ = false;             // The peer has shown whether it speaks TLS, or it need not.
+  bool spoken_ = false;             // The peer has shown how it speaks, or it need not.
+  bool may_be_tcpstore_ = false;
+  bool has_spoken_ = false;
+  std::unique_ptr<tcpstore::Client> tcpstore_;
   FrameSplitter splitter_;
   OutputQueue out_;
   std::size_t unflushed_ = 0;

@@ -19,6 +19,7 @@ namespace {
 constexpr char kLockFile[] = "lock";
 constexpr mode_t kDirectoryMode = 0700;
 constexpr mode_t kFileMode = 0600;
+constexpr mode_t kModeOfOthers = 0077;
 
 // The entry of a new directory is on disk only when its parent is.
 void SyncDirectory(const std::string& directory) {
@@ -34,6 +35,20 @@ std::string ReadHolder(int fd) {
   std::string holder(text, count > 0 ? static_cast<std::size_t>(count) : 0);
   while (!holder.empty() && holder.back() == '\n') holder.pop_back();
   return holder.empty() ? "a server that has just started" : holder;
+}
+
+// What others may write there they may put in place of the data.
+Status CheckDirectory(const std::string& directory, const struct stat& info) {
+  if (!S_ISDIR(info.st_mode)) {
+    return Status(StatusCode::kSetting, StrCat("--data ", directory, " is not a directory"));
+  }
+  if ((info.st_mode & S_IWOTH) != 0) {
+    return Status(
+        StatusCode::kSetting,
+        StrCat("every user of this host may write in --data ", directory,
+               "; name a directory of its own, or take that right away: chmod o-w ", directory));
+  }
+  return Status::Ok();
 }
 
 }  // namespace
@@ -65,10 +80,7 @@ Status DataError(const std::string& path, const std::string& doing, int error) {
 
 Status MakeDataDirectory(const std::string& directory) {
   struct stat info {};
-  if (stat(directory.c_str(), &info) == 0) {
-    if (S_ISDIR(info.st_mode)) return Status::Ok();
-    return Status(StatusCode::kSetting, StrCat("--data ", directory, " is not a directory"));
-  }
+  if (stat(directory.c_str(), &info) == 0) return CheckDirectory(directory, info);
   std::error_code failed;
   std::filesystem::path path = std::filesystem::absolute(directory, failed).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();  // "data/" is "data".
@@ -81,9 +93,25 @@ Status MakeDataDirectory(const std::string& directory) {
   return Status::Ok();
 }
 
+Status ProtectFile(const std::string& path, bool make) {
+  const int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | (make ? O_CREAT : 0);
+  const FileDescriptor file(open(path.c_str(), flags, kFileMode));
+  if (!file.valid()) {
+    return !make && errno == ENOENT ? Status::Ok() : DataError(path, "open", errno);
+  }
+  struct stat info {};
+  if (fstat(file.get(), &info) != 0) return DataError(path, "read", errno);
+  if (!S_ISREG(info.st_mode)) {
+    return Status(StatusCode::kSetting, StrCat(path, " is not a file"));
+  }
+  // One of another user, which this one may use, keeps its mode.
+  if ((info.st_mode & kModeOfOthers) != 0) (void)fchmod(file.get(), kFileMode);
+  return Status::Ok();
+}
+
 Result<FileDescriptor> LockDataDirectory(const std::string& directory) {
   const std::string path = StrCat(directory, "/", kLockFile);
-  const int opened = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kFileMode);
+  const int opened = open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, kFileMode);
   if (opened < 0) return DataError(path, "open", errno);
   FileDescriptor lock(opened);
   if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {

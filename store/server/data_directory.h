@@ -9,8 +9,12 @@
 namespace resilient::store {
 
 // The directory of a durable store. Makes it (readable by this user alone) when it is missing.
-// kSetting: it cannot be made, or is something else.
+// kSetting: it cannot be made, is something else, or every user may write there.
 Status MakeDataDirectory(const std::string& directory);
+
+// The file there is for this user alone from now on, as keys, secrets and sessions are in it; made
+// if it is missing and `make`. kSetting: it is a link, or no file.
+Status ProtectFile(const std::string& path, bool make);
 
 // Held until the descriptor closes, at the latest with this process. kSetting: another server has
 // it (its pid and host), or the directory cannot be written.

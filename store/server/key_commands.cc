@@ -151,8 +151,10 @@ Status FollowKeys(const WatchArguments& arguments, Client& client) {
 }
 
 int RunWatch(const WatchArguments& arguments, const CliContext& context) {
-  std::signal(SIGINT, OnStop);
-  std::signal(SIGTERM, OnStop);
+  for (const int number : {SIGINT, SIGTERM}) {
+    // One that was ignored, as by nohup or in the background of a script, stays so.
+    if (std::signal(number, OnStop) == SIG_IGN) std::signal(number, SIG_IGN);
+  }
   return WithClient(arguments, context, CheckStop, [&](Client& client, const Client::Call&) {
     return FollowKeys(arguments, client);
   });

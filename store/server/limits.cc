@@ -32,7 +32,9 @@ constexpr std::array kLimits = {
           "open connections; 32 more are kept for the command line"},
     Limit{"before-hello", 1, 65536, false,
           [](ServerLimits& limits) -> std::size_t& { return limits.before_hello; },
-          "connections that have not said who they are; others wait in the kernel's queue"},
+          "connections that have not said who they are; of others that come then each takes the "
+          "place of "
+          "one that is silent, or waits in the kernel's queue"},
     Limit{"hello-seconds", 1, 3600, false,
           [](ServerLimits& limits) -> std::size_t& { return limits.hello_seconds; },
           "until a connection must have said who it is"},

@@ -13,7 +13,7 @@
 namespace resilient::store {
 
 inline constexpr std::size_t kConnectionsMax = 65536;  // Or what the descriptor limit leaves.
-inline constexpr std::size_t kBeforeHelloMax = 256;    // Further ones wait in the kernel's queue.
+inline constexpr std::size_t kBeforeHelloMax = 1024;   // Further ones wait in the kernel's queue.
 inline constexpr std::size_t kHelloSeconds = 5;
 inline constexpr std::size_t kOutputBytesMax = 32u << 20;
 inline constexpr std::size_t kOutputTotalBytesMax = 512u << 20;

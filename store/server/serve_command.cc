@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "runtime/net/socket.h"
 #include "store/server/cli.h"
 #include "store/server/crash_points.h"
+#include "store/server/detach.h"
 #include "store/server/engine.h"
 #include "store/server/serve_help.h"
 #include "store/server/server.h"
@@ -31,6 +33,14 @@ constexpr Duration kLeaseTtlMax = std::chrono::hours(1);
 constexpr char kInMemory[] = "mem";
 constexpr char kOnProcess[] = "process";
 constexpr char kOnMachine[] = "machine";
+constexpr char kTcpStoreOff[] = "off";
+constexpr char kTcpStoreLoopback[] = "loopback";
+constexpr char kTcpStoreAll[] = "all";
+constexpr char kTcpStoreAuto[] = "auto";  // Loopback, where that lets nobody past a token.
+constexpr char kTcpStoreUnsaid[] = "on";  // --tcpstore without a value.
+constexpr char kUsersAny[] = "any";
+constexpr char kUsersOwn[] = "own";
+constexpr char kUsersAuto[] = "auto";  // Own, unless clients have to show a token or certificate.
 
 struct ServeArguments {
   std::string listen = "127.0.0.1:0";
@@ -44,9 +54,14 @@ struct ServeArguments {
   TlsFiles tls;
   std::string metrics;
   std::vector<std::string> limits;
+  std::string tcpstore = kTcpStoreOff;
+  std::string users = kUsersAny;
   std::uint64_t crash_at = 0;
+  std::string own_log;
+  std::string arrival;
   bool print_address = false;
   bool parent_death = false;
+  bool detach = false;
 };
 
 // All or nothing: a reader never sees half an address.
@@ -60,6 +75,24 @@ Status WriteAddressFile(const std::string& path, const std::string& text) {
   std::remove(temporary.c_str());
   return Status(StatusCode::kSetting,
                 StrCat("cannot write the address file ", path, ": ", std::strerror(error)));
+}
+
+// To whom torch's TCPStore protocol is spoken, or the exit code of a usage error that was told.
+int ParseTcpStore(const ServeArguments& arguments, ServerOptions* options) {
+  const bool open = arguments.token_file.empty() && arguments.tls.empty();
+  std::string said = arguments.tcpstore;
+  if (said == kTcpStoreAuto) said = open ? kTcpStoreLoopback : kTcpStoreOff;
+  if (said == kTcpStoreUnsaid && !open) {
+    return Complain(
+        "--tcpstore on a store that asks for a token or speaks TLS: TCPStore's protocol knows "
+        "neither, so its clients would come in without; say who may: --tcpstore=loopback (every "
+        "program of this host) or --tcpstore=all (whoever reaches the address)",
+        kExitUsage);
+  }
+  options->tcpstore = said == kTcpStoreOff        ? TcpStoreAccess::kOff
+                      : said == kTcpStoreLoopback ? TcpStoreAccess::kLoopback
+                                                  : TcpStoreAccess::kAll;
+  return kExitOk;
 }
 
 // The server options, or the exit code of a usage error that was told.
@@ -84,6 +117,8 @@ int ParseServe(const ServeArguments& arguments, const CliContext& context, Serve
   }
   options->listen = *listen;
   options->token_file = arguments.token_file;
+  const bool asks = !arguments.token_file.empty() || !arguments.tls.authority.empty();
+  options->one_user = arguments.users == kUsersOwn || (arguments.users == kUsersAuto && !asks);
   options->tls = arguments.tls;
   options->lease_ttl = arguments.lease_ttl.empty() ? context.settings.lease_ttl
                                                    : *ParseDuration(arguments.lease_ttl);
@@ -97,7 +132,9 @@ int ParseServe(const ServeArguments& arguments, const CliContext& context, Serve
                     kExitUsage);
   }
   options->linger = *ParseDuration(arguments.linger);
+  if (!arguments.arrival.empty()) options->arrival = *ParseDuration(arguments.arrival);
   options->version = RESILIENT_VERSION;
+  if (const int code = ParseTcpStore(arguments, options); code != kExitOk) return code;
   for (const std::string& limit : arguments.limits) {
     const Status set = SetLimit(limit, options->limits);
     if (!set.ok()) return Complain(StrCat("--limit ", set.message()), kExitUsage);
@@ -147,6 +184,18 @@ int OpenEngine(const ServeArguments& arguments, CrashPoints& crash_points,
   std::_Exit(code);
 }
 
+std::string_view TcpStoreNote(TcpStoreAccess access) {
+  switch (access) {
+    case TcpStoreAccess::kOff:
+      return "";
+    case TcpStoreAccess::kLoopback:
+      return "; TCPStore clients of this host are served";
+    case TcpStoreAccess::kAll:
+      return "; TCPStore clients are served, whoever they are";
+  }
+  return "";
+}
+
 int TellAddress(const ServeArguments& arguments, const Server& server) {
   const std::string address = FormatHostPort(server.address());
   if (!arguments.address_file.empty()) {
@@ -170,7 +219,24 @@ void KeepFreedMemory() {
   mallopt(M_TRIM_THRESHOLD, 2 * kLargest);
 }
 
-int Serve(const ServeArguments& arguments, const CliContext& context, pid_t parent) {
+// Runs until the server ends. `detachment`: null where it is the process that was started.
+int RunServer(const ServeArguments& arguments, UvLoop& loop, Server& server,
+              Detachment* detachment) {
+  int told = TellAddress(arguments, server);
+  if (told != kExitOk) {
+    server.Shutdown("its address could not be told");
+  } else if (detachment != nullptr && !detachment->TellReady()) {
+    told = kExitFailed;
+    server.Shutdown("who has started it is gone");
+  }
+  loop.Run();
+  // Of one that fails somebody will want to read it.
+  if (told == kExitOk && !arguments.own_log.empty()) unlink(arguments.own_log.c_str());
+  return told;
+}
+
+int Serve(const ServeArguments& arguments, const CliContext& context, pid_t parent,
+          Detachment* detachment) {
   ServerOptions options;
   if (const int code = ParseServe(arguments, context, &options); code != kExitOk) return code;
   if (arguments.parent_death) {
@@ -205,8 +271,12 @@ int Serve(const ServeArguments& arguments, const CliContext& context, pid_t pare
   if (!started.ok()) return Complain(started.message(), kExitFailed);
   const std::string address = FormatHostPort(server.address());
   const bool everybody = options.token_file.empty() && options.tls.authority.empty();
-  const std::string_view admission =
-      everybody ? "; whoever reaches it is admitted, no token is asked for" : "";
+  const std::string admission = !everybody ? ""
+                                : options.one_user
+                                    ? StrCat("; of this host the processes of user ", geteuid(),
+                                             " are admitted, and whoever ",
+                                             "reaches it from another host, no token is asked for")
+                                    : "; whoever reaches it is admitted, no token is asked for";
   const std::string_view openness = options.tls.empty() ? "; connections are not encrypted" : "";
   RESILIENT_LOG_RECORD(
       kInfo, "listen",
@@ -214,12 +284,52 @@ int Serve(const ServeArguments& arguments, const CliContext& context, pid_t pare
        {"server", server.server_id()},
        {"tokens", options.token_file},
        {"certificate", options.tls.certificate},
-       {"client_ca", options.tls.authority}},
-      StrCat("listens on ", address, ", server ", server.server_id(), admission, openness));
-  const int told = TellAddress(arguments, server);
-  if (told != kExitOk) server.Shutdown("its address could not be told");
-  loop.Run();
-  return told;
+       {"client_ca", options.tls.authority},
+       {"tcpstore", options.tcpstore == TcpStoreAccess::kOff ? std::string() : arguments.tcpstore}},
+      StrCat("listens on ", address, ", server ", server.server_id(), admission, openness,
+             TcpStoreNote(options.tcpstore)));
+  return RunServer(arguments, loop, server, detachment);
+}
+
+// How it stands to who starts it.
+void AddProcessOptions(CLI::App& serve, const std::shared_ptr<ServeArguments>& arguments) {
+  serve.add_option("--address-file", arguments->address_file,
+                   "Write \"host:port\\nserver-id\\n\" to this file once listening");
+  serve.add_flag("--print-address", arguments->print_address,
+                 "Print \"host:port server-id\" once listening");
+  auto* with_parent =
+      serve.add_flag("--parent-death", arguments->parent_death, "End when the parent process ends");
+  serve
+      .add_flag("--detach", arguments->detach,
+                "Return once listening, or with the exit code of a server that could not; the "
+                "server goes on as nobody's child, in a session of its own")
+      ->excludes(with_parent);
+  serve
+      .add_option("--own-log", arguments->own_log,
+                  "The file that stderr is: removed when the server ends in good order")
+      ->group("For who starts one");
+  serve
+      .add_option("--arrival", arguments->arrival,
+                  "With --linger: end sooner, when nobody was here for so long, until somebody has "
+                  "been a member")
+      ->check(IsDuration())
+      ->group("For who starts one");
+}
+
+// What else it speaks.
+void AddProtocolOptions(CLI::App& serve, ServeArguments& arguments) {
+  serve
+      .add_flag(StrCat("--tcpstore{", kTcpStoreUnsaid, "}"), arguments.tcpstore,
+                "Serve clients of torch's TCPStore, too (TCPSTORE below): all, or only loopback, "
+                "those of this host; auto: loopback, unless the store asks for a token or speaks "
+                "TLS; off is the default. Without a value: all, and refused where auto is off")
+      ->check(CLI::IsMember(
+          {kTcpStoreOff, kTcpStoreLoopback, kTcpStoreAll, kTcpStoreAuto, kTcpStoreUnsaid}));
+  serve
+      .add_option("--metrics", arguments.metrics,
+                  "Serve metrics and probes over HTTP, for whoever reaches the address: they tell "
+                  "numbers, no keys or names (default: off)")
+      ->type_name("HOST:PORT");
 }
 
 }  // namespace
@@ -256,24 +366,22 @@ void AddServeCommand(CLI::App& app, CliContext& context) {
                     "Admit only who proves to know a token of this file: one line with a token, or "
                     "lines \"JOB TOKEN\"; read again when it changes and on SIGHUP (default: "
                     "RESILIENT_TOKEN_FILE)");
+  serve
+      ->add_option("--users", arguments->users,
+                   "Of this host admit any user (default), or own: the processes of the user of "
+                   "this one, and root's; auto: own, unless clients have to show a token or a "
+                   "certificate. It says nothing of other hosts")
+      ->check(CLI::IsMember({kUsersAny, kUsersOwn, kUsersAuto}));
   AddTlsOptions(*serve, arguments->tls,
                 "Ask every client for a certificate that this CA has signed (default: "
                 "RESILIENT_TLS_CA)");
-  serve
-      ->add_option("--metrics", arguments->metrics,
-                   "Serve metrics and probes over HTTP, for whoever reaches the address: they tell "
-                   "numbers, no keys or names (default: off)")
-      ->type_name("HOST:PORT");
+  AddProtocolOptions(*serve, *arguments);
   serve
       ->add_option("--limit", arguments->limits,
                    "What the server takes on (LIMITS below); may be repeated")
       ->type_name("NAME=VALUE")
       ->allow_extra_args(false);
-  serve->add_option("--address-file", arguments->address_file,
-                    "Write \"host:port\\nserver-id\\n\" to this file once listening");
-  serve->add_flag("--print-address", arguments->print_address,
-                  "Print \"host:port server-id\" once listening");
-  serve->add_flag("--parent-death", arguments->parent_death, "End when the parent process ends");
+  AddProcessOptions(*serve, arguments);
   serve
       ->add_option("--log-level", arguments->log_level,
                    "debug, info, warn, error or off, \"json:\" before it for JSON lines (default: "
@@ -288,10 +396,12 @@ void AddServeCommand(CLI::App& app, CliContext& context) {
   serve->footer(ServeFooter());
   const pid_t parent = getppid();
   serve->callback([arguments, &context, parent] {
+    std::optional<Detachment> detachment;
+    if (arguments->detach) detachment.emplace();  // Before any thread.
     if (arguments->log_level.empty()) {
       ApplyLogLevel(context.log_given ? context.settings.log : "info");
     }
-    context.exit_code = Serve(*arguments, context, parent);
+    context.exit_code = Serve(*arguments, context, parent, detachment ? &*detachment : nullptr);
   });
 }
 

@@ -18,6 +18,8 @@ constexpr char kExamples[] = R"(EXAMPLES
       For programs of this host; the log names the port.
   resilient-store serve --listen 10.0.0.1:29400 --data /var/lib/resilient
       A sidecar that may be killed and started again.
+  resilient-store serve --listen 10.0.0.1:29500 --tcpstore --data /var/lib/resilient
+      In place of torch's TCPStore, for programs with MASTER_ADDR=10.0.0.1 MASTER_PORT=29500.
   resilient-store serve --listen 10.0.0.1:29400 --tls-cert s.pem --tls-key s.key --tls-ca ca.pem
       Encrypted, for clients with a certificate of that CA.
   resilient-store serve --listen 10.0.0.1:29400 --metrics 10.0.0.1:29401 --log-level json:info
@@ -32,6 +34,13 @@ TLS
 HTTP
   With --metrics: /metrics in Prometheus' text format; /healthz: 200 while the server turns;
   /readyz: 200 while it is restored and listens, else 503 with the reason.
+
+TCPSTORE
+  With --tcpstore: torch.distributed.TCPStore(host, port, is_master=False) of torch 2.11 to 2.15
+  works with this store as with torch's own server, and so do programs that keep gloo or NCCL. The
+  keys are those of the job "tcpstore" (resilient-store keys --job tcpstore). That protocol has
+  neither tokens nor encryption: whoever is let in reads and writes all of these keys. The stores
+  that ranks and resilient-run start have --tcpstore=auto.
 
 SIGNALS
   SIGHUP: tokens and certificates are read anew.

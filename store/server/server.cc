@@ -18,6 +18,7 @@ namespace resilient::store {
 namespace {
 
 constexpr int kListenBacklog = 4096;
+constexpr std::size_t kSecretBytes = 32;
 // Loop turns that must pass before something is judged to have been silent: in the first one a
 // waiting connection is accepted, in the second its bytes are read.
 constexpr std::uint64_t kDrainTurns = 2;
@@ -51,7 +52,7 @@ CoreOptions MakeCoreOptions(const ServerOptions& options, const std::string& ser
   core.began_unix_ms = static_cast<std::uint64_t>(clock.WallSeconds() * 1e3);
   core.lease_ttl = options.lease_ttl;
   core.limits = options.limits.core;
-  core.seed = RandomSeed();
+  core.make_secret = [] { return RandomHex(kSecretBytes); };
   core.wall_offset_s =
       clock.WallSeconds() - std::chrono::duration<double>(clock.Now().time_since_epoch()).count();
   return core;
@@ -83,10 +84,12 @@ Server::Server(UvLoop& loop, const Clock& clock, ServerOptions options,
       options_(std::move(options)),
       server_id_(RandomHexId()),
       connections_max_(ConnectionLimit(options_.limits.connections)),
-      access_(loop, clock, options_.token_file),
+      access_(loop, clock, options_.token_file, options_.one_user),
       encryption_(loop, clock, options_.tls),
       started_unix_s_(clock.WallSeconds()),
       engine_(std::move(engine)),
+      newcomers_(std::clamp<std::size_t>(connections_max_ / 4, 1, options_.limits.before_hello),
+                 std::chrono::seconds(options_.limits.hello_seconds)),
       processes_(loop, [this](std::uint64_t watch) { OnProcessExit(watch); }),
       tick_timer_(loop, [this] { OnTickDue(); }),
       turn_check_(loop, [this] { OnTurn(); }),
@@ -180,12 +183,27 @@ void Server::ListenAgain() {
 
 void Server::OnConnectionWaiting() {
   // Many ranks start at once: who cannot be taken yet waits in the kernel's queue, unharmed.
-  if (before_hello_.size() >= options_.limits.before_hello) {
+  if (newcomers_.Full()) {
     connection_waiting_ = true;
     return;
   }
   Accept();
   Settle();
+}
+
+void Server::TakeWaiting() {
+  if (!connection_waiting_ || listener_ == nullptr) return;
+  if (newcomers_.Full()) {
+    const Instant now = clock_.Now();
+    const auto goes = newcomers_.WhoGoes(now, [this](ConnectionId id) {
+      const Connection& connection = *connections_.at(id);
+      return connection.has_spoken() || MustWait(connection);
+    });
+    if (!goes) return;
+    EndSilent(*connections_.at(*goes), now);
+  }
+  connection_waiting_ = false;
+  Accept();
 }
 
 void Server::Accept() {
@@ -210,8 +228,9 @@ void Server::Accept() {
   ++metrics_.accepted;
   const ConnectionId id = next_connection_++;
   Connection& added = *connections_.emplace(id, std::move(connection)).first->second;
-  before_hello_.insert(id);
-  access_.Begin(id);
+  newcomers_.Add(id, added.name(), now);
+  access_.Begin(id, added.descriptor());
+  if (ServesTcpStore(added)) added.RecogniseTcpStore();
   Touch(added);
   added.UpdateReading();
   core_->OnConnect(id, now);
@@ -225,11 +244,15 @@ void Server::OnFrames(Connection& connection) {
 void Server::TakeFrames(Connection& connection) {
   int& taken = connection.TakenInTurn(turn_);
   while (taken < kRequestsPerTurn && !connection.closed() && connection.WantsInput() &&
-         connection.HasFrame() && !MustWait(connection)) {
+         connection.HasInput() && !MustWait(connection)) {
     ++taken;
-    Handle(connection, connection.TakeFrame());
+    if (connection.tcpstore() != nullptr) {
+      HandleQuery(connection);
+    } else {
+      Handle(connection, connection.TakeFrame());
+    }
   }
-  if (!connection.closed() && connection.WantsInput() && connection.HasFrame()) {
+  if (!connection.closed() && connection.WantsInput() && connection.HasInput()) {
     (MustWait(connection) ? stalled_ : deferred_).insert(connection.id());
     UpdateIdle();
   }
@@ -262,18 +285,14 @@ void Server::HandleRequest(Connection& connection, const Frame& frame) {
                                  " draining it needs a token of every job"));
     return SendTo({connection.id(), Failure(frame.seq, confined)});
   }
-  if (IsFull(*request)) {
+  std::optional<Hello> hello;
+  if (const Hello* said = std::get_if<Hello>(&request->op)) hello = *said;
+  if (hello && hello->role != Role::kAdmin && IsFull()) {
     metrics_.Refused(Refusal::kConnections);
-    return Refuse(connection, frame.seq,
-                  Status(StatusCode::kResourceExhausted,
-                         StrCat("the store has ", connections_max_,
-                                " connections, the most it takes; try again later, or raise its "
-                                "limits (--limit connections, ulimit -n)")));
+    return Refuse(connection, frame.seq, Full());
   }
   Effects effects;
   const Instant begun = clock_.Now();
-  std::optional<Hello> hello;
-  if (const Hello* said = std::get_if<Hello>(&request->op)) hello = *said;
   core_->OnRequest(connection.id(), std::move(*request), begun, effects);
   if (hello) NoteWelcome(connection, *hello, effects);
   const bool answered =
@@ -293,10 +312,13 @@ void Server::HandleBadRequest(Connection& connection, const Frame& frame, const 
   Refuse(connection, frame.seq, why);
 }
 
-bool Server::IsFull(const Request& request) const {
-  const Hello* hello = std::get_if<Hello>(&request.op);
-  return hello != nullptr && hello->role != Role::kAdmin &&
-         connections_.size() + processes_.size() > connections_max_;
+bool Server::IsFull() const { return connections_.size() + processes_.size() > connections_max_; }
+
+Status Server::Full() const {
+  return Status(StatusCode::kResourceExhausted,
+                StrCat("the store has ", connections_max_,
+                       " connections, the most it takes; try again later, or raise its "
+                       "limits (--limit connections, ulimit -n)"));
 }
 
 void Server::Refuse(Connection& connection, std::uint64_t seq, const Status& why) {
@@ -332,7 +354,8 @@ void Server::EndTls(Connection& connection, const Status& why) {
 }
 
 void Server::EndGently(Connection& connection) {
-  before_hello_.erase(connection.id());
+  NoteLastRequest(connection);
+  newcomers_.Remove(connection.id());
   ending_.insert(connection.id());
   disconnected_.push_back(connection.id());
   connection.BeginEnd(clock_.Now());
@@ -343,15 +366,19 @@ void Server::NoteWelcome(Connection& connection, const Hello& hello, const Effec
       std::any_of(effects.send.begin(), effects.send.end(), [&](const Effects::Outgoing& out) {
         const Reply* reply = std::get_if<Reply>(&out.message);
         return out.connection == connection.id() && reply != nullptr && reply->status.ok() &&
-               !reply->welcome.server.empty();
+               reply->welcome;
       });
   if (!welcome || connection.greeted()) return;
   connection.SetHello(hello);
-  before_hello_.erase(connection.id());
+  newcomers_.Remove(connection.id());
   if (hello.role != Role::kAdmin) ++clients_;
 }
 
 void Server::OnEnd(Connection& connection, const Status& why) {
+  if (connection.tcpstore() != nullptr && !why.ok() && why.code() != StatusCode::kUnreachable) {
+    EndTcpStore(connection, why);
+    return Settle();
+  }
   const bool refused = why.code() == StatusCode::kAuth || why.code() == StatusCode::kProtocol;
   if (refused && connection.encrypted() && !connection.greeted()) {
     EndTls(connection, why);
@@ -386,10 +413,13 @@ void Server::Drop(Connection& connection) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
   if (connection.greeted() && connection.role() != Role::kAdmin) --clients_;
-  if (!connection.ending()) disconnected_.push_back(id);
+  if (!connection.ending()) {
+    NoteLastRequest(connection);
+    disconnected_.push_back(id);
+  }
   connection.Close();
   access_.Forget(id);
-  before_hello_.erase(id);
+  newcomers_.Remove(id);
   ending_.erase(id);
   deferred_.erase(id);
   stalled_.erase(id);
@@ -423,11 +453,7 @@ void Server::OnTurn() {
   for (const ConnectionId id : std::exchange(deferred_, {})) {
     if (Connection* connection = Find(id)) TakeFrames(*connection);
   }
-  if (connection_waiting_ && listener_ != nullptr &&
-      before_hello_.size() < options_.limits.before_hello) {
-    connection_waiting_ = false;
-    Accept();
-  }
+  TakeWaiting();
   std::vector<PendingExit> ripe;
   std::erase_if(exits_, [&](const PendingExit& exit) {
     if (turn_ < exit.seen_in_turn + kDrainTurns) return false;
@@ -470,21 +496,21 @@ void Server::Tick() {
   last_tick_ = now;
 }
 
+void Server::EndSilent(Connection& connection, Instant now) {
+  metrics_.Refused(Refusal::kSilent);
+  if (MayComplain("silent")) {
+    RESILIENT_LOG_RECORD(
+        kWarn, connection.Record("refused", StrCat("closed the connection from ", connection.name(),
+                                                   ": it did not say Hello in ",
+                                                   ToSeconds(now - connection.accepted()), " s")));
+  }
+  Drop(connection);
+}
+
 void Server::EndOverdue(Instant now) {
-  const bool full = connection_waiting_;
-  const Duration limit = std::chrono::seconds(options_.limits.hello_seconds);
-  while (!before_hello_.empty()) {
-    Connection& oldest = *connections_.at(*before_hello_.begin());
-    if (now - oldest.accepted() < (full ? std::min(limit, kHelloLimitWhenFull) : limit)) break;
-    if (MustWait(oldest)) break;  // It may have said it.
-    metrics_.Refused(Refusal::kSilent);
-    if (MayComplain("silent")) {
-      RESILIENT_LOG_RECORD(
-          kWarn, oldest.Record("refused", StrCat("closed the connection from ", oldest.name(),
-                                                 ": it did not say Hello in ",
-                                                 ToSeconds(now - oldest.accepted()), " s")));
-    }
-    Drop(oldest);
+  for (const ConnectionId id : newcomers_.Overdue(now)) {
+    Connection& connection = *connections_.at(id);
+    if (!MustWait(connection)) EndSilent(connection, now);  // Else it may have said it.
   }
   for (const ConnectionId id : std::set<ConnectionId>(ending_)) {
     Connection* connection = Find(id);
@@ -495,13 +521,23 @@ void Server::EndOverdue(Instant now) {
   }
 }
 
+// Clients of torch's TCPStore do not come back: theirs ends with the last of them.
+void Server::EndAfterTheLast() {
+  if (core_->LiveMembers() > 0) all_left_ = false;
+  if (all_left_ && tcpstore_clients_ == 0) Shutdown("the last member has left");
+}
+
 void Server::CheckLinger(Instant now) {
   if (options_.linger == Duration::zero()) return;
+  EndAfterTheLast();
   // A pause of this process is nobody's absence.
   if (now - last_tick_ > kPauseGap) last_used_ = now;
   if (clients_ > 0 || core_->LiveMembers() > 0) last_used_ = now;
-  if (now - last_used_ < options_.linger) return;
-  Shutdown(StrCat("nobody was here for ", ToSeconds(options_.linger), " s"));
+  had_members_ = had_members_ || core_->LiveMembers() > 0;
+  const Duration patience =
+      had_members_ ? options_.linger : std::min(options_.linger, options_.arrival);
+  if (now - last_used_ < patience) return;
+  Shutdown(StrCat("nobody was here for ", ToSeconds(patience), " s"));
 }
 
 void Server::UpdateIdle() {
@@ -524,7 +560,7 @@ void Server::Shutdown(std::string_view why) {
   connection_waiting_ = false;
   processes_.Clear();
   exits_.clear();
-  before_hello_.clear();
+  newcomers_.Clear();
   deferred_.clear();
   stalled_.clear();
   shutdown_since_ = clock_.Now();
@@ -557,11 +593,8 @@ void Server::Finish() {
 }
 
 bool Server::MayComplain(std::string_view kind) {
-  const Instant now = clock_.Now();
-  const auto found = complained_.find(kind);
-  if (found != complained_.end() && now - found->second < kComplaintInterval) return false;
-  complained_.insert_or_assign(std::string(kind), now);
-  return true;
+  const auto [limit, added] = complaints_.try_emplace(std::string(kind), kComplaintInterval);
+  return limit->second.May(clock_.Now()).has_value();
 }
 
 }  // namespace resilient::store

@@ -15,6 +15,7 @@
 #include <resilient/clock.h>
 #include <resilient/status.h>
 
+#include "runtime/base/log_limit.h"
 #include "runtime/net/socket.h"
 #include "store/core/server_core.h"
 #include "store/server/access.h"
@@ -26,6 +27,7 @@
 #include "store/server/http_endpoint.h"
 #include "store/server/limits.h"
 #include "store/server/metrics.h"
+#include "store/server/newcomers.h"
 #include "store/server/notify.h"
 #include "store/server/output_ledger.h"
 #include "store/server/persister.h"
@@ -36,7 +38,6 @@ namespace resilient::store {
 
 inline constexpr std::size_t kDescriptorReserve = 64;  // Not for connections and pidfds.
 inline constexpr std::size_t kAdminReserve = 32;  // Connections for the command line, when full.
-inline constexpr Duration kHelloLimitWhenFull = std::chrono::seconds(1);
 inline constexpr Duration kEndingLimit = std::chrono::seconds(1);
 inline constexpr int kRequestsPerTurn = 64;  // Of one connection, before others have their turn.
 inline constexpr Duration kComplaintInterval = std::chrono::seconds(10);
@@ -45,22 +46,28 @@ inline constexpr Duration kFlushLimit = std::chrono::seconds(10);  // Of a shutd
 // Every spelling of "all addresses of this host": "*", "0.0.0.0", "0", "::", "::ffff:0.0.0.0".
 bool IsWildcardHost(const std::string& host);
 
+// Whose connections may speak torch's TCPStore protocol, which knows neither tokens nor TLS.
+enum class TcpStoreAccess : std::uint8_t { kOff, kLoopback, kAll };
+
 struct ServerOptions {
   HostPort listen;
   Duration lease_ttl = std::chrono::seconds(5);
   // Not zero: an auto-spawned server. It ends when the last member has said goodbye, or when for
   // this long there was neither a live member nor a connected client.
   Duration linger = Duration::zero();
+  Duration arrival = Duration::max();  // The linger until there was a member, where it is less.
   // Of a durable store. Called on any thread when the disk refused: must not return, as nothing may
   // be acknowledged any more.
   std::function<void(const Status& why)> on_storage_failure;
   std::string token_file;               // Empty: whoever connects is admitted.
+  bool one_user = false;                // Of this host only this process's user is admitted.
   TlsFiles tls;                         // Empty: connections are plain.
   CrashPoints* crash_points = nullptr;  // For tests; outlives the server.
   std::optional<HostPort> metrics;      // Where /metrics, /healthz and /readyz are served.
   std::string version;                  // Of this build, for metrics.
   ServerLimits limits;
   ServiceNotifier* notifier = nullptr;  // Null: no service manager. Outlives the server.
+  TcpStoreAccess tcpstore = TcpStoreAccess::kOff;
 };
 
 // The server around ServerCore: sockets, timers, signals, process exits, and for a durable store
@@ -102,6 +109,9 @@ class Server final : private Connection::Owner {
   void OnFrames(Connection& connection) override;
   void OnEnd(Connection& connection, const Status& why) override;
   void OnConnectionWaiting();
+  // Takes one that found no place, where another has to give its own up for it.
+  void TakeWaiting();
+  void EndSilent(Connection& connection, Instant now);
   void OnTurn();
   void OnTickDue();
   void OnProcessExit(std::uint64_t watch);
@@ -118,8 +128,16 @@ class Server final : private Connection::Owner {
   void RefusePlain(Connection& connection);
   void EndTls(Connection& connection, const Status& why);
   void EndGently(Connection& connection);
-  bool IsFull(const Request& request) const;
+  bool IsFull() const;
+  Status Full() const;
   void NoteWelcome(Connection& connection, const Hello& hello, const Effects& effects);
+  // Clients of torch's TCPStore: server_tcpstore.cc.
+  bool ServesTcpStore(const Connection& connection) const;
+  void HandleQuery(Connection& connection);
+  void EndTcpStore(Connection& connection, const Status& why);
+  // Replies of the core to such clients become the bytes of their answers.
+  void AnswerTcpStore(Effects& effects);
+  void NoteLastRequest(Connection& connection);
   // Carries the effects out, at once or when what they tell of is kept. `begun`: of the request
   // that they answer.
   void Apply(Effects effects, std::optional<Instant> begun = std::nullopt);
@@ -149,6 +167,7 @@ class Server final : private Connection::Owner {
   void Cut(Connection& connection, std::string_view why);
   void Tick();
   void EndOverdue(Instant now);
+  void EndAfterTheLast();
   void CheckLinger(Instant now);
   void UpdateIdle();
   void Finish();
@@ -161,7 +180,7 @@ class Server final : private Connection::Owner {
   std::string WhyNotReady() const;  // Empty: ready.
   std::string MetricsText();
 
-  // A complaint of this kind is due (not more than one per kComplaintInterval).
+  // A line about what a peer does wrong is due: at most one of a kind in kComplaintInterval.
   bool MayComplain(std::string_view kind);
 
   UvLoop& loop_;
@@ -188,13 +207,17 @@ class Server final : private Connection::Owner {
   bool connection_waiting_ = false;  // The listener holds one that was not accepted yet.
   std::unordered_map<ConnectionId, std::unique_ptr<Connection>> connections_;
   std::vector<std::unique_ptr<Connection>> graveyard_;  // Closed; freed in the next turn.
-  std::set<ConnectionId> before_hello_;                 // Ids ascend with time: oldest first.
+  Newcomers newcomers_;                                 // Have not said Hello.
   std::set<ConnectionId> ending_;
   std::set<ConnectionId> deferred_;    // Frames left over from this turn.
   std::vector<ConnectionId> touched_;  // To be flushed in Settle; each of them says so itself.
   std::size_t unflushed_ = 0;          // Bytes of those, roughly.
   OutputLedger output_;
   std::vector<ConnectionId> disconnected_;  // To be told to the core in Settle.
+  // Of these, what is to be asked before in their name.
+  std::unordered_map<ConnectionId, Request> last_requests_;
+  bool all_left_ = false;             // Every member, so that a server with a linger ends.
+  std::size_t tcpstore_clients_ = 0;  // Connected, or in disconnected_ still.
   ConnectionId next_connection_ = 1;
   std::size_t clients_ = 0;  // Connections that said Hello, but for the command line's.
 
@@ -204,7 +227,8 @@ class Server final : private Connection::Owner {
   std::uint64_t turn_ = 0;
   Instant last_tick_{};
   Instant last_used_{};
-  std::map<std::string, Instant, std::less<>> complained_;
+  bool had_members_ = false;  // Since it was started.
+  std::map<std::string, LogLimit> complaints_;
   bool shutting_down_ = false;
   bool ending_connections_ = false;  // The last part of it, when all is kept.
   Instant shutdown_since_{};

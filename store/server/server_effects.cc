@@ -69,6 +69,7 @@ Status Server::Restore() {
 }
 
 void Server::Apply(Effects effects, std::optional<Instant> begun) {
+  if (tcpstore_clients_ > 0) AnswerTcpStore(effects);
   if (persister_ == nullptr || (effects.write.empty() && held_.empty())) {
     Perform(effects);
     return Answered(begun);
@@ -144,14 +145,15 @@ void Server::Perform(Effects& effects) {
   for (const ConnectionId id : effects.close) {
     Connection* connection = Find(id);
     if (connection == nullptr || connection->ending()) continue;
-    before_hello_.erase(id);
+    newcomers_.Remove(id);
     ending_.insert(id);
     connection->BeginEnd(clock_.Now());
     if (connection->closed()) Drop(*connection);
   }
   if (effects.drain) Shutdown("it is drained");
   if (effects.last_member_left && options_.linger > Duration::zero()) {
-    Shutdown("the last member has left");
+    all_left_ = true;
+    EndAfterTheLast();
   }
 }
 
@@ -162,6 +164,9 @@ void Server::Settle() {
     disconnected_.pop_back();
     if (!shutting_down_) {
       Effects effects;
+      if (auto last = last_requests_.extract(id)) {
+        core_->OnRequest(id, std::move(last.mapped()), clock_.Now(), effects);
+      }
       core_->OnDisconnect(id, clock_.Now(), effects);
       Apply(std::move(effects));
     }

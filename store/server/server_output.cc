@@ -47,7 +47,7 @@ void Server::SendTo(const Effects::Outgoing& outgoing) {
     connection->Send(outgoing.message);
   }
   unflushed_ += connection->UnflushedBytes() - before;
-  if (reply != nullptr && !reply->welcome.server.empty()) connection->SetWelcomed();
+  if (reply != nullptr && reply->welcome) connection->SetWelcomed();
   Touch(*connection);
   if (connection->UnflushedBytes() >= kFlushAtBytes) {
     FlushOut(*connection);
@@ -72,7 +72,7 @@ void Server::FlushTouched() {
     connection->set_touched(false);
     if (!FlushOut(*connection)) continue;
     // Room again without a word from libuv: everything fitted at once.
-    if (connection->WantsInput() && connection->HasFrame()) deferred_.insert(id);
+    if (connection->WantsInput() && connection->HasInput()) deferred_.insert(id);
     connection->UpdateReading();
   }
   touched_.clear();

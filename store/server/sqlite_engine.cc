@@ -213,6 +213,8 @@ Status SqliteEngine::QueryNumber(const char* sql, std::uint32_t* number) {
 Status SqliteEngine::Open(FileDescriptor lock) {
   lock_ = std::move(lock);
   RESILIENT_RETURN_IF_ERROR(CheckHeader(path_));
+  RESILIENT_RETURN_IF_ERROR(ProtectFile(path_, true));
+  RESILIENT_RETURN_IF_ERROR(ProtectFile(path_ + "-wal", false));  // A new one is as the file is.
   const int code = sqlite3_open_v2(
       path_.c_str(), &db_,
       SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE,

@@ -61,6 +61,9 @@ void UvIdle::Stop() { MustSucceed(uv_idle_stop(get())); }
 UvSignal::UvSignal(UvLoop& loop, int signal, std::function<void()> on_signal)
     : UvHandle(std::move(on_signal)) {
   MustSucceed(uv_signal_init(loop.get(), get()));
+  struct sigaction before = {};
+  const bool known = sigaction(signal, nullptr, &before) == 0;
+  if (known && before.sa_handler == SIG_IGN) return;  // As by nohup: it stays ignored.
   MustSucceed(uv_signal_start(
       get(), [](uv_signal_t* handle, int) { CallbackOf(handle)(); }, signal));
 }
@@ -191,8 +194,12 @@ std::size_t UvTcp::QueuedBytes() const {
 }
 
 void UvTcp::EndWriting() {
+  if (const int fd = Descriptor(); fd >= 0) shutdown(fd, SHUT_WR);
+}
+
+int UvTcp::Descriptor() const {
   uv_os_fd_t fd = -1;
-  if (uv_fileno(reinterpret_cast<const uv_handle_t*>(get()), &fd) == 0) shutdown(fd, SHUT_WR);
+  return uv_fileno(reinterpret_cast<const uv_handle_t*>(get()), &fd) == 0 ? fd : -1;
 }
 
 std::string UvTcp::PeerName() const {

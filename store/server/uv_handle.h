@@ -159,6 +159,7 @@ class UvTcp : public UvHandle<uv_tcp_t, UvStreamEvents> {
   // The peer reads an end after what was written. REQUIRES: nothing is queued.
   void EndWriting();
   std::string PeerName() const;  // "127.0.0.1:4711", or "unknown peer".
+  int Descriptor() const;        // -1: none.
 
  private:
   struct WriteRequest;

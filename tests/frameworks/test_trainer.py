@@ -22,6 +22,7 @@ def test_a_program_for_gloo_is_taken_over(launcher):
     assert_trained(launcher.plain(PROGRAM, 2, "--late", 2, **taken))
 
 
+@pytest.mark.slow
 def test_the_command_line_of_transformers_takes_names_of_its_own_only(launcher):
     """So that docs/operations.md has to name RESILIENT_TAKE_OVER for it."""
     rank, *_ = launcher.plain(PROGRAM, 1, "--backend", "resilient", "--command-line")

@@ -11,6 +11,7 @@
 
 #include "runtime/base/log.h"
 #include "store/core/codec.h"
+#include "tests/numbered_secrets.h"
 
 namespace resilient::store::fuzz {
 namespace {
@@ -438,7 +439,7 @@ void Script::Advance(Duration duration, Duration tick, bool drained) {
 }
 
 void Script::Start() {
-  options_.seed = ++epoch_;
+  options_.make_secret = NumberedSecrets(++epoch_ * 1'000'000);
   core_ = std::make_unique<ServerCore>(options_, now_);
   for (const auto& [row, value] : rows_) {
     const Status restored = core_->Restore(row, value);

@@ -76,7 +76,7 @@ void Script::TakeReply(Peer& peer, const Reply& reply) {
   const auto line = [this, &peer](Role role) -> Line& {
     return lines_[{peer.hello.job, peer.hello.session, role}];
   };
-  if (!reply.welcome.session_known) line(Role::kRequest) = line(Role::kControl) = {};
+  if (!reply.welcome->session_known) line(Role::kRequest) = line(Role::kControl) = {};
   peer.line = &line(peer.hello.role);
 }
 

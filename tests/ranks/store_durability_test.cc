@@ -316,7 +316,7 @@ class Member {
     line_->GoOnAfter(last_seq);
     const auto welcome = line_->SayHello(hello_);
     EXPECT_TRUE(welcome && welcome->status.ok());
-    return welcome && welcome->welcome.session_known;
+    return welcome && welcome->welcome->session_known;
   }
   bool Run() {
     const auto view = line_->Await<View>(In(kPatience));

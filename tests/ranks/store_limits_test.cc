@@ -108,10 +108,10 @@ TEST(StoreLimits, Values_AreShownInMetricsAndWelcome) {
   RawClient client(server.address());
   const auto welcome = client.SayHello(MakeTestHello(Role::kRequest));
   ASSERT_TRUE(welcome);
-  EXPECT_EQ(welcome->welcome.value_bytes_max, kValueBytesMax);
-  EXPECT_EQ(welcome->welcome.keys_per_request_max, kKeysPerRequestMax);
-  EXPECT_EQ(welcome->welcome.requests_in_flight_max, kInFlightPerSessionMax);
-  EXPECT_EQ(welcome->welcome.frame_body_bytes_max, kMaxFrameBody);
+  EXPECT_EQ(welcome->welcome->value_bytes_max, kValueBytesMax);
+  EXPECT_EQ(welcome->welcome->keys_per_request_max, kKeysPerRequestMax);
+  EXPECT_EQ(welcome->welcome->requests_in_flight_max, kInFlightPerSessionMax);
+  EXPECT_EQ(welcome->welcome->frame_body_bytes_max, kMaxFrameBody);
 }
 
 TEST(StoreLimits, KeysPerJob_AtTheLimitAndBeyond) {
@@ -213,11 +213,15 @@ TEST(StoreLimits, FewOpenFiles_AreSaidAtTheStartAndInTheRefusal) {
   const auto refused = late.SayHello(MakeTestHello(Role::kRequest));
   ASSERT_TRUE(refused);
   EXPECT_THAT(refused->status.message(), HasSubstr("ulimit -n"));
-  // Far beyond: closed without a word to them, but with one in the log; and nothing runs out.
+  // Far beyond, and silent: they give way to each other and to whoever speaks; nothing runs out.
   std::vector<std::unique_ptr<RawClient>> crowd;
   for (int i = 0; i < 100; ++i) crowd.push_back(std::make_unique<RawClient>(address));
-  EXPECT_TRUE(crowd.back()->ClosedBy(In(kPatience)));
-  EXPECT_THAT(shell.ErrorText(), HasSubstr("refused a connection from"));
+  EXPECT_TRUE(crowd.front()->ClosedBy(In(kPatience)));
+  EXPECT_THAT(shell.ErrorText(), HasSubstr("it did not say Hello in 0.1"));
+  RawClient later(address);
+  const auto again = later.SayHello(MakeTestHello(Role::kRequest));
+  ASSERT_TRUE(again);
+  EXPECT_THAT(again->status.message(), HasSubstr("ulimit -n"));
   ExpectWorks(*clients[0]);
 }
 
@@ -229,6 +233,21 @@ TEST(StoreLimits, HelloSeconds_EndTheSilent) {
   EXPECT_GE(Now() - start, Millis(900));
   EXPECT_LT(Now() - start, seconds(4));
   EXPECT_EQ(Scrape(server)["resilient_store_connections_refused_total{reason=\"silent\"}"], 1);
+}
+
+TEST(StoreLimits, SilentStrangers_KeepNobodyOutForLong) {
+  constexpr int kStrangers = 640;
+  TestServer server(WithLimits({"before-hello=64"}));
+  std::vector<std::unique_ptr<RawClient>> strangers;
+  for (int i = 0; i < kStrangers; ++i) {
+    strangers.push_back(std::make_unique<RawClient>(server.address()));
+  }
+  const Instant start = Now();
+  RawClient rank(server.address());
+  EXPECT_TRUE(rank.SayHello(MakeTestHello(Role::kControl)).has_value());
+  // Ten times the places there are, each for a tenth of a second; it was a second.
+  EXPECT_LT(Now() - start, seconds(4));
+  EXPECT_FALSE(strangers.back()->ClosedBy(In(Duration::zero()))) << "there is room for it now";
 }
 
 TEST(StoreLimits, HeldBytes_ClientsAreLeftUnreadUntilTheDiskHasCaughtUp) {

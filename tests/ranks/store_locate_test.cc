@@ -2,8 +2,10 @@
 // is told apart. Method: the real server program, started by the code under test, and sockets that
 // only listen.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <future>
 #include <string>
 #include <vector>
@@ -116,6 +118,22 @@ TEST_F(StoreLocate, InterruptedWait_ReturnsItsReason) {
       In(kPatience));
   ASSERT_FALSE(located.ok());
   EXPECT_EQ(located.status().code(), StatusCode::kInterrupted) << located.status().ToString();
+}
+
+TEST_F(StoreLocate, PortZero_SettingAndNothingIsStarted) {
+  const Result<Located> located = Locate(OptionsFor("127.0.0.1:0"));
+  ASSERT_FALSE(located.ok());
+  EXPECT_EQ(located.status().code(), StatusCode::kSetting) << located.status().ToString();
+  EXPECT_NE(located.status().message().find("port 0"), std::string::npos);
+}
+
+TEST_F(StoreLocate, StartedServer_IsNobodysChildHere) {
+  address_ = FreeAddress();
+  const Result<Located> located = Locate(OptionsFor(address_));
+  ASSERT_TRUE(located.ok()) << located.status().ToString();
+  log_path_ = located->log_path;
+  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
+  EXPECT_EQ(errno, ECHILD);
 }
 
 TEST_F(StoreLocate, MalformedAddress_Setting) {

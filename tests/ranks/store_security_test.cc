@@ -154,9 +154,11 @@ TEST_F(StoreSecurity, StoreThatDoesNotKnowTheToken_IsNotBelieved) {
   ASSERT_GT(PollUntil(entries, clock_, In(kPatience)), 0);
   const auto impostor = AcceptTcp(*listener);
   ASSERT_TRUE(impostor.ok());
-  Reply welcome;
-  welcome.welcome.server = "0123456789abcdef0123456789abcdef";
-  const std::string bytes = EncodePreamble() + EncodeFrame(EncodeServerMessage(welcome));
+  Welcome welcome;
+  welcome.server = "0123456789abcdef0123456789abcdef";
+  Reply reply;
+  reply.welcome = std::make_shared<const Welcome>(welcome);
+  const std::string bytes = EncodePreamble() + EncodeFrame(EncodeServerMessage(reply));
   ASSERT_EQ(::send(impostor->get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
             static_cast<ssize_t>(bytes.size()));
   const Status status = connecting.get().status();

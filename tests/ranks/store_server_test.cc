@@ -40,9 +40,9 @@ TEST(StoreServer, Hello_IsAnsweredWithWelcome) {
   const auto reply = client.SayHello(MakeTestHello(Role::kRequest));
   ASSERT_TRUE(reply);
   EXPECT_TRUE(reply->status.ok()) << reply->status.ToString();
-  EXPECT_EQ(reply->welcome.server, server.server_id());
-  EXPECT_EQ(reply->welcome.lease_ttl_ms, 3000u);
-  EXPECT_FALSE(reply->welcome.session_known);
+  EXPECT_EQ(reply->welcome->server, server.server_id());
+  EXPECT_EQ(reply->welcome->lease_ttl_ms, 3000u);
+  EXPECT_FALSE(reply->welcome->session_known);
   ExpectWorks(client);
 }
 
@@ -246,7 +246,7 @@ TEST(StoreServer, ConnectionMadeAnew_ReplacesTheOldOne) {
   RawClient fresh(server.address());
   const auto welcome = fresh.SayHello(hello);
   ASSERT_TRUE(welcome && welcome->status.ok());
-  EXPECT_TRUE(welcome->welcome.session_known);
+  EXPECT_TRUE(welcome->welcome->session_known);
   EXPECT_TRUE(old.ClosedBy(In(kPatience)));
   ExpectWorks(fresh);
 }

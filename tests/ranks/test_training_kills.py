@@ -69,6 +69,7 @@ def calm(tmp_path_factory):
     return undisturbed(tmp_path_factory.mktemp("calm"), 2, 240)
 
 
+@pytest.mark.slow
 def test_two_kills(tmp_path, calm):
     check(tmp_path, 2, 2, 1, 240, calm)
 
@@ -78,6 +79,7 @@ def test_twenty_kills(tmp_path):
     check(tmp_path, 20, 6, 2, 300)
 
 
+@pytest.mark.slow
 def test_a_spare_takes_the_seat(tmp_path, calm):
     """Nobody is started anew: what the spare gets from the others is all that there is."""
     events = ("--events", tmp_path / "killed.events")

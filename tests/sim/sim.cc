@@ -36,6 +36,7 @@ Sim::Sim(SimOptions options)
   room_ = spares && policy.Below(2) == 0 ? 1 + static_cast<int>(policy.Below(2)) : 0;
   PlanReplays();
   seat_wait_ = short_wait || (spares && policy.Below(2) == 0) ? kShortSeatWait : kSeatWait;
+  ran_before_ = policy_ != Policy::kNobody && spare_count_ == 0 && policy.Below(3) == 0;
 }
 
 Sim::~Sim() = default;
@@ -226,12 +227,16 @@ void Sim::BreakAtClient(const std::shared_ptr<Connection>& connection) {
 // ---- Processes and their launcher ----
 
 void Sim::Spawn(int place) {
-  const auto [rank, size] = *NumberOf(place);
-  Process& process = NewProcess(place, rank, size);
   const auto before = std::find_if(at_.begin(), at_.end(), [place](const Process* other) {
     return other && other->place == place;
   });
-  *(before == at_.end() ? at_.begin() + place : before) = &process;
+  const bool first = before == at_.end();  // Others may have gone on without it by now.
+  const auto [rank, size] = first ? std::pair(place, ranks_) : *NumberOf(place);
+  Process& process = NewProcess(place, rank, size);
+  process.ran_before = first && ran_before_;
+  const auto own = at_.begin() + std::min<std::ptrdiff_t>(place, std::ssize(at_) - 1);
+  const auto empty = *own == nullptr ? own : std::find(at_.begin(), at_.end(), nullptr);
+  *(first ? empty : before) = &process;
   Begin(process);
 }
 
@@ -363,7 +368,7 @@ void Sim::Receive(Process& process, Line& line, const ServerMessage& message) {
 }
 
 void Sim::OnReply(Process& process, Line& line, const Reply& reply) {
-  if (!reply.welcome.server.empty()) return OnWelcome(process, line, reply);
+  if (reply.welcome) return OnWelcome(process, line, reply);
   if (!line.core.OnReply(reply)) return;
   if (&line == process.control.get()) {
     const StatusCode code = reply.status.code();
@@ -382,8 +387,8 @@ void Sim::OnReply(Process& process, Line& line, const Reply& reply) {
 }
 
 void Sim::OnWelcome(Process& process, Line& line, const Reply& reply) {
-  if (server_id_.empty()) server_id_ = reply.welcome.server;
-  if (reply.welcome.server != server_id_) Violated("the store that was kept has another name");
+  if (server_id_.empty()) server_id_ = reply.welcome->server;
+  if (reply.welcome->server != server_id_) Violated("the store that was kept has another name");
   line.welcomed = true;
   line.backoff.Reset();
   if (&line == process.control.get()) {

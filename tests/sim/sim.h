@@ -158,6 +158,7 @@ class Sim {
     int stale_commits = 0;
     int shrinks = 0;            // Of worlds,
     int shrinks_again = 0;      // that had become smaller before.
+    int first_shrinks = 0;      // First worlds of some of the ranks that ran before.
     int contents = 0;           // Ranks in such a world that had been refused a larger one.
     int shrink_crashes = 0;     // While its rank waits for a smaller world.
     int shrink_restarts = 0;    // Of the server, likewise.
@@ -208,7 +209,9 @@ class Sim {
     };
     std::map<std::pair<std::uint64_t, int>, Seat> seats;     // By round and place.
     std::map<std::uint64_t, std::vector<Process*>> members;  // Of the latest view of each round.
+    std::map<std::uint64_t, Instant> begun;                  // First joins, by round.
     std::set<std::uint64_t> smaller;                // Rounds of worlds that have become smaller.
+    std::set<std::int64_t> ended_well;              // Pids of which the launcher has said code 0.
     std::map<std::int64_t, std::uint64_t> heard;    // By pid, the number of the last join.
     std::map<std::int64_t, std::uint64_t> refused;  // Likewise, of the last that was refused.
     std::set<std::int64_t> dropped;                 // Pids of those whose seats are no more.
@@ -363,6 +366,7 @@ class Sim {
   void CheckRefusal(const Process& process, const JoinRefusedEvent& refused);
   std::optional<SimWish> HeardOf(const Process& process) const;
   void CheckMembers(const View& view);
+  void CheckFirst(std::uint64_t round, const std::vector<Process*>& members);
   void CheckSmaller(std::uint64_t round, const std::vector<Process*>& before,
                     const std::vector<Process*>& members);
   void CheckWish(const Process& process, std::size_t size, Duration* wait);
@@ -425,6 +429,8 @@ class Sim {
   const Duration budget_;  // Of one recovery.
   Policy policy_ = Policy::kNobody;
   Duration seat_wait_{};  // Where nobody says otherwise.
+  // The first ranks ran together at a store that was lost: those that come may go on.
+  bool ran_before_ = false;
   int spare_count_ = 0;
   int room_ = 0;       // For so many more than it begins with;
   int max_world_ = 0;  // 0: no world takes in anybody.

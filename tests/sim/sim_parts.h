@@ -103,6 +103,7 @@ struct Sim::Process {
   bool alive = true;
   bool stopped = false;
   bool doomed = false;  // Told that it is out: it ends.
+  bool ran_before = false;
   std::deque<std::function<void()>> deferred;
   std::unique_ptr<Line> control;
   std::unique_ptr<Line> request;

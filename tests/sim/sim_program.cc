@@ -50,8 +50,9 @@ void Sim::StartSession(Process& process) {
   host.violated = [this, &process](const std::string& what) {
     Violated(StrCat("rank ", process.rank, ": ", what));
   };
+  const SimWish first = process.ran_before ? SomeWish(process.size) : SimWish{0, seat_wait_};
   process.session =
-      std::make_unique<SimSession>(budget_, seat_wait_, options_.planted, std::move(host));
+      std::make_unique<SimSession>(budget_, seat_wait_, first, options_.planted, std::move(host));
   // Behind the layer's back nobody rebuilds.
   const bool second_thread = Chance(50) && !replays_;
   process.session->Init([this, &process, second_thread](const Status& status) {
@@ -70,6 +71,10 @@ void Sim::JoinWorld(Process& process, std::uint64_t generation, std::uint64_t nu
   join.request.join_timeout = kLong;
   join.request.seat_wait = wish.seat_wait;
   join.request.min_world = wish.min_world;
+  if (process.ran_before && process.round() == 0) {
+    join.request.join_timeout = wish.seat_wait;
+    join.request.seat_wait = seat_wait_;
+  }
   process.wishes[number] = wish;
   if (options_.planted == Planted::kWishInvented && wish.min_world == 0 && process.round() != 0) {
     join.request.min_world = 1;

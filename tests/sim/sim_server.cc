@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "runtime/base/log.h"
+#include "tests/numbered_secrets.h"
 #include "tests/sim/sim_parts.h"
 
 namespace resilient::store::sim {
@@ -33,7 +34,7 @@ void Sim::StartServer() {
   CoreOptions options;
   options.server_id = StrCat("sim", start_);  // The one that was kept goes on.
   options.lease_ttl = kTtl;
-  options.seed = options_.seed * 1000 + static_cast<std::uint64_t>(start_);
+  options.make_secret = NumberedSecrets(static_cast<std::uint64_t>(start_) * 1'000'000);
   options.durable = durable_;
   if (options_.seed % 3 != 0) options.changes_per_job = kFewChanges;
   const bool stale = options_.planted == Planted::kStaleLeases && start_ > 0;

@@ -60,13 +60,16 @@ Status Closed() { return Status(StatusCode::kFailedPrecondition, "the session is
 
 }  // namespace
 
-SimSession::SimSession(Duration budget, Duration seat_wait, Planted planted, SessionHost host)
+SimSession::SimSession(Duration budget, Duration seat_wait, const SimWish& first, Planted planted,
+                       SessionHost host)
     : budget_(budget),
       seat_wait_(seat_wait),
       planted_(planted),
       host_(std::move(host)),
       machine_(LadderOf(budget)),
-      wish_{0, seat_wait} {}
+      wish_(first) {
+  promises_.wishes.push_back(first);
+}
 
 // ---- Callers ----
 

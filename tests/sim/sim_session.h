@@ -54,8 +54,10 @@ class SimSession {
  public:
   using Done = std::function<void(const Status&)>;
 
-  // `seat_wait`: how long lost seats may stay empty where no caller says otherwise.
-  SimSession(Duration budget, Duration seat_wait, Planted planted, SessionHost host);
+  // `seat_wait`: how long lost seats may stay empty where no caller says otherwise. `first`: what
+  // is wanted of the first world.
+  SimSession(Duration budget, Duration seat_wait, const SimWish& first, Planted planted,
+             SessionHost host);
 
   // As Session: callers wait, `done` says that they return.
   void Init(Done done);

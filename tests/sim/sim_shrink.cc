@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "store/core/causes.h"
 #include "tests/sim/sim_parts.h"
 
 namespace resilient::store::sim {
@@ -121,11 +122,13 @@ void Sim::NoteSeats(const LogRecord& record) {
     truth_.seats.clear();
     truth_.members.clear();
     truth_.smaller.clear();
+    truth_.begun.clear();
     truth_changed_ = true;
   } else if (record.event == "join") {
     Process& process = ProcessOf(record);
     const std::uint64_t round = std::strtoull(record.text.c_str() + kJoined.size(), nullptr, 10);
     const std::vector<Process*>& members = truth_.members[round];
+    truth_.begun.emplace(round, now_);
     const auto rank = static_cast<std::size_t>(std::stoi(std::string(record.Value("rank"))));
     const bool added = !members.empty() && rank >= members.size();
     int place = added ? ++last_place_ : process.home;
@@ -144,20 +147,20 @@ void Sim::NoteSeats(const LogRecord& record) {
       if (seat.holder != &process) continue;
       seat.gone = true;
       seat.left = record.event == "leave";
-      seat.for_good = seat.left && !supervised_;
+      seat.for_good = seat.left && (!supervised_ || truth_.ended_well.contains(process.pid));
       seat.since = now_;
       truth_changed_ = true;
     }
   }
 }
 
-// One that has left and ended well does not come again.
+// One that has left and ended well does not come again. An end with code 0 is a leave, too.
 void Sim::NoteExit(const ExitReportOp& report) {
-  if (report.signal != 0 || report.exit_code != 0) return;
+  if (!IsCleanEnd(report)) return;
+  truth_.ended_well.insert(report.process.pid);
+  truth_changed_ = true;
   for (auto& [name, seat] : truth_.seats) {
-    if (!seat.left || seat.holder->pid != report.process.pid) continue;
-    seat.for_good = true;
-    truth_changed_ = true;
+    if (seat.left && seat.holder->pid == report.process.pid) seat.for_good = true;
   }
 }
 
@@ -172,7 +175,7 @@ void Sim::NoteDecided(Step& step) {
   ConnectionId greeted = 0;  // Told again what it may have missed, which was right by then.
   for (const Effects::Outgoing& out : step.effects.send) {
     const auto* reply = std::get_if<Reply>(&out.message);
-    if (reply && !reply->welcome.server.empty()) greeted = out.connection;
+    if (reply && reply->welcome) greeted = out.connection;
     const Event* event = std::get_if<Event>(&out.message);
     if (!event) continue;
     const auto to = connections_.find(out.connection);
@@ -199,7 +202,15 @@ void Sim::CheckRefusal(const Process& process, const JoinRefusedEvent& refused) 
   for (const auto& [name, seat] : truth_.seats) {
     if (seat.holder == &process && !seat.gone) rounds.insert(name.first);
   }
-  if (refused.why.code() == StatusCode::kWorldSize && rounds.empty() && count_.shrinks > 0) return;
+  const bool smaller = count_.shrinks + count_.first_shrinks > 0;
+  if (refused.why.code() == StatusCode::kWorldSize && rounds.empty() && smaller) return;
+  if (refused.why.code() == StatusCode::kJoinTimeout && process.ran_before) {
+    const std::optional<SimWish> first = HeardOf(process);
+    const auto awaited = [this, &first](std::uint64_t round) {
+      return first && AwakeSince(truth_.begun[round]) >= first->seat_wait;
+    };
+    if (std::all_of(rounds.begin(), rounds.end(), awaited)) return;
+  }
   // No world has come for so long that nobody needs it.
   if (refused.why.code() == StatusCode::kLeft && rounds.empty() && spare_count_ > 0) return;
   bool due = false;
@@ -250,11 +261,7 @@ void Sim::CheckMembers(const View& view) {
   } else if (!before.empty() && before.size() < members.size()) {
     CheckLarger(before, members);
   } else if (before.empty() && spare_count_ == 0) {
-    for (const Process* process : members) {
-      const bool own = members.at(static_cast<std::size_t>(process->rank)) == process &&
-                       process->size == static_cast<int>(members.size());
-      if (!own) Violated("a first view with another number than was asked for");
-    }
+    CheckFirst(view.round, members);
   } else if (!before.empty()) {
     bool replaced = false;
     for (std::size_t rank = 0; rank < members.size(); ++rank) {
@@ -267,6 +274,41 @@ void Sim::CheckMembers(const View& view) {
   }
   for (const Process* process : members) truth_.spares.erase(process->pid);
   before = std::move(members);
+}
+
+// Each has the number that it asked for. Of ranks that ran before those that came may go on, in
+// their order, when all of them want that and the seats were empty for as long as they would wait.
+void Sim::CheckFirst(std::uint64_t round, const std::vector<Process*>& members) {
+  const int asked = members.front()->size;
+  std::set<int> places;
+  Duration wait{};
+  const bool smaller = ran_before_ && static_cast<int>(members.size()) < asked;
+  for (std::size_t rank = 0; rank < members.size(); ++rank) {
+    const Process& process = *members[rank];
+    const int place = PlaceOf(process);
+    const bool in_order = places.empty() || *places.rbegin() < place;
+    const bool own = process.rank == static_cast<int>(rank) || (smaller && in_order);
+    if (!own || process.size != asked || (!smaller && std::ssize(members) != asked)) {
+      Violated("a first view with another number than was asked for");
+    }
+    places.insert(place);
+    if (smaller && process.ran_before) CheckWish(process, members.size(), &wait);
+  }
+  if (!smaller) return;
+  for (int place = 0; place < asked; ++place) {
+    if (places.contains(place)) continue;
+    const auto found = truth_.seats.find({round, place});
+    const Truth::Seat seat = found == truth_.seats.end() ? Truth::Seat{} : found->second;
+    if (seat.holder && !seat.gone) {
+      Violated(StrCat("place ", place, " is taken, and a first world goes on without it"));
+    }
+    if (!seat.for_good && AwakeSince(std::max(truth_.begun[round], seat.since)) < wait) {
+      Violated(StrCat("place ", place, " of a first world was dropped before its wait was over"));
+    }
+    if (seat.holder) truth_.dropped.insert(seat.holder->pid);
+  }
+  ++count_.first_shrinks;
+  truth_.smaller.insert(round);
 }
 
 // Of a world the present members are left, all of them, in their order; all want that, and no seat

@@ -71,6 +71,7 @@ struct Sum {
     count.stale_commits += more.stale_commits;
     count.shrinks += more.shrinks;
     count.shrinks_again += more.shrinks_again;
+    count.first_shrinks += more.first_shrinks;
     count.contents += more.contents;
     count.shrink_crashes += more.shrink_crashes;
     count.shrink_restarts += more.shrink_restarts;
@@ -130,12 +131,13 @@ void CheckBlows(Sim::Count sum) {
 void CheckShrinks(const Sim::Count& sum) {
   std::printf(
       "%d worlds became smaller, %d of them not for the first time, %d ranks of them were refused "
-      "a larger one, %d crashes and %d restarts of the server meanwhile, %d replacements later\n",
+      "a larger one, %d crashes and %d restarts of the server meanwhile, %d replacements later; %d "
+      "worlds began with some of the ranks that ran before\n",
       sum.shrinks, sum.shrinks_again, sum.contents, sum.shrink_crashes, sum.shrink_restarts,
-      sum.late_replacements);
+      sum.late_replacements, sum.first_shrinks);
   if (TheSeeds().count < 2000) return;
   for (const int count : {sum.shrinks, sum.shrinks_again, sum.contents, sum.shrink_crashes,
-                          sum.shrink_restarts, sum.late_replacements}) {
+                          sum.shrink_restarts, sum.late_replacements, sum.first_shrinks}) {
     EXPECT_GT(count, 20);
   }
 }

@@ -215,7 +215,7 @@ void Sim::TellWaiting(Process& process, std::uint64_t generation, int number) {
   WaitingReport report = WaitsOf(process, generation, over);
   report.tell = Chance(30);
   if (options_.planted != Planted::kNeedsNotTold) {
-    for (const recovery::LostLinks::Need& need : calls.links.NeededBy(report.calls))
+    for (const recovery::Need& need : calls.links.NeededBy(report.calls))
       process.session->ReportNeed(generation, need.rank, need.what);
   }
   SendWaiting(process, std::move(report));

@@ -24,6 +24,7 @@ constexpr Duration kAskedEvery = seconds(10);
 bool VerdictOracle::HasEntered(int peer, int waiter, const Step& step) const {
   const Rank& other = world_.Of(peer);
   const Rank& self = world_.Of(waiter);
+  if (world_.AreOfOtherRanks(peer, waiter, step.group)) return false;  // What it enters is another.
   if (step.kind == Kind::kRecv) return CountOf(other.sent, waiter) >= CountOf(self.begun, peer);
   if (step.kind == Kind::kLargeSend)
     return CountOf(other.begun, waiter) >= CountOf(self.sent, peer);
@@ -40,7 +41,8 @@ VerdictOracle::MissingByCollective VerdictOracle::SeenMissing() const {
     const Step& step = self.Current();
     if (step.kind != Kind::kAll && step.kind != Kind::kChain) continue;
     const std::vector<int> missed = world_.MissingOf(rank);
-    missing[{step.group, step.seq}].insert(missed.begin(), missed.end());
+    missing[{step.group, world_.MadeBy(rank, step.group), step.seq}].insert(missed.begin(),
+                                                                            missed.end());
   }
   return missing;
 }
@@ -48,7 +50,7 @@ VerdictOracle::MissingByCollective VerdictOracle::SeenMissing() const {
 std::vector<int> VerdictOracle::Needed(int rank) const {
   const Step& step = world_.Of(rank).Current();
   if (step.IsMessage()) return {step.peer};
-  std::vector<int> needed = world_.MembersOf(step.group);
+  std::vector<int> needed = world_.MadeBy(rank, step.group);
   if (step.kind == Kind::kBroadcast) needed.resize(1);
   return needed;
 }
@@ -58,7 +60,8 @@ std::vector<int> VerdictOracle::WaitsFor(int rank, const MissingByCollective* se
   std::vector<int> peers;
   if (seen == nullptr) {
     peers = Needed(rank);
-  } else if (const auto all = seen->find({step.group, step.seq}); all != seen->end()) {
+  } else if (const auto all = seen->find({step.group, world_.MadeBy(rank, step.group), step.seq});
+             all != seen->end()) {
     peers.assign(all->second.begin(), all->second.end());
   } else {
     peers = world_.MissingOf(rank);
@@ -86,13 +89,23 @@ bool VerdictOracle::IsDeadlocked(Sight sight) const {
 }
 
 std::string VerdictOracle::OnVerdict(const Diagnosis::Verdict& verdict, Instant now) const {
+  if (verdict.other_ranks) return OnOtherRanks(*verdict.other_ranks);
   return verdict.circle.empty() ? OnStall(verdict, now) : OnCircle(verdict);
+}
+
+std::string VerdictOracle::OnOtherRanks(const GroupBook::Difference& found) const {
+  const int group = VerdictWorld::NumberOf(found.group);
+  const bool differ = world_.AreOfOtherRanks(found.one, found.other, group);
+  return differ ? "" : "the ranks of the group are the same";
 }
 
 std::string VerdictOracle::OnCircle(const Diagnosis::Verdict& verdict) const {
   if (!IsDeadlocked(Sight::kAll)) return "no circle is there";
   for (const WaitEdge& edge : verdict.circle) {
     if (!world_.Of(edge.from).in_call) return StrCat("rank ", edge.from, " waits for nothing");
+    const int group = VerdictWorld::NumberOf(edge.call.group);
+    if (world_.AreOfOtherRanks(edge.from, edge.to, group))
+      return "a group of other ranks closes the circle, and was not named";
   }
   return "";
 }
@@ -126,9 +139,30 @@ std::string VerdictOracle::OnEntered(int rank, const EnteredCall& call) {
 }
 
 std::string VerdictOracle::CheckNothingMissed(Instant now) {
-  std::string violated = CheckCircleFound(now);
+  std::string violated = CheckOtherRanksFound(now);
+  if (violated.empty()) violated = CheckCircleFound(now);
   if (violated.empty()) violated = CheckHangsFound(now);
   return violated.empty() ? CheckEnteredHeard(now) : violated;
+}
+
+bool VerdictOracle::WaitsForOtherRanks(int rank) const {
+  const Rank& self = world_.Of(rank);
+  if (!self.in_call || self.IsQueued() || self.Current().IsMessage()) return false;
+  const int group = self.Current().group;
+  return std::ranges::any_of(world_.MissingOf(rank), [&](int peer) {
+    return world_.AreOfOtherRanks(rank, peer, group) && CountOf(world_.Of(peer).entered, group) > 0;
+  });
+}
+
+std::string VerdictOracle::CheckOtherRanksFound(Instant now) {
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    if (!WaitsForOtherRanks(rank)) {
+      other_ranks_since_.erase(rank);
+    } else if (now - other_ranks_since_.try_emplace(rank, now).first->second > kToldWithin) {
+      return StrCat("rank ", rank, " is in a group of other ranks, and was not found");
+    }
+  }
+  return "";
 }
 
 std::string VerdictOracle::CheckCircleFound(Instant now) {
@@ -176,8 +210,10 @@ std::string VerdictOracle::CheckHangsFound(Instant now) const {
 std::optional<Instant> VerdictOracle::AwaitedSince(const Rank& rank) const {
   const Step& step = rank.Current();
   std::optional<Instant> since;
+  const int self = static_cast<int>(&rank - world_.ranks.data());
   for (const int peer : world_.MembersOf(step.group)) {
     const Rank& other = world_.Of(peer);
+    if (std::ranges::count(world_.MadeBy(peer, step.group), self) == 0) continue;
     const bool waits = &other != &rank && other.in_call && !other.IsQueued() &&
                        other.Current().IsSameCollective(step);
     if (waits) since = std::min(since.value_or(other.since), other.since);

@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,7 +21,9 @@ namespace resilient::store::sim {
 // a circle must be found in time where the ranks that are in these calls know of it. `All have
 // entered` is true when it is, and a rank that waits for nothing but links must hear it in time.
 // DEVICE_STALLED is true of a device that hangs, STALLED of a rank that does nothing, and both must
-// be found in time. docs/verdicts.md says what each verdict is proved by.
+// be found in time. MISMATCH is true of two ranks that have made a group of different ranks; it
+// must be found in time where one waits for the other in it and both use it, and a circle that such
+// a group closes is called by it. docs/verdicts.md says what each verdict is proved by.
 //
 // Each check returns what is violated; empty: nothing. Owner: the VerdictSim. Thread: its only one.
 class VerdictOracle {
@@ -41,8 +44,10 @@ class VerdictOracle {
   enum class Sight : std::uint8_t { kAll, kMissing };
 
   bool HasEntered(int peer, int waiter, const Step& step) const;
-  // By group and number: whom some rank in that collective misses, where each hears of others.
-  using MissingByCollective = std::map<std::pair<int, std::uint64_t>, std::set<int>>;
+  // By group, its ranks and number: whom some rank in that collective misses, where each hears of
+  // others.
+  using MissingByCollective =
+      std::map<std::tuple<int, std::vector<int>, std::uint64_t>, std::set<int>>;
   MissingByCollective SeenMissing() const;
   // Of a rank in a call: whom the step needs.
   std::vector<int> Needed(int rank) const;
@@ -54,6 +59,9 @@ class VerdictOracle {
   bool AllArrived() const;
   std::string OnCircle(const Diagnosis::Verdict& verdict) const;
   std::string OnStall(const Diagnosis::Verdict& verdict, Instant now) const;
+  std::string OnOtherRanks(const GroupBook::Difference& found) const;
+  bool WaitsForOtherRanks(int rank) const;
+  std::string CheckOtherRanksFound(Instant now);
   std::string CheckCircleFound(Instant now);
   std::string CheckHangsFound(Instant now) const;
   // When the first of the others has begun to wait in that step of `rank`.
@@ -64,6 +72,7 @@ class VerdictOracle {
   const VerdictWorld& world_;
   std::optional<Instant> deadlocked_since_;
   std::map<int, Instant> only_links_since_;
+  std::map<int, Instant> other_ranks_since_;
   std::map<int, std::uint64_t> heard_entered_;  // By rank: its steps of which it was told.
 };
 

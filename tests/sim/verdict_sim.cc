@@ -22,6 +22,7 @@ VerdictSim::VerdictSim(VerdictSimOptions options) : options_(options), random_(o
   MakeGroups();
   MakeProgram();
   if (Chance(50)) SpoilProgram();
+  if (Chance(25)) SpoilGroup();
   PlanSilences();
   PlanHangs();
 }
@@ -79,6 +80,25 @@ void VerdictSim::SpoilProgram() {
   } else if (one.peer != other.peer || one.group != other.group) {
     std::swap(one, other);  // The numbers of a group stay in order.
   }
+}
+
+void VerdictSim::SpoilGroup() {
+  const auto group = random_.Below(world_.groups.size());
+  if (group == 0) return;
+  const int number = static_cast<int>(group);
+  std::vector<int> made = world_.groups[group];
+  const std::size_t own = random_.Below(made.size());
+  const int rank = made[own];
+  const std::size_t at = (own + 1 + random_.Below(made.size() - 1)) % made.size();
+  const int other = static_cast<int>(random_.Below(world_.ranks.size()));
+  if (Chance(40)) {
+    std::swap(made[own], made[at]);
+  } else if (std::ranges::count(made, other) == 0 && Chance(50)) {
+    made[at] = other;
+  } else {
+    made.erase(made.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+  world_.Of(rank).made[number] = std::move(made);
 }
 
 void VerdictSim::PlanSilences() {
@@ -148,21 +168,17 @@ void VerdictSim::EnterCollective(int rank) {
   self.entered[step.group] = step.seq;
   if (step.kind == Kind::kDevice) return GiveToDevice(rank);
   if (step.kind == Kind::kChain) return PassWord(rank, step.group, step.seq);
-  const bool tells = step.kind == Kind::kAll || world_.MembersOf(step.group).front() == rank;
+  const bool tells = step.kind == Kind::kAll || world_.MadeBy(rank, step.group).front() == rank;
   if (!tells) return;
-  for (const int peer : world_.MembersOf(step.group)) {
-    if (peer == rank) continue;
-    OnLink(rank, peer, [this, rank, peer, step] {
-      std::uint64_t& heard = world_.Of(peer).heard[{step.group, rank}];
-      heard = std::max(heard, step.seq);
-      Look(peer);
-    });
-  }
+  TellPeers(rank, step.group, [rank, step](Rank& peer) {
+    std::uint64_t& heard = peer.heard[{step.group, rank}];
+    heard = std::max(heard, step.seq);
+  });
 }
 
 void VerdictSim::TellPeers(int rank, int group, std::function<void(Rank& peer)> what) {
-  for (const int peer : world_.MembersOf(group)) {
-    if (peer == rank) continue;
+  for (const int peer : world_.MadeBy(rank, group)) {
+    if (peer == rank || world_.AreOfOtherRanks(rank, peer, group)) continue;
     OnLink(rank, peer, [this, peer, what] {
       what(world_.Of(peer));
       Look(peer);
@@ -206,7 +222,7 @@ void VerdictSim::Begin(int rank, std::size_t at) {
 // Up along the members once each has entered, and down again.
 void VerdictSim::PassWord(int rank, int group, std::uint64_t seq) {
   Rank& self = world_.Of(rank);
-  const std::vector<int>& members = world_.MembersOf(group);
+  const std::vector<int>& members = world_.MadeBy(rank, group);
   const int place = world_.PlaceIn(group, rank);
   const auto neighbour = [&](int at) { return members[static_cast<std::size_t>(at)]; };
   const bool first = place == 0;
@@ -215,6 +231,7 @@ void VerdictSim::PassWord(int rank, int group, std::uint64_t seq) {
   const bool from_left = first || self.passed[{group, neighbour(place - 1)}] >= seq;
   const bool from_right = last ? from_left : self.passed[{group, neighbour(place + 1)}] >= seq;
   const auto pass = [&](int to) {
+    if (world_.AreOfOtherRanks(rank, to, group)) return;
     OnLink(rank, to, [this, rank, to, group, seq] {
       std::uint64_t& passed = world_.Of(to).passed[{group, rank}];
       if (passed >= seq) return;
@@ -289,7 +306,19 @@ WaitingReport VerdictSim::ReportOf(int rank) {
   call.blocked = true;
   report.blocked = true;
   report.calls.push_back(std::move(call));
+  AddMade(rank, step.group, &report);
   return report;
+}
+
+void VerdictSim::AddMade(int rank, int group, WaitingReport* report) {
+  std::vector<int> ranks = world_.MadeBy(rank, group);
+  if (std::ranges::count(world_.MembersOf(group), rank) == 0) return;  // It has not made it.
+  if (options_.planted == PlantedAccount::kRanksSorted) std::ranges::sort(ranks);
+  GroupMade made{VerdictWorld::NameOf(group), RanksOfGroup(ranks, StrCat("rank", rank, ".py:1")),
+                 CountOf(world_.Of(rank).entered, group) > 0};
+  if (options_.planted == PlantedAccount::kRanksOfALine)
+    made.ranks.digest += static_cast<std::uint64_t>(rank);
+  report->made.push_back(std::move(made));
 }
 
 DeviceProgress VerdictSim::DeviceOf(const Rank& rank, int group) const {
@@ -364,8 +393,10 @@ void VerdictSim::Answer(int rank, const std::vector<std::string>& groups) {
   ++count_.suspected;
   WaitingReport report = ReportOf(rank);
   for (int group = 0; group < static_cast<int>(world_.groups.size()); ++group) {
-    if (std::find(groups.begin(), groups.end(), VerdictWorld::NameOf(group)) != groups.end())
-      report.progress.push_back(ProgressOf(rank, group));
+    if (std::find(groups.begin(), groups.end(), VerdictWorld::NameOf(group)) == groups.end())
+      continue;
+    report.progress.push_back(ProgressOf(rank, group));
+    AddMade(rank, group, &report);
   }
   ToServer(rank, std::move(report));
 }
@@ -397,8 +428,11 @@ void VerdictSim::AskServer() {
   }
   if (!steps.verdict) return Violated(oracle_.CheckNothingMissed(now_));
   over_ = true;
-  const bool circle = !steps.verdict->circle.empty();
-  ++(circle ? count_.deadlocks : steps.verdict->device ? count_.devices : count_.stalls);
+  const Diagnosis::Verdict& verdict = *steps.verdict;
+  ++(verdict.other_ranks       ? count_.other_ranks
+     : !verdict.circle.empty() ? count_.deadlocks
+     : verdict.device          ? count_.devices
+                               : count_.stalls);
   Violated(oracle_.OnVerdict(*steps.verdict, now_));
 }
 

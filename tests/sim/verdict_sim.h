@@ -28,6 +28,8 @@ enum class PlantedAccount : std::uint8_t {
   kDeviceNotStill,  // Its device is said to have done something just now, always.
   kDeviceNotMoved,  // What a device finishes before it begins an operation does not count.
   kSpinCounts,      // What a main thread burns in one call counts as progress.
+  kRanksSorted,     // Of the ranks of a group it does not say the order.
+  kRanksOfALine,    // They are told as others where another line has made the group.
 };
 
 struct VerdictSimOptions {
@@ -42,7 +44,8 @@ struct VerdictSimOptions {
 // hangs from some time on, or a main thread spins in one call for ever. The links between ranks are
 // slow, silent in one direction or both, for moments or for longer than a verdict takes; their
 // lines to the server are late, and never silent. In half of the seeds the program is wrong: two
-// ranks have operations in another order, or a message is not sent.
+// ranks have operations in another order, or a message is not sent. In some a rank makes a group of
+// other ranks than the others: fewer, others, or in another order.
 //
 // VerdictOracle judges what is said of them and what is not. The same seed gives the same run.
 // Owner: the test.
@@ -61,6 +64,7 @@ class VerdictSim {
     int ended = 0;    // Programs that came to their end.
     int devices = 0;  // Found to hang.
     int stalls = 0;
+    int other_ranks = 0;
   };
   const Count& count() const { return count_; }
 
@@ -80,6 +84,7 @@ class VerdictSim {
   void MakeGroups();
   void MakeProgram();
   void SpoilProgram();
+  void SpoilGroup();
   void PlanSilences();
   void PlanHangs();
 
@@ -102,6 +107,7 @@ class VerdictSim {
 
   void Tell(int rank, std::size_t at);
   WaitingReport ReportOf(int rank);
+  void AddMade(int rank, int group, WaitingReport* report);
   GroupProgress ProgressOf(int rank, int group);
   void Answer(int rank, const std::vector<std::string>& groups);
   DeviceProgress DeviceOf(const Rank& rank, int group) const;

@@ -25,12 +25,14 @@ TEST(VerdictSim, EverySeed_SaysWhatIsTrueAndNothingElse) {
     sum.ended += sim.count().ended;
     sum.devices += sim.count().devices;
     sum.stalls += sim.count().stalls;
+    sum.other_ranks += sim.count().other_ranks;
   }
   std::printf(
       "%llu seeds: %d circles, %d with questions, %d silent links, %d calls that all had "
-      "entered, %d ranks at their end, %d devices that hang, %d ranks that stand still\n",
+      "entered, %d ranks at their end, %d devices that hang, %d ranks that stand still, %d groups "
+      "of other ranks\n",
       static_cast<unsigned long long>(seeds.count), sum.deadlocks, sum.suspected, sum.silences,
-      sum.entered, sum.ended, sum.devices, sum.stalls);
+      sum.entered, sum.ended, sum.devices, sum.stalls, sum.other_ranks);
   if (seeds.count < 50) return;  // Too few for each to have come up.
   EXPECT_GT(sum.deadlocks, 0);
   EXPECT_GT(sum.suspected, 0);
@@ -38,6 +40,7 @@ TEST(VerdictSim, EverySeed_SaysWhatIsTrueAndNothingElse) {
   EXPECT_GT(sum.ended, 0);
   EXPECT_GT(sum.devices, 0);
   EXPECT_GT(sum.stalls, 0);
+  EXPECT_GT(sum.other_ranks, 0);
 }
 
 struct WrongAccount {
@@ -73,7 +76,11 @@ INSTANTIATE_TEST_SUITE_P(
                      "hangs was not found"},
         WrongAccount{PlantedAccount::kDeviceNotMoved, "WhatADeviceFinishesLeftOut",
                      "the device works"},
-        WrongAccount{PlantedAccount::kSpinCounts, "SpinCountedAsProgress", "spins was not found"}),
+        WrongAccount{PlantedAccount::kSpinCounts, "SpinCountedAsProgress", "spins was not found"},
+        WrongAccount{PlantedAccount::kRanksSorted, "OrderOfRanksLeftOut",
+                     "is in a group of other ranks, and was not found"},
+        WrongAccount{PlantedAccount::kRanksOfALine, "LineOfTheProgramCompared",
+                     "the ranks of the group are the same"}),
     [](const ::testing::TestParamInfo<WrongAccount>& info) { return info.param.name; });
 
 }  // namespace

@@ -10,8 +10,13 @@ bool VerdictWorld::Rank::IsQueued() const {
   return CountOf(device.begun, Current().group) < Current().seq;
 }
 
+bool VerdictWorld::AreOfOtherRanks(int one, int other, int group) const {
+  const auto makes = [&](int rank) { return std::ranges::count(MembersOf(group), rank) > 0; };
+  return makes(one) && makes(other) && MadeBy(one, group) != MadeBy(other, group);
+}
+
 int VerdictWorld::PlaceIn(int group, int rank) const {
-  const std::vector<int>& members = MembersOf(group);
+  const std::vector<int>& members = MadeBy(rank, group);
   return static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
 }
 
@@ -35,7 +40,7 @@ std::vector<int> VerdictWorld::MissingOf(int rank) const {
       break;
   }
   std::vector<int> missing;
-  const std::vector<int>& members = MembersOf(step.group);
+  const std::vector<int>& members = MadeBy(rank, step.group);
   const int place = PlaceIn(step.group, rank);
   for (int at = 0; at < static_cast<int>(members.size()); ++at) {
     const int peer = members[static_cast<std::size_t>(at)];

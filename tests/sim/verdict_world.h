@@ -71,6 +71,7 @@ struct VerdictWorld {
     std::map<std::pair<int, int>, std::uint64_t> passed;  // By group and neighbour: the word.
     Device device;
     std::map<std::pair<int, int>, std::uint64_t> submitted;  // By group and rank: heard of there.
+    std::map<int, std::vector<int>> made;  // By group: of other ranks than the others have.
     bool spins = false;
     Instant acted{};  // The program has done something.
 
@@ -87,7 +88,16 @@ struct VerdictWorld {
   const std::vector<int>& MembersOf(int group) const {
     return groups[static_cast<std::size_t>(group)];
   }
+  // As `rank` has made it.
+  const std::vector<int>& MadeBy(int rank, int group) const {
+    const auto made = Of(rank).made.find(group);
+    return made == Of(rank).made.end() ? MembersOf(group) : made->second;
+  }
+  // Both have made it, and of different ranks: nothing of it comes from one to the other.
+  bool AreOfOtherRanks(int one, int other, int group) const;
   static std::string NameOf(int group) { return StrCat("g", group); }
+  static int NumberOf(const std::string& group) { return std::stoi(group.substr(1)); }
+  // By the rank's own list.
   int PlaceIn(int group, int rank) const;
   // Of a rank in a call: ranks that it has not heard of in it, as a communicator would tell.
   std::vector<int> MissingOf(int rank) const;

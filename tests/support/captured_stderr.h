@@ -8,8 +8,12 @@
 
 namespace resilient {
 
-// The end of testing::internal::CaptureStderr(). What it captures is a file, into which the log
-// writes by a thread of its own: waits for that first.
+// What is written to stderr between these two calls. Into a file, which the output of the tests may
+// be, too, the log writes by a thread of its own: both wait for that first.
+inline void BeginToCaptureStderr() {
+  EXPECT_TRUE(FlushLog(std::chrono::seconds(20)));
+  testing::internal::CaptureStderr();
+}
 inline std::string TakeCapturedStderr() {
   EXPECT_TRUE(FlushLog(std::chrono::seconds(20)));
   return testing::internal::GetCapturedStderr();

@@ -18,6 +18,7 @@ import rank_server
 
 PR_SET_CHILD_SUBREAPER = 36
 LEFTOVER_SECONDS = 4.0
+CLOSE_SECONDS = 10.0
 TRACE = "TORCH_FR_DUMP_TEMP_FILE"  # Where torch's flight recorder writes at a failure.
 START_SECONDS = 180  # The first import of torch after its installation, from a cold disk.
 _numbers = itertools.count(1)
@@ -127,7 +128,6 @@ class Rank:
         self.pid = None
         self.exit_code = None
         self.ended_at = None
-        self.killed = False
         # In memory: a line of the log is there when its call returns, even if a signal comes next.
         self._stdout = open(os.memfd_create("stdout"), "w+b")  # noqa: SIM115
         self._stderr = open(os.memfd_create("stderr"), "w+b")  # noqa: SIM115
@@ -162,7 +162,6 @@ class Rank:
         """Sends the signal; returns the time (monotonic, unix) right before."""
         now = time.monotonic(), time.time()
         os.kill(self.pid, number)
-        self.killed = self.killed or number == signal.SIGKILL
         return now
 
     def say(self, message):
@@ -178,12 +177,9 @@ class Rank:
 
     def wait(self, seconds=30):
         """Exit code; fails after the time, and kills the process."""
-        deadline = time.monotonic() + seconds
-        while self.exit_code is None:
-            left = deadline - time.monotonic()
-            if left <= 0 or not self._server.pump(left):
-                os.kill(self.pid, signal.SIGKILL)
-                self._fail(f"still runs after {seconds} s")
+        if not self.ends_by(time.monotonic() + seconds):
+            os.kill(self.pid, signal.SIGKILL)
+            self._fail(f"still runs after {seconds} s")
         return self.exit_code
 
     def outcome(self, seconds=30):
@@ -216,9 +212,13 @@ class Rank:
         return _content(self._stderr)
 
     def alive(self):
-        while self.exit_code is None and self._server.pump(0):
+        return not self.ends_by(time.monotonic())
+
+    def ends_by(self, deadline):
+        """Whether the process has ended by that time; waits as long as it has not."""
+        while self.exit_code is None and self._server.pump(max(deadline - time.monotonic(), 0)):
             pass
-        return self.exit_code is None
+        return self.exit_code is not None
 
     def _read(self, deadline):
         """One message of the channel; False at its end or after the deadline."""
@@ -245,8 +245,8 @@ class Rank:
 
 
 class World:
-    """Ranks of one job on the session's store. What still runs at the end of the test is killed
-    and is a failure."""
+    """Ranks of one job on the session's store. One that does not end with the test is killed and
+    is a failure."""
 
     def __init__(self, server, store_address):
         self._server = server
@@ -292,11 +292,11 @@ class World:
         ranks = self.start(function, size, *args, env=env)
         return [rank.value(max(deadline - time.monotonic(), 1)) for rank in ranks]
 
-    def close(self):
-        for rank in self.ranks:
-            if rank.killed:  # The others may have known it before it is gone.
-                rank.wait(10)
-        left = [rank for rank in self.ranks if rank.alive()]
+    def close(self, seconds=CLOSE_SECONDS):
+        """Reports the ranks that do not end. A test may be over before they are: it knows the end
+        of a rank from the others, which hear of it as the rank begins to end."""
+        deadline = time.monotonic() + seconds
+        left = [rank for rank in self.ranks if not rank.ends_by(deadline)]
         for rank in left:
             with contextlib.suppress(ProcessLookupError):  # It has ended meanwhile.
                 os.kill(rank.pid, signal.SIGKILL)

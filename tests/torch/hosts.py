@@ -152,6 +152,10 @@ class Network:
     def server(self, number):
         return self._hosts[number][1]
 
+    def pid(self, number):
+        """Of the first process of that host, which makes it."""
+        return self._hosts[number][0].pid
+
     def on(self, number):
         """Prefix of a command that runs on that host, with its name and network."""
         return [*inside(self._hosts[number][0].pid), "--uts"]

@@ -1,6 +1,8 @@
 """resilient-run as the tests start it, with shell scripts for workers."""
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -36,7 +38,16 @@ def line_with(process, name, wanted, seconds=60):
     finally:
         timer.cancel()
         timer.join()
-    raise AssertionError(f"{wanted!r} was not said within {seconds} s:\n{''.join(seen)}")
+    said = "".join(seen) + _waiting_in(process.stderr if name == "stdout" else process.stdout)
+    raise AssertionError(f"{wanted!r} was not said within {seconds} s:\n{said}")
+
+
+def _waiting_in(pipe):
+    """What was written to it and not read yet, also while somebody keeps it open."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.set_blocking(pipe.fileno(), False)
+        return os.read(pipe.fileno(), 1 << 20).decode(errors="replace")
+    return ""
 
 
 def shell(tmp_path, text):

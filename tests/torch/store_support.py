@@ -1,5 +1,7 @@
 """Servers of both kinds as processes, for the tests that hold our store against TCPStore."""
 
+import json
+import subprocess
 import sys
 from datetime import timedelta
 
@@ -10,6 +12,14 @@ import torch_resilient
 from torch_resilient import _server
 
 START_SECONDS = 60
+
+
+def waits(address, job):
+    """How many calls of clients wait in that job of a store of ours."""
+    command = [_server.binary(), "status", "--store", address, "--json"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return sum(entry["waits"] for entry in json.loads(said)["jobs"] if entry["job"] == job)
+
 
 _TCP_SERVER = """
 import sys
@@ -53,6 +63,9 @@ class ServerProcess:
     def signal(self, number):
         self._process.signal(number)
 
+    def logged(self, what):
+        return self._process.logged(what)
+
     def close(self):
         self._process.end()
 
@@ -64,9 +77,11 @@ class TcpServer(ServerProcess):
         return Process([sys.executable, "-c", _TCP_SERVER, str(self.port)])
 
     def client(self, timeout=30.0, port=None):
-        return dist.TCPStore(
-            "127.0.0.1", port or self.port, None, False, timeout=timedelta(seconds=timeout)
-        )
+        return tcp_client(port or self.port, timeout)
+
+
+def tcp_client(port, timeout):
+    return dist.TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=timeout))
 
 
 class ResilientServer(ServerProcess):
@@ -82,3 +97,13 @@ class ResilientServer(ServerProcess):
     def client(self, timeout=30.0, port=None, job="test"):
         address = f"127.0.0.1:{port or self.port}"
         return torch_resilient.Store(address, timeout=timeout, job=job)
+
+
+class TcpFrontServer(ResilientServer):
+    """Ours, for torch's own client."""
+
+    def __init__(self, *flags):
+        super().__init__("--tcpstore", *flags)
+
+    def client(self, timeout=30.0, port=None):
+        return tcp_client(port or self.port, timeout)

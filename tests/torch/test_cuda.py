@@ -538,6 +538,24 @@ def test_a_group_that_is_bound_to_a_device_connects_as_it_is_made(world):
     fake_run(world, bound)
 
 
+def in_groups_of_other_ranks():
+    cuda, rank, _ = faked()
+    group = dist.new_group([0, 1] if rank == 0 else [1, 2])
+    tensor = cuda.tensor(torch.ones(4), device=rank)
+    with pytest.raises(torch_resilient.MismatchError) as caught:
+        dist.all_reduce(tensor, group=group, async_op=True).wait(LATER)
+        dist.all_reduce(tensor, async_op=True).wait(LATER)
+    for ranks in ("[0,1]", "[1,2]"):
+        assert f"of ranks {ranks} at test_cuda.py:" in str(caught.value)
+    torch_resilient.rebuild()
+    dist.destroy_process_group()
+
+
+@NEEDS_FAKE
+def test_a_group_of_other_ranks_is_a_mismatch_on_every_rank(world):
+    world.run(in_groups_of_other_ranks, 3, env=libraries())
+
+
 def ends_with_an_abort_that_hangs(blocked):
     cuda, rank, _ = faked()
     dist.all_reduce(cuda.tensor(torch.ones(4), device=rank))

@@ -28,7 +28,7 @@ TOLD = {
     "loader": r"ended by ValueError: .*end_program.py:\d+\)",
     "backward": r"ended by RuntimeError: in backward \(end_program.py:\d+\)",
     "int": r"ended by KeyboardInterrupt \(end_program.py:\d+\)",
-    "os_exit": r"(exited with code 6|its process ended|lost its connection)",
+    "os_exit": r"ended by os._exit\(6\) \(end_program.py:\d+\)",
     "abort": r"(signal 6 \(SIGABRT\)|its process ended|lost its connection)",
     "term": r"(signal 15 \(SIGTERM\)|its process ended|lost its connection)",
     "quit": r"(signal 3 \(SIGQUIT\)|its process ended|lost its connection)",
@@ -123,6 +123,54 @@ def test_each_way(tmp_path, store, start, way, where):
 @pytest.mark.parametrize("way", ["leave", "kill"])
 def test_whoever_hosts_the_store_is_replaced(tmp_path, way):
     by_hand(tmp_path, way, "collective", host=1)
+
+
+REPLACES_ITSELF = """
+import os, sys, torch, torch.distributed as dist, torch_resilient
+from torch_resilient import State, elastic
+
+dist.init_process_group("resilient")
+rank = dist.get_rank()
+
+def say(line):
+    os.write(1, f"{line}\\n".encode())
+
+torch_resilient.on_event(lambda event: event["event"] == "fenced" and say(f"FENCED on {rank}"))
+
+def train(state):
+    while state.step < 6:
+        if rank == 1 and state.step == 3 and "AGAIN" not in os.environ:
+            os.environ["AGAIN"] = "1"
+            os.execv(sys.executable, [sys.executable, *sys.argv])
+        dist.all_reduce(torch.ones(1))
+        state.step += 1
+        state.commit()
+
+elastic(train)(State(step=0))
+say(f"rank {rank} done")
+dist.destroy_process_group()
+"""
+
+
+def test_a_program_that_replaces_itself_is_the_replacement(world, tmp_path):
+    """By exec: the number of the process stays."""
+    program = tmp_path / "program.py"
+    program.write_text(REPLACES_ITSELF)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(program)],
+            env={**os.environ, **world.environment(rank, RANKS, {"RESILIENT_SEAT_WAIT": "60s"})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    said = [rank.communicate(timeout=90) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * RANKS, said
+    for rank, (stdout, _) in enumerate(said):
+        fences = [] if rank == 1 else [f"FENCED on {rank}"]
+        assert sorted(stdout.splitlines()) == [*fences, f"rank {rank} done"], said
 
 
 AGAIN = """

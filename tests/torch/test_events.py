@@ -126,9 +126,9 @@ def test_a_callback_that_raises_is_shown_once_and_stops_nobody(world, how):
 
 
 def ends_with_a_callback(destroyed):
-    atexit.register(print, "before", file=sys.stderr)
+    atexit.register(sys.stderr.write, "before\n")
     dist.init_process_group("resilient")
-    on_event(lambda event: print("heard", event["event"], file=sys.stderr, flush=True))
+    on_event(lambda event: sys.stderr.write(f"heard {event['event']}\n"))
     dist.barrier()
     if destroyed:
         dist.destroy_process_group()
@@ -139,9 +139,10 @@ def test_the_process_ends_with_the_last_event(world, destroyed):
     for rank in world.start(ends_with_a_callback, 2, destroyed):
         assert rank.wait(20) == 0, rank.stderr()
         lines = [line for line in rank.stderr().splitlines() if line in ("heard closed", "before")]
-        # What the program registers after the import of torch runs before its worlds are closed.
-        expected = ["heard closed", "before"] if destroyed else ["before", "heard closed"]
-        assert lines == expected, rank.stderr()
+        if destroyed:  # Callbacks hold up nothing: the program may go on before this one runs.
+            assert sorted(lines) == ["before", "heard closed"], rank.stderr()
+        else:  # What a program registers after the import of torch runs before its worlds close.
+            assert lines == ["before", "heard closed"], rank.stderr()
         assert "Traceback" not in rank.stderr() and "terminate" not in rank.stderr()
 
 

@@ -6,6 +6,7 @@ import subprocess
 import threading
 
 import harness
+from rank_server import hear, tell
 
 
 def test_children_are_found_while_threads_come_and_go():
@@ -48,3 +49,27 @@ def test_ended_worlds_hold_no_descriptors(rank_server, store):
         return len(os.listdir("/proc/self/fd"))
 
     assert run_world() == run_world()
+
+
+def ends_when_told():
+    tell("all that the test needs")
+    hear()
+
+
+def never_ends():
+    hear()
+
+
+def test_a_world_waits_for_the_ends_of_its_ranks(rank_server, store):
+    world = harness.World(rank_server, store)
+    rank = world.start_rank(ends_when_told, 0, 1)
+    assert rank.told()
+    rank.say("end")  # It takes some milliseconds for that.
+    assert world.close() == []
+
+
+def test_a_rank_that_does_not_end_is_reported_and_killed(rank_server, store):
+    world = harness.World(rank_server, store)
+    rank = world.start_rank(never_ends, 0, 1)
+    (report,) = world.close(seconds=0.1)
+    assert f"rank process {rank.pid}" in report and not rank.alive()

@@ -11,7 +11,7 @@ import harness
 import hosts
 import pytest
 
-from torch_resilient import _presence
+from torch_resilient import _init, _presence
 
 TIMEOUT_SECONDS = 4
 
@@ -114,6 +114,72 @@ def test_helpers_and_programs_without_ranks_announce_nothing():
     assert not announces({**environment(0, 2, port), "MASTER_ADDR": ""})
 
 
+def test_a_name_follows_the_variables(monkeypatch):
+    name = None
+    for values in ({"RANK": "0"}, {"RANK": "1"}, {"MASTER_PORT": "2"}, {"RESILIENT_JOB": "b"}):
+        for variable, value in {**environment(0, 2, 1), **values}.items():
+            monkeypatch.setenv(variable, value)
+        before, name = name, f"{_presence.prefix(os.environ)}/{os.environ['RANK']}"
+        assert _presence.announce()
+        assert name in names_on_this_host() and before not in names_on_this_host()
+    launchers, init = _presence.Init("job", "1", 1, 2), _presence.Init("job", "2", 1, 2)
+    with _presence.in_init(launchers, launchers):
+        assert f"{name}/init" in names_on_this_host()
+        assert f"{name}/{launchers.name()}/any" in names_on_this_host()
+    with _presence.in_init(init, launchers):
+        assert f"{name}/init" in names_on_this_host()
+        assert f"{name}/{init.name()}/1" in names_on_this_host()
+    assert [other for other in names_on_this_host() if name in other] == [name]
+    _presence._forget()
+    assert name not in names_on_this_host()
+
+
+def test_an_init_elsewhere_does_not_wait_for_a_rank_that_is_in_the_launchers():
+    port = harness.free_port()
+    variables = environment(0, 2, port)
+    patient = JOINS.replace(f"seconds={TIMEOUT_SECONDS}", "seconds=60")
+    waits = start(patient, variables)
+    other = start(GOES_ELSEWHERE, environment(1, 2, port))
+    for rank in (waits, other):
+        assert rank.stdout.readline() == "here\n"
+    say(waits)
+    name = f"{_presence.prefix(variables)}/0/init"
+    deadline = time.monotonic() + 30
+    while name not in names_on_this_host():
+        assert time.monotonic() < deadline and waits.poll() is None
+    began = time.monotonic()
+    say(other, f"2 tcp://127.0.0.1:{harness.free_port()}\n")
+    assert other.stdout.readline() == "JOIN_TIMEOUT\n"
+    assert time.monotonic() - began < 3 * TIMEOUT_SECONDS
+    say(other, "60\n")
+    ended_well([waits, other])
+
+
+def init_of(port, **variables):
+    arguments = {"init_method": None, "store": None, "rank": -1, "world_size": -1}
+    variables = {**environment(0, 2, port), **variables}
+    settings = {"job": "", "store": "", "spares": 0}
+    return _init._init_of(arguments, settings, variables, False), variables, settings
+
+
+def test_the_init_that_a_launcher_means_is_that_of_a_program_that_names_no_more():
+    for variables in ({}, {"TORCHELASTIC_RUN_ID": "x"}, {"MASTER_ADDR": "LOCALHOST"}):
+        init, environment, settings = init_of(29500, **variables)
+        assert init == _init._init_of_launcher(settings, environment)
+
+
+def test_variables_that_count_something_else_than_the_ranks_say_nothing_of_them():
+    """A launcher that starts one process a host, which spawns the ranks."""
+    init, variables, _ = init_of(29500)
+    assert _presence.prefix_for(init, variables) == _presence.prefix(variables) != ""
+    assert _presence.prefix_for(init, {**variables, "WORLD_SIZE": "1"}) == ""
+
+
+def names_on_this_host():
+    with open("/proc/net/unix") as sockets:
+        return [line.split()[-1].removeprefix("@") for line in sockets]
+
+
 def test_the_names_are_those_of_one_job():
     one = environment(0, 2, 1)
     assert _presence.prefix(one) == _presence.prefix({**one, "RANK": "1"})
@@ -180,6 +246,49 @@ def test_a_rank_that_never_started_anywhere_is_missing_whoever_is_present(networ
     assert "missing ranks 2; nothing was ever heard from them" in out
     assert f"rank 0 lives on host alpha (pid {ranks[0].pid}) and has not come to its init" in out
     ranks[0].communicate("", timeout=60)
+
+
+GOES_ELSEWHERE = f"""
+    import sys, torch, torch.distributed as dist
+    from datetime import timedelta
+    print("here", flush=True)
+    for line in sys.stdin:
+        seconds, *url = line.split()
+        try:
+            dist.init_process_group(
+                "resilient", *url, timeout=timedelta(seconds=int(seconds)), rank=1, world_size=2
+            )
+            break
+        except dist.DistStoreError as error:
+            print(error.code, flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    dist.init_process_group("resilient", timeout=timedelta(seconds={TIMEOUT_SECONDS}))
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_in_the_init_of_another_job_is_missing_until_that_has_ended(network):
+    port = harness.free_port()
+    extra = {"MASTER_ADDR": "10.1.0.2", "RESILIENT_STORE": network.store.address}
+    programs = (JOINS, JOINS, GOES_ELSEWHERE)  # The first one gives up.
+    ranks = [
+        start(program, {**environment(r, 2, port), **extra}, network.on(r))
+        for program, r in zip(programs, (0, 0, 1), strict=True)
+    ]
+    for rank in ranks:
+        assert rank.stdout.readline() == "here\n", rank.communicate()
+    first, second, other = ranks
+    say(other, f"{3 * TIMEOUT_SECONDS} tcp://10.1.0.2:1\n")
+    out, err = first.communicate("go\n", timeout=2.5 * TIMEOUT_SECONDS)
+    assert first.returncode == 3 and "missing ranks 1" in out, (out, err)
+    assert other.stdout.readline() == "JOIN_TIMEOUT\n"
+    say(second)
+    still_waits(second, 2 * TIMEOUT_SECONDS)
+    say(other, f"{TIMEOUT_SECONDS}\n")
+    ended_well([second, other])
 
 
 def test_under_take_over_it_waits_at_the_address_of_the_store(network):

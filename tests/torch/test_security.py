@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+import tempfile
 
 import harness
 import pytest
+import torch.distributed as dist
 from store_access import add_up, failing_init, plain_environment, serving, worker
 
 import torch_resilient
@@ -89,3 +91,74 @@ def test_a_store_object_takes_a_token_of_its_own(guarded, token_file):
     assert store.clone().get("key") == b"value"
     with pytest.raises(torch_resilient.ConnectError, match="AUTH"):
         torch_resilient.Store(guarded, timeout=10, job="a store")
+
+
+NOBODY = 65534
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+
+
+def try_as_another_user(address):
+    """What becomes of a key that another user of this host sets."""
+    os.seteuid(NOBODY)
+    try:
+        torch_resilient.Store(address, timeout=20, job="theirs").set("key", "value")
+        return "admitted"
+    except torch_resilient.ConnectError as error:
+        return f"{error.code}: {error}"
+    finally:
+        os.seteuid(0)
+
+
+def try_at_own_store():
+    dist.init_process_group("resilient")
+    tried = try_as_another_user(f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
+    dist.barrier()
+    dist.destroy_process_group()
+    return tried
+
+
+def assert_refused(tried):
+    assert tried.startswith("AUTH"), tried
+    assert f"user {NOBODY}" in tried and _server.TOKEN_FILE in tried
+
+
+@only_root
+def test_a_store_that_a_rank_starts_refuses_other_users(world):
+    env = {
+        "RESILIENT_STORE": None,
+        "RESILIENT_JOB": None,
+        "MASTER_PORT": str(harness.free_port()),
+        "RESILIENT_LINGER": "1s",
+    }
+    for tried in world.run(try_at_own_store, 2, env=env):
+        assert_refused(tried)
+
+
+@only_root
+@pytest.mark.parametrize("token", [False, True])
+def test_the_store_of_resilient_run_refuses_other_users_without_a_token(tmp_path, token):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import os, sys\nsys.path.append({os.path.dirname(__file__)!r})\nimport test_security\n"
+        "print('tried', test_security.try_as_another_user(os.environ['RESILIENT_STORE']))\n"
+    )
+    environment = plain_environment()
+    with tempfile.TemporaryDirectory() as folder:  # The other user can come to it.
+        if token:
+            os.chmod(folder, 0o755)
+            environment[_server.TOKEN_FILE] = os.path.join(folder, "token")
+            with open(environment[_server.TOKEN_FILE], "w") as file:
+                file.write(TOKEN)
+        done = subprocess.run(
+            [sys.executable, "-m", "torch_resilient.run", "--nproc", "1", str(script)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 0, done.stderr
+    tried = done.stdout.split("tried ", 1)[1].strip()
+    if token:
+        assert tried == "admitted"
+    else:
+        assert_refused(tried)

@@ -7,6 +7,7 @@ kill at each commit of a later one.
 """
 
 import os
+import re
 import signal
 
 import pytest
@@ -249,9 +250,16 @@ def commits_unevenly():
 
 
 def test_a_buddy_keeps_no_part_of_another_commit(world):
-    texts = [str(rank.error(30)) for rank in world.start(commits_unevenly, 2)]
-    assert "rank 1 makes commit state/0.1/" in texts[0] and "while this rank makes" in texts[0]
-    assert "rank 0 makes commit state/0.2/" in texts[1] and "at the same steps" in texts[1]
+    """Each compares by itself what it was given: one that ends before the other has come so far is
+    a loss to that one, with the same text."""
+    errors = [rank.error(30) for rank in world.start(commits_unevenly, 2)]
+    assert any(isinstance(error, torch_resilient.ConfigError) for error in errors)
+    for error in errors:
+        text = str(error)
+        assert re.search("rank 1 makes commit state/0.1/|rank 0 makes commit state/0.2/", text), (
+            text
+        )
+        assert "while this rank makes" in text and "at the same steps" in text
     for rank in world.ranks:
         rank.wait(10)
 

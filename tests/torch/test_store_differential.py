@@ -163,10 +163,12 @@ class Call:
 class Pair:
     """Clients of both servers, at the same state."""
 
-    def __init__(self, tcp, resilient, job):
+    differences = DIFFERENCES
+
+    def __init__(self, tcp, our_client):
         self._tcp = tcp
         self.theirs = [tcp.client(CLIENT_SECONDS) for _ in range(CLIENTS)]
-        self.ours = [resilient.client(CLIENT_SECONDS, job=job) for _ in range(CLIENTS)]
+        self.ours = [our_client(CLIENT_SECONDS) for _ in range(CLIENTS)]
         self.met = set()
         self.log = []
         for key in self.theirs[0].list_keys():
@@ -182,7 +184,7 @@ class Pair:
         ours = perform(self.ours[call.client], call)
         self.log.append(f"{call} -> {theirs} | {ours}")
         if not same(theirs, ours):
-            for name, (_, applies, heal) in DIFFERENCES.items():
+            for name, (_, applies, heal) in self.differences.items():
                 if applies(call, theirs, ours):
                     self.met.add(name)
                     self._replace_dead(call.client)
@@ -315,7 +317,8 @@ def servers(subreaper):
 
 @pytest.fixture
 def pair(servers, request):
-    pair = Pair(*servers, request.node.name)
+    tcp, resilient = servers
+    pair = Pair(tcp, lambda seconds: resilient.client(seconds, job=request.node.name))
     yield pair
     pair.close()
 

@@ -1,12 +1,16 @@
 """The Store in rank processes: that of a session, forked children, Ctrl-C."""
 
 import contextlib
+import datetime
 import os
 import signal
+import threading
 
 import pytest
 import rank_server
 import torch.distributed as dist
+from store_shell import until
+from store_support import waits
 
 import torch_resilient
 
@@ -74,6 +78,60 @@ def use_session_store(size):
 
 def test_store_of_a_session(world):
     assert world.run(use_session_store, 3, 3) == [3, 3, 3]
+
+
+def keeps_the_store():
+    """Rank 0, as a library that has kept the store beyond the end of the world."""
+    dist.init_process_group("resilient")
+    kv = dist.distributed_c10d._get_default_store()
+    rank = dist.get_rank()
+    kv.set(f"of {rank}", "before")
+    kv.wait([f"of {1 - rank}"])
+    if rank == 1:
+        assert rank_server.hear() == "left"
+        kv.set("answer", kv.get("question"))
+        assert rank_server.hear() == "answered"
+        dist.destroy_process_group()
+        return None
+    dist.destroy_process_group()
+    kv.set("question", "after")
+    rank_server.tell("left")
+    return kv.get("answer"), kv.get("of 1"), kv.add("n", 1)
+
+
+def test_a_store_that_was_kept_outlives_its_world(world):
+    ranks = world.start(keeps_the_store, 2)
+    assert ranks[0].told() == "left"
+    ranks[1].say("left")
+    assert ranks[0].value() == (b"after", b"before", 1)
+    ranks[1].say("answered")
+    ranks[1].value()
+
+
+def waits_beyond_the_end():
+    dist.init_process_group("resilient")
+    kv = dist.distributed_c10d._get_default_store()
+    ended = []
+
+    def wait():
+        try:
+            kv.wait(["never"], datetime.timedelta(seconds=60))
+        except dist.DistError as error:
+            ended.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    rank_server.hear()
+    dist.destroy_process_group()
+    waiting.join(20)
+    return [error.code for error in ended]
+
+
+def test_the_end_of_the_world_ends_waits_of_other_threads(world):
+    rank = world.start_rank(waits_beyond_the_end, 0, 1)
+    until(lambda: waits(world.store_address, world.job) == 1, "the thread waits")
+    rank.say("go on")
+    assert rank.value()[0] in ("FAILED_PRECONDITION", "STALE_GENERATION")
 
 
 def wait_for_the_dead(call):

@@ -230,6 +230,7 @@ def agrees_until_one_is_missing(victim, delay):
     return answers
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_divides_nobody(world):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

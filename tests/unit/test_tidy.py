@@ -98,6 +98,8 @@ def test_third_parties_are_confined(path: str, include: str) -> None:
         ("getenv", 'const char* x = std::getenv("X");'),
         ("rand", "int x = rand() % 6;"),
         ("rand", "std::mt19937 generator;"),
+        ("weak-random", "Random random_;"),
+        ("weak-random", "std::string Secret(Random& random);"),
         ("wait", "condition.wait_for(lock, Millis(5));"),
         ("capture", "auto f = [=] { return x; };"),
         ("capture", "auto f = [=, this] { return x; };"),
@@ -318,3 +320,82 @@ def test_factory_that_follows_the_programs_defaults_is_found() -> None:
     ]
     assert rules(path, 'torch.zeros(1, dtype=torch.int64, device="cpu")\n') == []
     assert rules("tests/torch/a.py", "torch.zeros(1)\n") == []
+
+
+def in_namespace(declaration: str) -> str:
+    return f"namespace resilient {{\nnamespace {{\n\n{declaration}\n\n}}  // namespace\n}}\n"
+
+
+@pytest.mark.parametrize(
+    "declaration",
+    [
+        "std::mutex mutex;",
+        "const WakeFd wake;",
+        "std::atomic<const WakeFd*> wake{nullptr};",
+        "std::atomic<Writer*> writer{nullptr};",
+        "Children children;",
+        "std::map<std::string, Page> pages;",
+        "PyObject* factory = nullptr;",
+        "const Clock* clock = nullptr;",
+        "std::thread threads[2];",
+        "constinit std::mutex mutex;",
+    ],
+)
+def test_a_static_that_is_not_right_over_a_fork_is_found(declaration: str) -> None:
+    assert rules("runtime/base/a.cc", in_namespace(declaration)) == ["static"]
+    function = f"void F() {{\n  static {declaration}\n}}\n"
+    assert rules("torch_plugin/csrc/a.cc", function) == ["static"]
+    assert rules("runtime/base/a.h", f"class A {{\n  static {declaration}\n}};\n") == ["static"]
+    assert rules("tests/unit/base/a_test.cc", in_namespace(declaration)) == []
+    assert rules("store/server/a.cc", in_namespace(declaration)) == [], "it forks nobody"
+
+
+@pytest.mark.parametrize(
+    "declaration",
+    [
+        "constinit PerProcess<Children> children;",
+        "std::atomic<std::uint64_t> last{0};",
+        "std::atomic<std::uint64_t> bits[kWords / kBits];",
+        "volatile std::sig_atomic_t stopped = 0;",
+        "constexpr std::array kNames = {1, 2};",
+        'constexpr char kName[] = "name";',
+        "constinit const SystemClock clock;",
+    ],
+)
+def test_a_static_that_is_right_over_a_fork_is_silent(declaration: str) -> None:
+    assert rules("runtime/base/a.cc", in_namespace(declaration)) == []
+    assert rules("runtime/base/a.cc", f"void F() {{\n  static {declaration}\n}}\n") == []
+
+
+def test_a_constant_of_a_function_is_made_under_a_lock() -> None:
+    assert rules("runtime/base/a.cc", in_namespace("const std::string kEmpty;")) == []
+    function = "void F() {\n  static const std::string empty;\n}\n"
+    assert rules("runtime/base/a.cc", function) == ["static"]
+
+
+def test_functions_and_threads_own_variables_are_no_statics() -> None:
+    text = (
+        "static Deadline Never() { return Deadline(kNever); }\n"
+        "  static std::size_t BytesOf(const Entry& entry);\n"
+        "thread_local const Session* inside = nullptr;\n"
+        "static_assert(std::atomic<int>::is_always_lock_free);\n"
+        "using Lock = std::unique_lock<std::mutex>;\n"
+        "extern const std::mutex* other;\n"
+        "enum class Kind : int { kA };\n"
+    )
+    assert rules("runtime/base/a.h", in_namespace(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("_lock = threading.Lock()\n", ["static"]),
+        ("_changed: threading.Condition = threading.Condition()\n", ["static"]),
+        ("_kept = socket.socket()\n", ["static"]),
+        ("_lock = threading.Lock()\nos.register_at_fork(after_in_child=_forget)\n", []),
+        ("def f():\n    lock = threading.Lock()\n", []),
+    ],
+)
+def test_a_lock_of_a_python_module_says_what_a_child_does(text: str, expected: list[str]) -> None:
+    assert rules("torch_plugin/torch_resilient/_a.py", text) == expected
+    assert rules("torch_plugin/torch_resilient/_launch/a.py", text) == [], "it is no rank"

@@ -28,7 +28,8 @@ Result<c10::intrusive_ptr<ResilientBackend>> ResilientBackend::Create(
   auto options = c10::make_intrusive<BackendOptions>(timeout, nccl);
   options->group_name = name;
   options->global_ranks_in_group.assign(ranks.begin(), ranks.end());
-  auto group = context->session().CreateGroup(world ? kWorldGroup : name, ranks, nccl);
+  std::string made_at = context->host()->CallSite();
+  auto group = context->session().CreateGroup(world ? kWorldGroup : name, ranks, nccl, made_at);
   if (!group.ok()) return group.status();
   if ((*group)->rank() != rank || (*group)->size() != size) {
     (*group)->Close();
@@ -37,7 +38,8 @@ Result<c10::intrusive_ptr<ResilientBackend>> ResilientBackend::Create(
                            (*group)->size(), ", not rank ", rank, " of ", size));
   }
   if (world) ranks.clear();  // They change when the world is resized.
-  auto channels = std::make_shared<Channels>(context, *group, std::move(ranks), std::move(nccl));
+  auto channels = std::make_shared<Channels>(context, *group, std::move(ranks), std::move(nccl),
+                                             std::move(made_at));
   return c10::make_intrusive<ResilientBackend>(std::move(context), std::move(channels),
                                                std::move(options), std::move(parts));
 }

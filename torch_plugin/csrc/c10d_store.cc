@@ -43,7 +43,7 @@ Deadline DeadlineOf(std::chrono::milliseconds timeout) {
 Result<c10::intrusive_ptr<ResilientStore>> ResilientStore::Standalone(
     const store::ConnectOptions& options, std::chrono::milliseconds timeout,
     std::shared_ptr<Host> host) {
-  static const SystemClock clock;  // The client outlives this call; a clock has no state.
+  static constinit const SystemClock clock;  // The client outlives this call; a clock has no state.
   std::optional<Result<std::shared_ptr<store::Client>>> client;
   const InterruptCheck interrupt = [host] { return host->Interrupted(); };
   host->WithoutLock(
@@ -93,7 +93,11 @@ store::Client::Call ResilientStore::MakeCall(std::chrono::milliseconds timeout, 
   if (context_ == nullptr) return call;
   switch (waits) {
     case Waits::kForOthers:
-      call.stop = [context = context_] { return context->session().failure(); };
+      call.stop = [context = context_, was_open = context_->client().ok()] {
+        // The close ends what waits; a library that has kept the store may go on to use it.
+        if (Status open = context->client().status(); was_open && !open.ok()) return open;
+        return context->session().failure();
+      };
       break;
     case Waits::kNo:
       call.deadline = std::min(call.deadline,

@@ -18,8 +18,9 @@ namespace resilient::plugin {
 
 // c10d's Store over the exactly-once client. Standalone, its keys belong to the job; opened from a
 // session, they belong to the session's init round, and its waits end with the first cause when the
-// session is fenced. Timeouts are c10d's: strict, on this rank only. A call that waits holds up no
-// call of another thread.
+// session is fenced. One that outlives its session goes on as long as a rank of that round is
+// there, whose end takes the keys along. Timeouts are c10d's: strict, on this rank only. A call
+// that waits holds up no call of another thread.
 //
 // Owner: c10d and the user. Thread: thread-safe, but for setTimeout, as in c10d.
 class ResilientStore final : public c10d::Store {

@@ -10,12 +10,14 @@
 namespace resilient::plugin {
 
 Channels::Channels(const std::shared_ptr<SessionContext>& context,
-                   const std::shared_ptr<Group>& group, std::vector<int> ranks, NcclOptions nccl)
+                   const std::shared_ptr<Group>& group, std::vector<int> ranks, NcclOptions nccl,
+                   std::string made_at)
     : context_(context),
       main_{.group = group,
             .callbacks = std::make_shared<CallbackQueue>(context, group->name(), 0)},
       ranks_(std::move(ranks)),
-      nccl_(std::move(nccl)) {}
+      nccl_(std::move(nccl)),
+      made_at_(std::move(made_at)) {}
 
 Result<Channel> Channels::OfCollective() {
   const CallbackQueue::Running* const running = CallbackQueue::Running::Innermost();
@@ -58,7 +60,7 @@ Result<Channel> Channels::Make(const CallbackQueue& caller, std::uint64_t epoch)
     std::iota(ranks.begin(), ranks.end(), 0);
   }
   const std::string name = c10::str(own, "/callbacks", of, "#", epoch);
-  auto group = context->session().CreateGroup(name, std::move(ranks), nccl_);
+  auto group = context->session().CreateGroup(name, std::move(ranks), nccl_, made_at_);
   if (!group.ok()) return group.status();
   return Channel{.group = *std::move(group),
                  .callbacks = std::make_shared<CallbackQueue>(context, name, caller.depth() + 1)};

@@ -34,9 +34,9 @@ class Channels {
   // How many callbacks may be nested: each that waits needs a thread, and each communicator links.
   static constexpr int kDepthMax = 8;
 
-  // `ranks`: global ranks in group order; empty: the world.
+  // `ranks`: global ranks in group order; empty: the world. `made_at`: where in the program.
   Channels(const std::shared_ptr<SessionContext>& context, const std::shared_ptr<Group>& group,
-           std::vector<int> ranks, NcclOptions nccl);
+           std::vector<int> ranks, NcclOptions nccl, std::string made_at);
 
   const Channel& main() const { return main_; }
 
@@ -54,6 +54,7 @@ class Channels {
   const Channel main_;
   const std::vector<int> ranks_;  // Empty: the world's.
   const NcclOptions nccl_;
+  const std::string made_at_;
   std::mutex mutex_;
   std::uint64_t epoch_ = 0;              // Guarded by mutex_. In which made_ were made.
   std::map<std::string, Channel> made_;  // Guarded by mutex_. By the name of the caller's queue.

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include <resilient/communicator.h>
 #include <resilient/exit.h>
+#include <resilient/transports.h>
 
 namespace resilient::plugin {
 namespace {
@@ -115,19 +115,20 @@ void SessionContext::LetHooksBegin() const {
 void SessionContext::Close() {
   std::shared_ptr<store::Client> client;
   std::unique_ptr<Termination> termination;
+  const bool in_child = session_ != nullptr && session_->InForkedChild();
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_, std::defer_lock);
+    if (!in_child) lock.lock();  // Another thread may have held it at the fork.
     termination = std::move(termination_);
     client = std::move(client_);
     client_ = nullptr;
   }
   if (session_ == nullptr) return;  // Open failed.
-  const bool in_child = session_->InForkedChild();
   host_->WithoutLock([&] {
     termination.reset();
     session_->Close();
     if (!in_child) abort_watch_.AwaitEnd(Deadline::After(clock_.Now(), kAtOnce));
-    if (client) client->Close();
+    client.reset();  // It closes with the last store that a library has kept.
     finisher_->Stop(in_child);
   });
   if (!in_child) ledger_->Close();

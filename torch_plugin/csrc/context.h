@@ -7,12 +7,12 @@
 #include <string>
 
 #include <resilient/clock.h>
-#include <resilient/communicator.h>
 #include <resilient/ladder.h>
 #include <resilient/session.h>
 #include <resilient/status.h>
 #include <resilient/store/client.h>
 #include <resilient/termination.h>
+#include <resilient/transports.h>
 
 #include "torch_plugin/csrc/auto_heal.h"
 #include "torch_plugin/csrc/finisher.h"
@@ -62,7 +62,8 @@ class SessionContext : public std::enable_shared_from_this<SessionContext> {
   Status Rebuild(std::optional<Duration> budget = std::nullopt, int min_world = 0,
                  std::optional<Duration> seat_wait = std::nullopt);
 
-  // kFailedPrecondition before Init and after Close.
+  // kFailedPrecondition before Init and after Close. A caller that holds it may go on using it
+  // after Close.
   Result<std::shared_ptr<store::Client>> client() const;
 
   // Runs them, on a thread of their own, for each failure from now on. kResourceExhausted.

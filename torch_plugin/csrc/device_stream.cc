@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
+
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -34,8 +36,9 @@ Result<ExecutionStream> HandleOf(const Stream& stream, const Guard& guard) {
   } else if constexpr (requires { guard.getStreamNativeHandle(stream); }) {
     return guard.getStreamNativeHandle(stream);
   } else {
-    static const StreamMethod method = FindStreamMethod();
-    if (method != nullptr) return method(&stream);
+    static std::atomic<StreamMethod> found{nullptr};
+    if (found.load() == nullptr) found.store(FindStreamMethod());
+    if (const StreamMethod method = found.load()) return method(&stream);
     return Status(StatusCode::kUnimplemented,
                   "this version of torch does not tell which CUDA stream is the current one: "
                   "tensors on CUDA devices need another, torch 2.15 for example");

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <resilient/exit.h>
+#include <resilient/per_process.h>
 
 #include "torch_plugin/csrc/thread.h"
 
@@ -33,14 +34,14 @@ std::uint64_t LastEvent(const Session& session) {
 
 constexpr Duration kHooksEnd = std::chrono::milliseconds(300);
 
-// How many threads of this process are in hooks now, and the end of the process beside them.
+// How many threads of this process are in hooks now, or let go of a session, and the end of the
+// process beside them.
 //
-// Owner: the process, which never destroys it. Thread: thread-safe.
+// Owner: the process (PerProcess). Thread: thread-safe.
 class RunningHooks {
  public:
-  RunningHooks() {
-    (void)::on_exit([](int code, void* self) { OnExit(code, self); }, this);
-  }
+  // Where it is registered more than once, the first call does it all.
+  RunningHooks() { (void)::on_exit(&OnExit, nullptr); }
 
   void Begin() { Add(1); }
   void End() { Add(-1); }
@@ -74,19 +75,8 @@ class RunningHooks {
 
   // Registered late, it runs before what was there already is taken down, which one that still runs
   // may be using.
-  static void OnExit(int code, void* self) {
-    auto* const running = static_cast<RunningHooks*>(self);
-    // In a forked child nothing runs of what did.
-    if (running->count_.load() == 0 || ::getpid() != running->process_) return;
-    if (!running->awaited_.load() &&
-        running->AwaitNone(Deadline::After(SystemClock().Now(), kHooksEnd))) {
-      return;
-    }
-    if (::ftrylockfile(stdout) == 0) (void)::fflush_unlocked(stdout);
-    ::_exit(code);
-  }
+  static void OnExit(int code, void* /*unused*/);
 
-  const pid_t process_ = ::getpid();
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<int> count_{0};         // Written under mutex_.
@@ -94,9 +84,17 @@ class RunningHooks {
 };
 
 // Made with the first watch, on a thread of the program's.
-RunningHooks& AllRunning() {
-  static auto* const running = new RunningHooks();
-  return *running;
+constinit PerProcess<RunningHooks> all_running;
+
+void RunningHooks::OnExit(int code, void* /*unused*/) {
+  RunningHooks* const running = all_running.Present();
+  if (running == nullptr || running->count_.load() == 0) return;
+  if (!running->awaited_.load() &&
+      running->AwaitNone(Deadline::After(SystemClock().Now(), kHooksEnd))) {
+    return;
+  }
+  if (::ftrylockfile(stdout) == 0) (void)::fflush_unlocked(stdout);
+  ::_exit(code);
 }
 
 // What a hook owns may be Python's, and nobody may let go of that in a process that is ending.
@@ -148,10 +146,10 @@ struct AbortWatch::Shared {
       changed.notify_all();
       lock.unlock();
       // A process that ends needs no record of its own end, and must not wait for one.
-      AllRunning().Begin();
+      all_running.Get().Begin();
       if (!ExitHasBegun()) AbortHooks::Run(*hooks);
       Drop(std::move(hooks));
-      AllRunning().End();
+      all_running.Get().End();
       lock.lock();
       running = false;
     }
@@ -166,14 +164,17 @@ struct AbortWatch::Shared {
       Take(*session);
       RunDue();
     }
+    // It may be the last one that has the session, whose end the exit must not overtake either.
+    all_running.Get().Begin();
     Drop(std::move(session));
+    all_running.Get().End();
     const std::lock_guard lock(mutex);
     ended = true;
     changed.notify_all();
   }
 };
 
-bool AwaitAbortHooks(Deadline deadline) { return AllRunning().AwaitNone(deadline); }
+bool AwaitAbortHooks(Deadline deadline) { return all_running.Get().AwaitNone(deadline); }
 
 std::shared_ptr<AbortWatch::Shared> AbortWatch::shared() const {
   const std::lock_guard lock(mutex_);
@@ -185,7 +186,7 @@ Status AbortWatch::Follow(const std::shared_ptr<Session>& session,
   const std::uint64_t last = LastEvent(*session);
   const std::lock_guard lock(mutex_);
   if (shared_ == nullptr) {
-    (void)AllRunning();
+    (void)all_running.Get();
     const auto shared = std::make_shared<Shared>();
     shared->taken = last;
     auto thread = StartThread("res-hooks", [shared, own = session, last]() mutable {

@@ -1,6 +1,7 @@
 #include "torch_plugin/csrc/launch.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <optional>
 #include <string_view>
@@ -29,12 +30,28 @@ class Variables {
   const Entries& entries_;
 };
 
-std::optional<int> ToNumber(const std::string& text) {
+constexpr std::string_view kBlanks = " \t\n\v\f\r";
+
+std::string_view Trimmed(std::string_view text) {
+  const std::size_t first = text.find_first_not_of(kBlanks);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
+}
+
+// With blanks and ends of lines around it, as the package takes it.
+std::optional<int> ToNumber(std::string_view whole) {
+  const std::string text(Trimmed(whole));
   int number = 0;
   const char* end = text.data() + text.size();
   const auto [parsed, error] = std::from_chars(text.data(), end, number);
   if (text.empty() || error != std::errc() || parsed != end) return std::nullopt;
   return number;
+}
+
+std::string Lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char one) { return static_cast<char>(std::tolower(one)); });
+  return text;
 }
 
 Result<int> NumberOf(int given, const char* name, const Variables& variables) {
@@ -55,10 +72,8 @@ std::vector<std::string> SplitAddresses(std::string_view text) {
   std::vector<std::string> addresses;
   while (!text.empty()) {
     const std::size_t comma = std::min(text.find(','), text.size());
-    std::string_view one = text.substr(0, comma);
+    const std::string_view one = Trimmed(text.substr(0, comma));
     text.remove_prefix(std::min(comma + 1, text.size()));
-    while (!one.empty() && one.front() == ' ') one.remove_prefix(1);
-    while (!one.empty() && one.back() == ' ') one.remove_suffix(1);
     if (!one.empty()) addresses.emplace_back(one);
   }
   return addresses;
@@ -66,25 +81,26 @@ std::vector<std::string> SplitAddresses(std::string_view text) {
 
 // "host:port" of MASTER_ADDR and MASTER_PORT; empty when they name none.
 std::string MasterAddress(const Variables& variables) {
-  const std::string host = variables["MASTER_ADDR"];
+  const std::string host = Lower(variables["MASTER_ADDR"]);
   const std::optional<int> port = ToNumber(variables["MASTER_PORT"]);
-  if (host.empty() || !port || *port < 0 || *port > kPortMax) return {};
+  const bool name = !host.empty() && host.find_first_of(kBlanks) == std::string::npos;
+  if (!name || !port || *port < 0 || *port > kPortMax) return {};
   const bool v6 = host.find(':') != std::string::npos;
   return c10::str(v6 ? "[" : "", host, v6 ? "]" : "", ":", *port);
 }
 
-// The same on all ranks and at every attempt.
+// The same on all ranks and at every attempt, also where hosts know the store by several names: one
+// that is not `shared` with others is told by its place.
 std::string JobName(const InitOptions& options, const Settings& settings,
-                    const Variables& variables, const std::string& address) {
+                    const Variables& variables, const std::string& address, bool shared) {
   if (!options.job.empty()) return options.job;
   if (!settings.job.empty()) return settings.job;
   std::string run_id = variables["TORCHELASTIC_RUN_ID"];
   if (!run_id.empty() && run_id != "none") return run_id;  // torchrun's default id is no name.
-  if (const std::string slurm = variables["SLURM_JOB_ID"]; !slurm.empty()) {
-    const std::string step = variables["SLURM_STEP_ID"];
-    return c10::str(slurm, ".", step.empty() ? "0" : step);
-  }
-  return address.empty() ? "default" : address;
+  if (address.empty()) return "default";
+  if (!shared) return c10::str("port-", address.substr(address.rfind(':') + 1));
+  const std::string slurm = variables["SLURM_JOB_ID"];
+  return slurm.empty() ? address : c10::str(slurm, "/", address);
 }
 
 // As the package's own rendezvous of torchrun says. Otherwise torchrun's count is used on a single
@@ -93,7 +109,7 @@ std::uint64_t AttemptOf(const Settings& settings, const Variables& variables) {
   if (settings.attempt > 0) return settings.attempt;
   const std::string nodes = variables["GROUP_WORLD_SIZE"];
   const std::optional<int> count = ToNumber(variables["TORCHELASTIC_RESTART_COUNT"]);
-  const bool counts = count && *count > 0 && (nodes.empty() || nodes == "1");
+  const bool counts = count && *count > 0 && (nodes.empty() || ToNumber(nodes) == 1);
   return counts ? static_cast<std::uint64_t>(*count) : 0;
 }
 
@@ -110,8 +126,10 @@ Status FindStore(const InitOptions& options, const Settings& settings, const Var
   }
   if (master.empty()) {
     return {StatusCode::kSetting,
-            "MASTER_ADDR and MASTER_PORT name no address: start the program with a launcher "
-            "(resilient-run --no-python), or set them, or RESILIENT_STORE=host:port"};
+            c10::str("MASTER_ADDR='", variables["MASTER_ADDR"], "' and MASTER_PORT='",
+                     variables["MASTER_PORT"],
+                     "' name no address: start the program with a launcher (resilient-run "
+                     "--no-python), or set them, or RESILIENT_STORE=host:port")};
   }
   launch->store = {master};
   return Status::Ok();
@@ -142,7 +160,7 @@ Result<Launch> PlanLaunch(const InitOptions& options, const Settings& settings,
   const std::string master = MasterAddress(variables);
   RESILIENT_RETURN_IF_ERROR(FindStore(options, settings, variables, master, &launch));
   const std::string address = !master.empty() ? master : settings.store;
-  launch.job = JobName(options, settings, variables, address);
+  launch.job = JobName(options, settings, variables, address, launch.store_given);
   launch.attempt = AttemptOf(settings, variables);
   return launch;
 }

@@ -9,6 +9,7 @@
 
 #include <c10/util/Exception.h>
 #include <resilient/nccl_memory.h>
+#include <resilient/per_process.h>
 
 namespace resilient::plugin {
 namespace {
@@ -53,19 +54,24 @@ Result<std::shared_ptr<c10::Allocator>> Make(const CudaFabricOptions& options) {
       });
 }
 
+struct Kept {
+  std::mutex mutex;
+  std::shared_ptr<c10::Allocator> made;  // Guarded by mutex.
+};
+// Never destroyed: pools may outlive all that is.
+constinit PerProcess<Kept> of_process;
+
 }  // namespace
 
 Result<std::shared_ptr<c10::Allocator>> NcclAllocator(const CudaFabricOptions& options) {
-  static std::mutex mutex;
-  // Never destroyed: pools may outlive all that is.
-  static auto* const made = new std::shared_ptr<c10::Allocator>();
-  const std::lock_guard lock(mutex);
-  if (*made == nullptr) {
+  Kept& kept = of_process.Get();
+  const std::lock_guard lock(kept.mutex);
+  if (kept.made == nullptr) {
     auto allocator = Make(options);
     if (!allocator.ok()) return allocator.status();
-    *made = std::move(allocator).value();
+    kept.made = std::move(allocator).value();
   }
-  return *made;
+  return kept.made;
 }
 
 }  // namespace resilient::plugin

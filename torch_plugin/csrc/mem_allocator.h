@@ -3,8 +3,8 @@
 #include <memory>
 
 #include <c10/core/Allocator.h>
-#include <resilient/communicator.h>
 #include <resilient/status.h>
+#include <resilient/transports.h>
 
 namespace resilient::plugin {
 

@@ -2,9 +2,9 @@
 
 #include <cxxabi.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <future>
@@ -16,6 +16,7 @@
 
 #include <c10/util/StringUtil.h>
 #include <c10/util/Type.h>
+#include <resilient/per_process.h>
 
 #include "torch_plugin/csrc/thread.h"
 
@@ -43,21 +44,15 @@ std::string DescribeCurrent() {
   return text;
 }
 
-// Owner: the process; never destroyed, as it is used until the end. Thread: thread-safe.
+// The handler before ours, as a forked child inherits both.
+std::atomic<std::terminate_handler> handler_before{nullptr};
+
+// Owner: the process (PerProcess), as it is used until the end. Thread: thread-safe.
 class NativeEnding {
  public:
-  static NativeEnding& Instance() {
-    static auto* const instance = new NativeEnding;
-    return *instance;
-  }
-
   void Watch(const std::shared_ptr<SessionContext>& world) {
     const std::lock_guard lock(mutex_);
-    if (pid_ != getpid()) {
-      if (pid_ == 0) Install();
-      pid_ = getpid();
-      worlds_.clear();
-    }
+    if (!std::exchange(installed_, true)) Install();
     std::erase_if(worlds_, [](const auto& one) { return one.expired(); });
     worlds_.push_back(world);
   }
@@ -68,36 +63,20 @@ class NativeEnding {
   }
 
  private:
-  void Install() {
-    before_ = std::set_terminate(&OnTerminate);
-    on_exit(&OnExit, nullptr);
+  static void Install() {
+    const std::terminate_handler before = std::set_terminate(&OnTerminate);
+    if (before != &OnTerminate) handler_before.store(before);
+    on_exit(&OnExit, nullptr);  // Who is called twice has told all worlds the first time.
   }
 
-  [[noreturn]] static void OnTerminate() {
-    NativeEnding& own = Instance();
-    const std::string text = DescribeCurrent();
-    own.Tell(text.empty() ? "std::terminate" : text);
-    if (own.before_ != nullptr) own.before_();
-    std::abort();
-  }
-
-  static void OnExit(int status, void* /*unused*/) {
-    if ((status & 0xff) == 0) return;
-    NativeEnding& own = Instance();
-    std::string text = c10::str("exit(", status, ")");
-    {
-      const std::lock_guard lock(own.mutex_);
-      if (!own.noted_.empty()) text = own.noted_ + ", then " + text;
-    }
-    own.Tell(text);
-  }
+  [[noreturn]] static void OnTerminate();
+  static void OnExit(int status, void* unused);
 
   // On another thread: this one may hold, below the exception, any lock there is.
   void Tell(const std::string& text) {
     std::vector<std::shared_ptr<SessionContext>> worlds;
     {
       const std::lock_guard lock(mutex_);
-      if (pid_ != getpid()) return;
       for (const auto& one : std::exchange(worlds_, {})) {
         if (auto world = one.lock()) worlds.push_back(std::move(world));
       }
@@ -118,18 +97,36 @@ class NativeEnding {
   }
 
   std::mutex mutex_;
-  pid_t pid_ = 0;  // Of the process that watches.
+  // Guarded by mutex_:
+  bool installed_ = false;
   std::vector<std::weak_ptr<SessionContext>> worlds_;
   std::string noted_;
-  std::terminate_handler before_ = nullptr;  // Constant after Install.
 };
+
+constinit PerProcess<NativeEnding> ending;
+
+void NativeEnding::OnTerminate() {
+  const std::string text = DescribeCurrent();
+  if (NativeEnding* const own = ending.Present()) own->Tell(text.empty() ? "std::terminate" : text);
+  if (const std::terminate_handler before = handler_before.load()) before();
+  std::abort();
+}
+
+void NativeEnding::OnExit(int status, void* /*unused*/) {
+  NativeEnding* const own = ending.Present();
+  if ((status & 0xff) == 0 || own == nullptr) return;
+  std::string text = c10::str("exit(", status, ")");
+  {
+    const std::lock_guard lock(own->mutex_);
+    if (!own->noted_.empty()) text = own->noted_ + ", then " + text;
+  }
+  own->Tell(text);
+}
 
 }  // namespace
 
-void WatchEnding(const std::shared_ptr<SessionContext>& world) {
-  NativeEnding::Instance().Watch(world);
-}
+void WatchEnding(const std::shared_ptr<SessionContext>& world) { ending.Get().Watch(world); }
 
-void NoteException() { NativeEnding::Instance().Note(DescribeCurrent()); }
+void NoteException() { ending.Get().Note(DescribeCurrent()); }
 
 }  // namespace resilient::plugin

@@ -91,6 +91,7 @@ class Session:
         init_timeout: float,
         budget: float,
         seat_wait: float,
+        min_world: int = 0,
         spare_if_taken: bool = False,
         launcher_attempt: int = 0,
         supervised: bool = False,
@@ -114,7 +115,7 @@ class Session:
         op_deadline: float = 120.0,
         wait_log: float = 30.0,
         stalls: tuple[float, float] = (3600.0, 600.0),
-        presence: str = "",
+        presence: tuple[str, str] = ("", ""),
         timeout: timedelta = ...,  # What init_process_group was given.
         device: DeviceClaim | None = None,
         nccl: NcclOptions | None = None,  # Of the world's group.

@@ -8,26 +8,30 @@ import contextlib
 import socket
 import time
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 from urllib.parse import urlparse
 
-from torch_resilient import _errors, _resolver, _server
+from torch_resilient import _errors, _names, _reach, _resolver, _server
 
 PROBE_SECONDS = 2.0  # For one answer of a server that should be there.
 _FIRST_PAUSE_SECONDS = 0.02
 _LAST_PAUSE_SECONDS = 0.5
 _LOG_AFTER_SECONDS = 10.0
+_LEAST_TIMEOUT_SECONDS = 0.1
 _KEY = "resilient/store/"
-_WILDCARDS = ("0.0.0.0", "::")
 
 
 @dataclass
 class Endpoint:
-    """Where the store is. `spawned`: by this process. `given`: by the user, not found."""
+    """Where the store is. `spawned`: by this process. `given`: by the user, not found. `other`: the
+    c10d store that led to it, where the program has handed one in."""
 
     addresses: list
     server_id: str = ""
     spawned: bool = False
     given: bool = False
+    other: Any = None
 
 
 class Search:
@@ -39,10 +43,14 @@ class Search:
         self.bind, self.linger = settings["bind"], settings["linger"]
         self.log, self.warn = log, warn
         self._native = native
-        self._access = {"token_file": settings["token_file"], "tls": settings["tls"]}
+        self._access = access_of(settings)
 
     def left(self):
         return max(self.deadline - time.monotonic(), 0)
+
+    def timeout(self):
+        """The same for a store of torch's, which takes none of nothing."""
+        return timedelta(seconds=max(self.left(), _LEAST_TIMEOUT_SECONDS))
 
     def probe(self, address):
         """Id of the server there; raises the connect errors of the package."""
@@ -62,47 +70,80 @@ class Search:
         return address, server_id
 
 
+def access_of(settings):
+    """What opens a store to this process, as arguments of the extension's functions."""
+    return {"token_file": settings["token_file"], "tls": settings["tls"]}
+
+
 def of_launcher(url, environment, required=False):
     """The "host:port" that torch would make its store at: of tcp://, or MASTER_ADDR:MASTER_PORT."""
     if url.startswith("tcp:"):
         return _server.join_host_port(*from_url(url))
-    host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
-    if host and port.isdigit() and int(port) < 65536:
-        return _server.join_host_port(host, int(port))
+    host, text = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+    wrong = _what_is_wrong(host, text)
+    if wrong is None:
+        return _server.join_host_port(host.lower(), _names.number(text))
     if not required:
         return ""
-    name = "MASTER_PORT" if host else "MASTER_ADDR"
-    what = f"{name}={port!r} is not a port" if host and port else f"{name} is not set"
     raise _errors.ConfigError(
-        f"{what}: start the script with a launcher (resilient-run, torchrun), or set MASTER_ADDR"
+        f"{wrong}: start the script with a launcher (resilient-run, torchrun), or set MASTER_ADDR"
         " and MASTER_PORT, or RESILIENT_STORE=host:port"
     )
 
 
-def job_name(settings, environment, launcher_address):
-    """Name of the job on its store, the same on all ranks and at every attempt."""
+def _what_is_wrong(host, port):
+    """With MASTER_ADDR and MASTER_PORT; None: nothing."""
+    if not host:
+        return "MASTER_ADDR is not set"
+    if host.split() != [host]:
+        return f"MASTER_ADDR={host!r} has a blank or an end of line in it, as no host's name has"
+    if not port:
+        return "MASTER_PORT is not set"
+    number = _names.number(port)
+    if number is None or not 0 <= number < 65536:
+        return f"MASTER_PORT={port!r} is not a port"
+    return None
+
+
+def job_name(settings, environment, launcher_address, shared):
+    """Name of the job on its store, the same on all ranks and at every attempt. `shared`: the store
+    was given, and may serve others; it is this job's own otherwise.
+
+    Its own is told by its place, which each host may know by another name, so the job is named by
+    the port alone. On a shared one the address tells jobs of one port apart. Slurm's job is no more
+    than a hint, its step none: a script may start a step on each node, or reach some by ssh.
+    Where the ranks are Slurm's own, `_launchers` has set RESILIENT_JOB.
+    """
     if settings["job"]:
         return settings["job"]
     run_id = environment.get("TORCHELASTIC_RUN_ID", "")
     if run_id and run_id != "none":  # torchrun's default id, shared by all of its jobs.
         return run_id
-    if environment.get("SLURM_JOB_ID"):
-        return f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_STEP_ID', '0')}"
-    return launcher_address or settings["store"] or "default"
+    if not shared:
+        return f"port-{launcher_address.rpartition(':')[2]}" if launcher_address else "default"
+    place = launcher_address or settings["store"] or "default"
+    slurm = environment.get("SLURM_JOB_ID", "")
+    return f"{slurm}/{place}" if slurm else place
 
 
 def before_init(native, environment):
-    """(addresses, job, access) of the store at which a process is present from its import on; None:
-    it is not known before init. With torchrun's own store at MASTER_PORT it is published there."""
+    """(addresses, job, port, access) of the store at which a process is present from its import on;
+    None: it is not known before init. With torchrun's own store at MASTER_PORT it is published
+    there. `port`: as in _presence.Init."""
     ours = {name: value for name, value in environment.items() if name.startswith("RESILIENT_")}
     settings = native.parse_settings(ours)
     address = of_launcher("", environment)
-    job = job_name(settings, environment, address)
-    access = {"token_file": settings["token_file"], "tls": settings["tls"]}
+    job = job_name(settings, environment, address, shared=bool(settings["store"]))
+    access = access_of(settings)
     if settings["store"]:
-        return given(settings["store"]).addresses, job, access
+        return given(settings["store"]).addresses, job, "", access
     if address and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return [address], job, access
+        host, port = _server.split_host_port(address)
+        size = _names.number(environment.get("WORLD_SIZE")) or 0
+        spans = _reach.spans_hosts(environment, size, host)
+        numbers = (host,) if _reach.is_loopback(host) else ()  # Names are init's to look up.
+        host = _reach.host_of_store(host, numbers, spans, settings)
+        return [_server.join_host_port(host, port)], job, str(port), access
     return None
 
 
@@ -111,7 +152,8 @@ def given(text):
     addresses = [part.strip() for part in text.split(",") if part.strip()]
     try:
         for address in addresses:
-            _server.split_host_port(address)
+            if _server.split_host_port(address)[1] == 0:
+                raise ValueError(f"nobody is at port 0 of {address!r}")
     except ValueError as error:
         raise _errors.ConfigError(
             f"the address of the store is malformed: {error}; write host:port[,host:port]"
@@ -166,11 +208,27 @@ def own_address_towards(numbers):
     return "127.0.0.1"
 
 
-def at(search, host, port):
+def is_one_host(one, other, deadline):
+    """Whether both names lead to one host, as far as this one knows."""
+    if one == other:
+        return True
+    ours, theirs = addresses_of(one, deadline), addresses_of(other, deadline)
+    return bool(set(ours) & set(theirs)) or (is_local(ours) and is_local(theirs))
+
+
+def at(search, host, port, alone=False):
     """Plain variables and tcp://: the store is at that address itself, as torch's would be.
 
-    Any rank on the host that owns the address may start it, rank 0 always may.
+    Any rank on the host that owns the address may start it, rank 0 always may. Port 0 is one of the
+    kernel's choice, for a world of one rank (`alone`): no other would find it.
     """
+    if port == 0:
+        if not alone:
+            raise _errors.ConfigError(
+                f"port 0 of {host!r} is another one for each rank: set MASTER_PORT, or the port of"
+                " tcp://, to one that is free on that host, the same for all ranks"
+            )
+        return Endpoint([search.start(host)[0]], spawned=True)
     address = _server.join_host_port(host, port)
     server_id, spawned = search.find(address)
     return Endpoint([address], server_id, spawned)
@@ -195,7 +253,7 @@ def _publish(search, store, key, host):
     own = host if is_local(numbers) else own_address_towards(numbers)
     bind = search.bind or own
     address, server_id = search.start(bind)
-    if bind in _WILDCARDS:  # Where it listens is not where others reach it.
+    if bind in _reach.WILDCARDS:  # Where it listens is not where others reach it.
         address = _server.join_host_port(own, _server.split_host_port(address)[1])
     published = f"{address} {server_id}"
     answer = store.compare_set(key, text, published).decode()

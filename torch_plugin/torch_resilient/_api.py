@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from torch_resilient import _address, _errors, _native, _resize, _server, _worlds
+from torch_resilient import _address, _errors, _names, _native, _resize, _server, _worlds
 
 MIN_WORLD = "RESILIENT_MIN_WORLD"
 _STORE_TIMEOUT = timedelta(minutes=5)
@@ -102,7 +102,8 @@ def wish(mode, min_world):
     if mode not in ("replace", "shrink"):
         raise _errors.ConfigError(f"mode={mode!r} is unknown: 'replace' or 'shrink'")
     if min_world is None and (text := os.environ.get(MIN_WORLD)):
-        min_world = int(text) if text.isascii() and text.isdigit() else f"{MIN_WORLD}={text}"
+        min_world = _names.number(text)
+        min_world = f"{MIN_WORLD}={text}" if min_world is None else min_world
     if mode == "shrink" and min_world is None:
         min_world = 1
     if min_world is None:

@@ -75,14 +75,16 @@ def _install():
     if getattr(c10d.init_process_group, WRAPPED, False):
         return
     c10d.Backend.register_backend(BACKEND, _creator, extended_api=True, devices=["cpu", "cuda"])
-    handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
-    handlers.setdefault(BACKEND, _rendezvous)
+    rendezvous = sys.modules["torch.distributed.rendezvous"]
+    rendezvous._rendezvous_handlers.setdefault(BACKEND, _rendezvous)
+    if hasattr(rendezvous, "_create_c10d_store"):
+        replace("_create_c10d_store", _wrap_store(rendezvous._create_c10d_store))
     replace("init_process_group", _wrap_init(c10d.init_process_group))
     replace("new_group", _wrap_new_group(c10d.new_group))
     if hasattr(c10d, "split_group"):
         replace("split_group", _wrap_split_group(c10d.split_group))
-    replace("destroy_process_group", _wrap_end(c10d.destroy_process_group))
-    replace("_abort_process_group", _wrap_end(c10d._abort_process_group))
+    replace("destroy_process_group", _wrap_end(c10d, c10d.destroy_process_group))
+    replace("_abort_process_group", _wrap_end(c10d, c10d._abort_process_group))
     if hasattr(c10d, "_reconfigure"):  # From torch 2.14 on.
         replace("_reconfigure", _wrap_reconfigure(c10d._reconfigure))
     replace("_create_process_group_wrapper", _wrap_debug(c10d._create_process_group_wrapper))
@@ -149,6 +151,23 @@ def _wrap_split_group(original):
     return split_group
 
 
+def _wrap_store(original):
+    """MASTER_PORT serves everybody: where the store of a world of ours listens there, rank 0 of rpc
+    or of another backend's world is a client of it, as torch's server finds the port taken."""
+
+    @functools.wraps(original)
+    def create_c10d_store(hostname, port, rank, world_size, timeout, *args, **kwargs):
+        worlds = sys.modules.get("torch_resilient._worlds")
+        if rank != 0 or worlds is None or not worlds.registry.have_store_at(hostname, port):
+            return original(hostname, port, rank, world_size, timeout, *args, **kwargs)
+        make = sys.modules["torch.distributed"].TCPStore
+        return make(
+            host_name=hostname, port=port, world_size=world_size, is_master=False, timeout=timeout
+        )
+
+    return create_c10d_store
+
+
 def _backend_of(group):
     """The name, as torch's tables have it; None: they have no such group."""
     c10d = sys.modules["torch.distributed.distributed_c10d"]
@@ -210,19 +229,22 @@ def _current_world():
     return worlds.registry.of(default) if worlds is not None and default is not None else None
 
 
-def _wrap_end(original):
+def _wrap_end(c10d, original):
+    """A finalizer may call it when the interpreter has begun to take modules down: then the table
+    of modules is empty, and what is needed is held here."""
+    loaded = sys.modules
+
     @functools.wraps(original)
     def end_process_group(*args, **kwargs):
-        resize = sys.modules.get("torch_resilient._resize")
+        resize = loaded.get("torch_resilient._resize")
         if resize is not None:
             resize.refuse_former(args[0] if args else kwargs.get("group"))
-        world = sys.modules["torch.distributed.distributed_c10d"]._world
-        world_before = world.default_pg
+        world_before = c10d._world.default_pg
         try:
             return original(*args, **kwargs)
         finally:
-            worlds = sys.modules.get("torch_resilient._worlds")
-            if worlds is not None and world_before is not None and world.default_pg is None:
+            worlds = loaded.get("torch_resilient._worlds")
+            if worlds is not None and world_before is not None and c10d._world.default_pg is None:
                 worlds.close(world_before)
 
     setattr(end_process_group, WRAPPED, True)

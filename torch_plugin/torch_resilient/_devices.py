@@ -3,6 +3,7 @@ program uses it already, and never started."""
 
 import torch
 
+from torch_resilient import _names
 from torch_resilient._say import say
 
 _VISIBLE_DEVICES_MAX = 200  # Characters: the store takes no claim without a limit.
@@ -13,8 +14,8 @@ def claim_of(native, settings, rank, device_id, environment):
     fakes = settings["fake_devices"]
     if rank < len(fakes):
         claim = fakes[rank]
-        local_rank = environment.get("LOCAL_RANK", "")
-        claim.local_rank = int(local_rank) if local_rank.isdigit() else -1
+        local_rank = _names.number(environment.get("LOCAL_RANK"))
+        claim.local_rank = -1 if local_rank is None or local_rank < 0 else local_rank
         claim.visible_devices = environment.get("CUDA_VISIBLE_DEVICES", "")
     elif fakes:
         claim = native.DeviceClaim()

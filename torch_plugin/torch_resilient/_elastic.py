@@ -10,7 +10,7 @@ import traceback
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torch_resilient import _agree, _api, _ending, _errors, _native, _worlds
+from torch_resilient import _agree, _api, _ending, _errors, _native, _next_store, _worlds
 from torch_resilient._say import say
 
 # An exception such as "connection reset" may reach the program before the fence that explains it.
@@ -27,6 +27,11 @@ def elastic(fn=None, *, max_restarts=_MAX_RESTARTS, min_world=None, max_world=No
     newest complete commit. Groups, DDP wrappers and hooks are made inside the function. What is
     raised for another reason than a failure of the session passes through; MISMATCH, DEADLOCK,
     STALLED and wrong starts are bugs and are not tried again.
+
+    When the store is lost, the same ranks meet at the one that answers at its address, or at
+    another address of RESILIENT_STORE, and go on, where all groups are made inside the function.
+    torch.distributed.group.WORLD is another object then. StoreLostError: they did not meet. With
+    `min_world` those that came go on; where the list has several stores, more than half of them.
 
     `min_world`: when lost seats were not filled within RESILIENT_SEAT_WAIT the run goes on without
     them, with so many ranks at least, default RESILIENT_MIN_WORLD; see `rebuild`.
@@ -93,7 +98,7 @@ class _Run:
         state.__dict__["_observer"] = self._committed
         try:
             while True:
-                cause = None
+                cause, store_is_lost = None, False
                 returned = False
                 try:
                     whereabouts.begin_again(self._number)
@@ -109,13 +114,13 @@ class _Run:
                         raise  # A rank that ends by it is no loss to go on after.
                     if returned or isinstance(error, dist.DistError):
                         self._require_world(error)
-                    cause = self._session_failure(error)
+                    cause, store_is_lost = self._cause_of(error)
                     if cause is None:
                         _ending.ending.note(error)
                         raise
                     _drop_frames(error)
                 # Outside of the except clause: the exception, and what it held, is gone by now.
-                self._recover(cause)
+                self._recover(cause, store_is_lost)
                 del cause
         finally:
             state.__dict__["_observer"] = None
@@ -156,30 +161,53 @@ class _Run:
             " destroy_process_group() after elastic has returned, not in a `finally` inside"
         ) from error
 
-    def _session_failure(self, error):
-        """The session's failure, whatever exception it reached the program as; None when there is
-        none or it is a bug. An operation may end by ours long before the store's word is here."""
-        grace = _FENCE_GRACE_SECONDS
+    def _cause_of(self, error):
+        """(why to run again, whether that is a lost store); (None, False): it is not run again."""
         ours = isinstance(error, _errors.ResilientError)
-        if ours and _native.load().ends_generation(error.code):
-            grace = max(grace, self._world.settings["budget"])
-        cause = self._world.session.await_failure(grace)
-        return cause if cause is not None and _retried(cause) else None
+        of_store = ours and error.code in _next_store.OUT_OF_REACH
+        if of_store and _next_store.is_out_of_reach(self._world):
+            return error, True
+        of_session = of_store or (ours and _native.load().ends_generation(error.code))
+        cause = self._session_failure(of_session)
+        # A peer may have gone to the next store already: its goodbye is all that is heard here.
+        unexplained = cause is None and of_session and _retried(error)
+        if unexplained and _next_store.is_out_of_reach(self._world):
+            return error, True
+        return (cause, False) if cause is not None and _retried(cause) else (None, False)
 
-    def _recover(self, cause):
+    def _session_failure(self, of_session):
+        """The session's failure, whatever exception it reached the program as; None: there is none.
+        An operation may end by ours (`of_session`) long before the store's word is here."""
+        grace = _FENCE_GRACE_SECONDS
+        if of_session:
+            grace = max(grace, self._world.settings["budget"])
+        return self._world.session.await_failure(grace)
+
+    def _recover(self, cause, store_is_lost):
         self._count_restart(cause)
         gc.collect()  # DDP's reducers, held in cycles, must not hook into the next backward.
         self._groups.put_back()
+        if store_is_lost:
+            return self._go_on_at_next_store(cause)
         while True:
             try:
                 _api.recover(self._world, self._wish)
                 break
             except _errors.ResilientError as error:
                 over = self._world.session.membership()["state"] in _OVER_STATES
+                if over and error.code == "STORE_LOST":
+                    return self._go_on_at_next_store(error)
                 if over or error.code == "TIMEOUT" or not _retried(error):
                     raise
                 self._count_restart(error)  # Lost another rank meanwhile.
         self._incident = dict(self._world.session.last_incident() or {})
+
+    def _go_on_at_next_store(self, cause):
+        self._incident = None  # It was the former session's.
+        self._world = _next_store.begin_again(
+            self._world, cause, self._groups.made_before, self._wish.get("min_world", 0)
+        )
+        self._groups = _GroupsAtEntry()
 
     def _count_restart(self, cause):
         commits = self._state.commits
@@ -243,6 +271,8 @@ class _GroupsAtEntry:
     def __init__(self):
         self._groups = set(c10d._world.pg_map)
         self._count = c10d._world.group_count
+        # Besides the world's: the same on all ranks, members or not.
+        self.made_before = self._count - 1
 
     def put_back(self):
         world = c10d._world

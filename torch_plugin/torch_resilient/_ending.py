@@ -4,18 +4,24 @@ A rank that ends by an exception nobody caught, or by sys.exit(n), is lost, and 
 Python tells a program of the first (sys.excepthook, sys.last_value), and of the second nothing:
 SystemExit reaches no hook, and exit handlers are not given the code. So the last sys.exit, and the
 last SystemExit that was made, are remembered. They count when the outermost frame of the main
-thread has ended without a return.
+thread has ended without a return. os._exit runs no exit handler, so it is wrapped: with code 0 the
+rank leaves, with another one it says so. A child of multiprocessing ends in the same way.
 """
 
 import contextlib
 import dis
 import json
 import os
+import socket
 import sys
 import sysconfig
 import threading
+import time
 
 _ANNOUNCE_SECONDS = 1.0  # A store that is gone must not hold up the end.
+_ROOT_SECONDS = 0.5  # The most that a victim waits for the end of the rank that it lost.
+_LAUNCHER_POLL_SECONDS = 0.2  # torchrun looks for ends every 0.1 s, others as often.
+_LOOK_SECONDS = 0.01
 _TEXT_MAX = 400
 _RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 
@@ -108,6 +114,24 @@ class _Ending:
         if self._exit is None or error.code is not self._status:
             self.on_exit(error.code, "SystemExit", frame)
 
+    def on_os_exit(self, status, frame):
+        """The last that Python runs in this process."""
+        if self._pid != os.getpid():
+            return
+        from torch_resilient import _worlds
+
+        if self.cause is None:
+            self.cause = _text_of_exit(status, "os._exit", frame, self._seen)
+        # On a thread of its own: this one may have been stopped anywhere, also by a signal.
+        saying = threading.Thread(target=_worlds.registry.end_now, daemon=True)
+        saying.start()
+        saying.join(_ANNOUNCE_SECONDS)
+
+    def on_end_of_task(self, error):
+        """Of a child of multiprocessing, which catches what its function raises."""
+        if error is not None and not isinstance(error, SystemExit) and self._pid == os.getpid():
+            self.cause = describe(error)
+
     def decide(self):
         """At the end of the main thread."""
         if self.cause is not None or self._pid != os.getpid() or self._has_returned():
@@ -152,6 +176,24 @@ class _Ending:
         return self._pid == os.getpid()
 
 
+def await_end_of(lost, is_alive):
+    """Lets the processes of these RankLostErrors end before this one, which ends because of them:
+    torchrun, mp.spawn and others show the process that ended first as the root cause, and a rank
+    that fails is gone some 0.1 s after it has said so. is_alive(pid): of a process of this host."""
+    deadline = time.monotonic() + _ROOT_SECONDS
+    own_host = socket.gethostname()
+    waited = False
+    for error in lost:
+        # Of a process of another host only the time is known here.
+        while error.host != own_host or is_alive(error.pid):
+            if time.monotonic() >= deadline:
+                return
+            waited = True
+            time.sleep(_LOOK_SECONDS)
+    if waited:
+        time.sleep(_LAUNCHER_POLL_SECONDS)
+
+
 def _text_of_exit(status, what, frame, seen):
     """None for a clean end."""
     if status is None or (isinstance(status, int) and status & 0xFF == 0):
@@ -179,6 +221,7 @@ def install_hooks():
         return
     _before.update(uncaught=sys.excepthook, in_thread=threading.excepthook, exit=sys.exit)
     sys.excepthook, threading.excepthook, sys.exit = _on_uncaught, _on_uncaught_in_thread, _on_exit
+    _before["os_exit"], os._exit = os._exit, _on_os_exit
 
 
 def _on_uncaught(kind, error, trace):
@@ -201,6 +244,21 @@ def _on_exit(status=None, /):
     with contextlib.suppress(Exception):
         ending.on_exit(status, "sys.exit", sys._getframe(1))
     _before["exit"](status)
+
+
+def _on_os_exit(status):
+    with contextlib.suppress(Exception):
+        ending.on_os_exit(status, sys._getframe(1))
+    _before["os_exit"](status)
+
+
+def watch_task():
+    """In a child of multiprocessing: what its function has raised is told, too."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        from multiprocessing import util
+
+        util.Finalize(None, lambda: ending.on_end_of_task(sys.exc_info()[1]), exitpriority=1)
 
 
 def _on_system_exit(error):

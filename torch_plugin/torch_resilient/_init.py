@@ -1,6 +1,7 @@
 """init_process_group("resilient"): settings, the store's address, the session, then torch's own
 init on the session's store."""
 
+import contextlib
 import inspect
 import io
 import os
@@ -8,6 +9,7 @@ import sys
 import time
 import uuid
 from datetime import timedelta
+from typing import NamedTuple
 from urllib.parse import parse_qs, urlparse
 
 import torch
@@ -23,6 +25,7 @@ from torch_resilient import (
     _native,
     _options,
     _presence,
+    _reach,
     _server,
     _worlds,
 )
@@ -30,6 +33,7 @@ from torch_resilient._say import say
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 _STORE_IS_ENDING = ("STORE_LOST", "JOB")  # JOB: another server has the address by now.
+_STORES_MAX = 8  # That one init starts, in vain.
 _LEVELS = ("debug", "info", "warn", "error")
 SPARES = "RESILIENT_SPARES"
 SPARE = -2  # The rank of a process that waits for one.
@@ -43,28 +47,56 @@ def init_process_group(original, asked, *args, **kwargs):
     backend that the program names, which may be one that we take over."""
     call = inspect.signature(original).bind(*args, **kwargs)
     call.apply_defaults()
-    arguments = call.arguments
     if c10d._world.default_pg is not None:
         return original(*args, **kwargs)  # Its own error: initialised twice.
+    _begin(original, asked, call)
+
+
+class _Again(NamedTuple):
+    """The ranks of an init ran together before: how long they wait for each other, and with how
+    many of them they go on then; 0: with all only."""
+
+    seconds: float
+    min_world: int
+
+
+def begin_again(world, seconds, min_world):
+    """The world that comes after `world`, whose process group has been destroyed: of so many ranks,
+    this one with the same number, at the store that is found now. `seconds`: for the ranks to come;
+    then those that have come are numbered in their order, if they are `min_world` at least (0:
+    all). Otherwise, and for all else, what init_process_group raises."""
+    original, asked, call = world.begun_by
+    arguments = {**call.arguments, "rank": world.rank, "world_size": world.world_size}
+    call = inspect.BoundArguments(call.signature, arguments)
+    _begin(original, asked, call, _Again(seconds, min_world))
+
+
+def _begin(original, asked, call, again=None):
+    begun_by = original, asked, inspect.BoundArguments(call.signature, dict(call.arguments))
+    arguments = call.arguments
     _tell_launcher_of_config_errors()
     native = _native.load()
     arguments["pg_options"] = _options.taken(arguments["pg_options"], arguments["backend"])
     launched = _launchers.adopt(arguments, os.environ)
     settings = read_settings(native, os.environ)
-    process, processes = rank_and_size(arguments, os.environ)
-    rank, _ = seat(process, processes, settings["spares"])
+    helper = _worlds.is_helper(os.environ)
+    init = _init_of(arguments, settings, os.environ, helper)
+    rank, _ = seat(init.rank, init.processes, settings["spares"])
     _check_reconfigurable(arguments, settings)
-    timeout = arguments["timeout"] or DEFAULT_TIMEOUT
-    started = time.monotonic()
+    timeout = _timeout_of(arguments)
+    deadline = time.monotonic() + (again.seconds if again else timeout.total_seconds())
     native.set_log(settings["log"], _tag(rank))
     if asked != arguments["backend"]:
         text = f"{_names.TAKE_OVER}: resilient serves this world, the program asks for {asked!r}"
         log_line(settings, rank, "info" if rank else "warn", text)
     if launched is not None:
-        text = f"{launched.launcher} started rank {process} of {processes}"
+        text = f"{launched.launcher} started rank {init.rank} of {init.processes}"
         log_line(settings, rank, "info", text)
-    world = _joined_world(native, arguments, settings, process, processes, timeout, started)
+    launchers = _init_of_launcher(settings, os.environ)
+    with contextlib.nullcontext() if helper else _presence.in_init(init, launchers):
+        world = _joined_world(native, arguments, settings, init, helper, timeout, deadline, again)
     _presence.end()  # The session has a lease of its own.
+    world.begun_by = begun_by
     try:
         world.store = world.session.store(timeout)
         arguments.update(
@@ -86,6 +118,16 @@ def init_process_group(original, asked, *args, **kwargs):
         world.asked[world.process_group.group_name] = str(asked or _names.TORCH_DEFAULT)
     _worlds.registry.add(world)
     _worlds.claim_ownership()
+
+
+def _timeout_of(arguments):
+    timeout = arguments["timeout"]
+    if timeout is not None and not isinstance(timeout, timedelta):
+        raise TypeError(
+            f"timeout={timeout!r:.200}: init_process_group takes a datetime.timedelta, as in"
+            " timeout=timedelta(seconds=60)"
+        )
+    return timeout or DEFAULT_TIMEOUT
 
 
 def _leave_stacks_out(environment):
@@ -142,12 +184,13 @@ def _tag(rank):
     return "spare" if rank == SPARE else f"rank {rank}"
 
 
-def _joined_world(native, arguments, settings, process, processes, timeout, started):
+def _joined_world(native, arguments, settings, init, helper, timeout, deadline, again):
     """A world whose session has joined. A store that was found may be ending, because its host has
     just left the world before: then the one of the next world is looked for. SystemExit for a spare
     whose world has ended without need of it."""
+    spawned = 0
     while True:
-        world = _open_world(native, arguments, settings, process, processes, timeout, started)
+        world = _open_world(native, arguments, settings, init, helper, timeout, deadline, again)
         try:
             if world.rank == SPARE:
                 log_line(settings, SPARE, "info", f"waits for a seat among {world.world_size}")
@@ -163,7 +206,8 @@ def _joined_world(native, arguments, settings, process, processes, timeout, star
             if code == "LEFT" and error.rank is None:  # A rank that has left is named.
                 log_line(settings, SPARE, "warn", "the world has ended without need of this spare")
                 raise SystemExit(0) from None
-            over = time.monotonic() > started + timeout.total_seconds()
+            spawned += world.store_spawned
+            over = time.monotonic() > deadline or spawned == _STORES_MAX
             if world.store_given or over or code not in _STORE_IS_ENDING:
                 raise
 
@@ -260,10 +304,10 @@ def _number(name, argument, query, variable, environment):
             f" script.py, torchrun, mpirun, srun), set {variable}, or pass {name}= to"
             " init_process_group"
         )
-    try:
-        return int(text)
-    except ValueError:
-        raise _errors.ConfigError(f"{variable}={text!r} is not a number") from None
+    number = _names.number(text)
+    if number is None:
+        raise _errors.ConfigError(f"{variable}={text!r} is not a number")
+    return number
 
 
 def launcher_attempt(settings, environment):
@@ -275,9 +319,9 @@ def launcher_attempt(settings, environment):
     """
     if settings["attempt"]:
         return settings["attempt"]
-    count = environment.get("TORCHELASTIC_RESTART_COUNT", "")
-    one_node = environment.get("GROUP_WORLD_SIZE", "1") == "1"
-    return int(count) if count.isdigit() and one_node else 0
+    count = _names.number(environment.get("TORCHELASTIC_RESTART_COUNT")) or 0
+    one_node = _names.number(environment.get("GROUP_WORLD_SIZE", "1")) == 1
+    return count if count > 0 and one_node else 0
 
 
 def log_line(settings, rank, level, text):
@@ -286,29 +330,49 @@ def log_line(settings, rank, level, text):
         say(f"[resilient] {_tag(rank)}: {text}")
 
 
-def _open_world(native, arguments, settings, process, processes, timeout, started):
-    environment = os.environ
-    rank, world_size = seat(process, processes, settings["spares"])
-    helper = _worlds.is_helper(environment)
-    if not helper:
-        _presence.announce(environment)  # Torch may have been imported before RANK was set.
-    launcher_address = _address.of_launcher(arguments["init_method"] or "", environment)
-    job = _address.job_name(settings, environment, launcher_address)
+def _meeting(settings, environment, url, given, by_address):
+    """(job, port, address) of an init. `port`: as in _presence.Init; `address`: where torch would
+    make its store."""
+    address = _address.of_launcher(url, environment)
+    job = _address.job_name(settings, environment, address if given or by_address else "", given)
+    return job, address.rpartition(":")[2] if by_address and not given else "", address
+
+
+def _init_of(arguments, settings, environment, helper):
+    """What this init is told from others by."""
+    process, processes = rank_and_size(arguments, environment)
+    given, by_address = _is_given(arguments, settings), _is_by_address(arguments)
+    url = arguments["init_method"] or ""
+    job, port, address = _meeting(settings, environment, url, given, by_address)
     if helper:
         # Not a rank of the job: a world of its own, found by its members under its own address.
-        whose = str(os.getpid()) if world_size == 1 else launcher_address or "any"
-        job = f"{job}/helper-{whose}"
+        alone = processes - settings["spares"] == 1
+        job += f"/helper-{os.getpid() if alone else address or 'any'}"
+    return _presence.Init(job, port, process, processes)
+
+
+def _init_of_launcher(settings, environment):
+    """The same of an init whose program names nothing but the backend."""
+    job, port, _ = _meeting(settings, environment, "", bool(settings["store"]), by_address=True)
+    rank, processes = (_names.number(environment.get(name)) for name in ("RANK", "WORLD_SIZE"))
+    return _presence.Init(job, port, rank, processes)
+
+
+def _open_world(native, arguments, settings, init, helper, timeout, deadline, again):
+    environment = os.environ
+    job = init.job
+    rank, world_size = seat(init.rank, init.processes, settings["spares"])
     search = _address.Search(
         native,
         settings,
-        process,
+        init.rank,
         job,
-        started + timeout.total_seconds(),
+        deadline,
         log=lambda text: log_line(settings, rank, "info", text),
         warn=lambda text: log_line(settings, rank, "warn", text),
     )
-    endpoint = _find_store(arguments, settings, environment, search, timeout)
-    device = _devices.claim_of(native, settings, process, arguments["device_id"], environment)
+    endpoint = _find_store(arguments, settings, environment, search, init.processes)
+    device = _devices.claim_of(native, settings, init.rank, arguments["device_id"], environment)
     scope = f"{job}/reconfigure" if _wants_reconfigure(arguments) else ""
     # Then the members' sessions follow, one after the other, and this one is the process's own.
     own = (f"{scope}/process-{uuid.uuid4().hex}", 0, 1)
@@ -322,6 +386,7 @@ def _open_world(native, arguments, settings, process, processes, timeout, starte
         init_timeout=max(search.deadline - time.monotonic(), 0.001),
         budget=settings["budget"],
         seat_wait=0.0 if scope else settings["seat_wait"],
+        min_world=again.min_world if again else 0,
         spare_if_taken=settings["spares"] > 0 or settings["replaces"],
         launcher_attempt=0 if alone else launcher_attempt(settings, environment),
         supervised=settings["supervised"] and not alone,
@@ -345,18 +410,34 @@ def _open_world(native, arguments, settings, process, processes, timeout, starte
         op_deadline=settings["op_deadline"],
         wait_log=settings["wait_log"],
         stalls=(settings["stall"], settings["device_stall"]),
-        presence="" if alone else _presence.prefix(environment),
+        presence=("" if alone else _presence.prefix_for(init, environment), init.name()),
         timeout=timeout,
         device=device if device.uuid and not settings["allow_shared_gpu"] else None,
         nccl=_options.ours(native, arguments["pg_options"]),
         reconfigure_scope=scope,
     )
     return _worlds.World(
-        session, rank, world_size, job, endpoint.addresses, settings, endpoint.given, device=device
+        *(session, rank, world_size, job, endpoint.addresses, settings, endpoint.given),
+        device=device,
+        store_spawned=endpoint.spawned,
+        handed_in=endpoint.other,
     )
 
 
-def _find_store(arguments, settings, environment, search, timeout):
+def _is_given(arguments, settings):
+    """Whether the store of ours is one that somebody else has started."""
+    url = arguments["init_method"] or ""
+    given = settings["store"] or url.startswith("resilient://")
+    return bool(given or getattr(arguments["store"], "addresses", None))
+
+
+def _is_by_address(arguments):
+    """Whether nothing but an address leads to the store."""
+    url = arguments["init_method"] or ""
+    return arguments["store"] is None and (not url or url.startswith(("env:", "tcp:")))
+
+
+def _find_store(arguments, settings, environment, search, processes):
     url = arguments["init_method"] or ""
     store = arguments["store"]
     if store is not None and url:
@@ -367,34 +448,54 @@ def _find_store(arguments, settings, environment, search, timeout):
         return _address.given(_server.join_host_port(*_address.from_url(url)))
     if getattr(store, "addresses", None):  # torch_resilient.Store
         return _address.given(",".join(store.addresses))
-    if store is not None:
-        return _address.through(search, store, _launcher_host(environment))
-    if not url or url.startswith(("env:", "tcp:")):
-        return _find_by_address(arguments, environment, search, timeout)
-    rank, world_size = search.rank, max(arguments["world_size"], 1)
-    if "WORLD_SIZE" in environment and arguments["world_size"] < 0:
-        world_size = int(environment["WORLD_SIZE"])
-    store, _, _ = next(c10d.rendezvous(url, rank, world_size, timeout=timeout))
-    return _address.through(search, store, _launcher_host(environment))
+    if store is None:
+        if _is_by_address(arguments):
+            return _find_by_address(url, settings, environment, search, processes)
+        if url.startswith("file:"):
+            url = url.partition("?")[0]  # It may say rank and size, which are known.
+            _check_folder(url)
+        timeout = search.timeout()
+        store, _, _ = next(c10d.rendezvous(url, search.rank, processes, timeout=timeout))
+    endpoint = _address.through(search, store, _launcher_host(environment))
+    endpoint.other = store
+    return endpoint
 
 
-def _find_by_address(arguments, environment, search, timeout):
-    url = arguments["init_method"] or ""
+def _check_folder(url):
+    """torch's FileStore waits for the folder of its file until its timeout."""
+    folder = os.path.dirname(urlparse(url).path)
+    if not os.path.isdir(folder):
+        raise _errors.ConfigError(
+            f"init_method {url!r}: there is no folder {folder!r} on this host; name a file in one"
+            " that all ranks share"
+        )
+
+
+def _find_by_address(url, settings, environment, search, processes):
     host, port = _server.split_host_port(_address.of_launcher(url, environment, required=True))
-    agent = (
-        environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        and environment.get("MASTER_ADDR") == host
-        and environment.get("MASTER_PORT") == str(port)
-    )
-    if not agent:
-        return _address.at(search, host, port)
-    # The port belongs to the store of torchrun's agent, which outlives the workers.
-    store = dist.TCPStore(host, port, is_master=False, timeout=timeout)
-    return _address.through(search, store, host)
+    if agent := _host_of_agent(environment, host, port, search.deadline):
+        # The port belongs to the store of torchrun's agent, which outlives the workers.
+        store = dist.TCPStore(agent, port, is_master=False, timeout=search.timeout())
+        return _address.through(search, store, agent)
+    spans = _reach.spans_hosts(environment, processes, host)
+    numbers = _address.addresses_of(host, search.deadline) if spans else ()
+    found = _reach.host_of_store(host, numbers, spans, settings)
+    if found != host:
+        search.log(f"{host} stands for this host: the store of its ranks is at {found}")
+    return _address.at(search, found, port, alone=processes == 1)
+
+
+def _host_of_agent(environment, host, port, deadline):
+    """As torchrun spells it, where that is the address of its own store; else nothing."""
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return ""
+    theirs = environment.get("MASTER_ADDR", "").strip().lower()
+    is_port = port == _names.number(environment.get("MASTER_PORT"))
+    return theirs if is_port and _address.is_one_host(theirs, host, deadline) else ""
 
 
 def _launcher_host(environment):
-    return environment.get("MASTER_ADDR") or "127.0.0.1"
+    return environment.get("MASTER_ADDR", "").strip() or "127.0.0.1"
 
 
 def _bind_address(store_address, deadline):

@@ -1,9 +1,19 @@
-"""Names of backends: which are ours. Imported with torch, so that it imports nothing itself."""
+"""Names of backends, which are ours, and numbers of variables. Imported with torch, so that it
+imports nothing itself."""
 
 BACKEND = "resilient"
 TAKE_OVER = "RESILIENT_TAKE_OVER"
 
 TORCH_DEFAULT = "cpu:gloo,cuda:nccl"  # What torch makes of no name at all.
+
+
+def number(text):
+    """Of a variable, with blanks or an end of line around it: what int() makes of it, as torch
+    does; None: it is no number."""
+    try:
+        return int(text)
+    except (TypeError, ValueError):
+        return None
 
 
 def names_us(backend):

@@ -40,7 +40,8 @@ class State:
     belong. Values are attributes: `state.step += 1`.
 
     commit() keeps a copy in host memory and the per-rank part in the store, each for the last two
-    commits. After a failure sync() brings all ranks back to the newest commit that is complete.
+    commits; a rank keeps a copy of its own per-rank part, for the next store. After a
+    failure sync() brings all ranks back to the newest commit that is complete.
     Between two commits there is something that all ranks take part in, as a step of DDP is: then
     some commit is always complete. Gradients are no part of it: a commit belongs where none are
     being accumulated. Used by one thread.
@@ -143,12 +144,13 @@ class State:
             reused = self._commits.pop(next(iter(self._commits))).snapshot
         snapshot = _snapshot.take(self._replicated, reused, bound=self._bound)
         key = (self._generation, number)
-        parts = self._put_part(world, key, self._pack_per_rank(key))
+        part = self._pack_per_rank(key)
+        parts = self._put_part(world, key, part)
         self._check_wards(key, parts)
         # What was copied may come from operations on a device that nobody has seen the end of.
         world.session.await_joined()
         _raise_failure(world)
-        self._commits[key] = _Commit(snapshot, world.rank, world.world_size, parts)
+        self._commits[key] = _Commit(snapshot, world.rank, world.world_size, parts, part)
         self.__dict__["_number"] = number
         self._drop_old_parts(world)
         self._check_replicas(world, snapshot)
@@ -233,7 +235,15 @@ class State:
             name = world.whereabouts.identify_state()
             # Its parts in the store of another world went with that world.
             self.__dict__.update(_identity=(weakref.ref(world), name), _parts=[])
+            self._bring_parts(world)
         return name
+
+    def _bring_parts(self, world):
+        """To a store that has none of the commits that this rank holds."""
+        for key, commit in self._commits.items():
+            if commit.parts is None:
+                world.store.set(self._part_key(key, commit.rank), commit.part)
+                self._parts.append((key, commit.rank))
 
     def _check_replicas(self, world, snapshot):
         def prefix_of(number):
@@ -308,7 +318,7 @@ class State:
         parts = self._put_part(world, chosen, part) if again else None
         # Who comes to the next commit knows that all others have this one, which may be another
         # than the one that they were at.
-        self._commits[chosen] = _Commit(snapshot, world.rank, world.world_size, parts)
+        self._commits[chosen] = _Commit(snapshot, world.rank, world.world_size, parts, part)
         return chosen, part
 
     def _fetch_part(self, world, held, chosen, seats):
@@ -443,6 +453,7 @@ class _Commit(NamedTuple):
     rank: int
     world_size: int
     parts: dict | None  # Rank of then -> its per-rank part; None: they are in the store.
+    part: bytes  # This rank's, which outlives a store.
 
     @property
     def place(self):

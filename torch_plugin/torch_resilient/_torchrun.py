@@ -29,7 +29,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from torch_resilient import _address, _api, _errors, _init, _native, _server
+from torch_resilient import _address, _api, _errors, _init, _native, _reach, _server
 
 NAME = "resilient"
 DEFAULT_PORT = 29400  # torchrun's own, for an endpoint without one.
@@ -261,6 +261,9 @@ class Handler(RendezvousHandler):
             address, _ = search.start(host)
             self._endpoint = _server.split_host_port(address)
             return address
+        spans = self._most > 1 and not _reach.is_loopback(host)
+        numbers = _address.addresses_of(host, deadline) if spans else ()
+        host = _reach.host_of_store(host, numbers, spans, self._settings)
         return _address.at(search, host, port).addresses[0]
 
     def _drop(self):

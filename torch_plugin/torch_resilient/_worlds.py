@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_resilient import _autoload, _ending, _native, _places
+from torch_resilient import _autoload, _ending, _native, _places, _server
 
 OWNER_VARIABLE = "RESILIENT_OWNER"
 # The program's exit handlers run before ours, and one may be what a call into a driver holds up.
@@ -18,8 +18,10 @@ _seat_file = ""  # RESILIENT_SEATED, which is for this process and none that it 
 # Of torch's flight recorder: whether its trace has the call stacks.
 STACKS_VARIABLE = "TORCH_INCLUDE_STACK_TRACE"
 _HOOKS_SECONDS = 0.3
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _STACKS_SECONDS = 20.0
-COMMITTED = ".committed"  # What follows its name where this process has made a commit.
+COMMITTED = ".committed"  # What follows its name where this process has made a commit;
+LEFT = ".left"  # where it has left its world.
 _commit = 0  # The newest one of this process.
 
 
@@ -34,9 +36,11 @@ class World:
     addresses: list
     settings: dict
     store_given: bool
+    store_spawned: bool = False  # By this process.
     device: Any = None  # A DeviceClaim of the extension.
     process_group: Any = None
     store: Any = None
+    handed_in: Any = None  # The program's own store, which lives as long as torch would keep it.
     asked: dict = field(default_factory=dict)  # Backends that we took over, by the group's name.
     agreements: tuple = (0, 0)  # The generation, and how many `agree` have ended in it.
     survivor_agreements: tuple = (0, 0)  # The same of `ulfm.agree`.
@@ -45,6 +49,8 @@ class World:
     # Made with enable_reconfigure=True: `session` is of this process alone, and the backend has one
     # with the members that the program chose last.
     reconfigurable: Any = None
+    begun_by: Any = None  # The call of init_process_group, for _init.begin_again.
+    lost: Any = None  # The RankLostError of another rank that this world had when its end began.
 
     def member_session(self):
         """The session that the world's operations run on."""
@@ -53,8 +59,12 @@ class World:
     def announce_end(self, cause, seconds):
         """To the other ranks: this process comes to its end, and by what."""
         for session in (self.session, self.member_session()):
-            if session is not None:  # Of a session that has ended already nothing happens.
-                session.announce_end(cause, seconds)
+            if session is None:
+                continue
+            first = session.failure()
+            if getattr(first, "code", "") == "RANK_LOST" and first.rank != self.rank and first.pid:
+                self.lost = first
+            session.announce_end(cause, seconds)  # Of one that has ended already nothing happens.
 
     def close(self):
         # A child forked from this process must send no goodbye in its parent's name.
@@ -62,6 +72,7 @@ class World:
             if self.reconfigurable is not None:
                 self.reconfigurable.shutdown()
             self.session.close()
+            note_leave()
 
 
 def is_last_thread():
@@ -91,7 +102,10 @@ class Registry:
         _ending.ending.watch()
         if not self._began:
             self._began = True
-            _before_exit_handlers(_main_thread_ends)
+            # Where the main thread has returned before, the exit handlers do all of it.
+            with contextlib.suppress(RuntimeError):
+                _before_exit_handlers(_main_thread_ends)
+            _ending.watch_task()
         _autoload.close_worlds_at_exit()
         if self._on_begin is not None and world.reconfigurable is None:
             self._on_begin(world)
@@ -106,6 +120,15 @@ class Registry:
         self._on_begin, self._on_end = on_begin, on_end
         if on_end is not None:
             _autoload.close_worlds_at_exit()
+
+    def have_store_at(self, host, port):
+        """Whether the store of one of them listens there, as the address was given."""
+        given = _address_key(host, port)
+        return any(
+            _address_key(*_server.split_host_port(address)) == given
+            for world in self.worlds()
+            for address in world.addresses
+        )
 
     def of(self, process_group):
         for world in self._worlds:
@@ -136,12 +159,20 @@ class Registry:
             _native.load().exit_begins()  # Before the fence of its own end comes.
         _ending.ending.tell(self.worlds(), _seat_file, _commit)
 
+    def end_now(self):
+        """The process ends at once, and Python runs no more of it."""
+        if _ending.ending.cause is not None:
+            return _ending.ending.tell(self.worlds(), _seat_file, _commit)
+        for world in self.worlds():
+            world.close()
+
     def close_all(self):
         """At the end of the process."""
         if self._began:
             _ending.ending.decide()
             self.tell_end()
             _native.load().exit_begins()
+        lost = [world.lost for world in self.worlds() if world.lost is not None]
         for world in list(self._worlds):
             self.remove(world)
             world.close()
@@ -149,6 +180,7 @@ class Registry:
             self._on_end()
         if self._began:
             _native.load().await_abort_hooks(_hooks_end_seconds())
+        _ending.await_end_of(lost, lambda pid: start_time(pid) is not None)
 
 
 def _hooks_end_seconds():
@@ -157,6 +189,11 @@ def _hooks_end_seconds():
     the program wants call stacks in the trace."""
     wanted = os.environ.get(STACKS_VARIABLE, "").lower() in ("y", "yes", "1", "t", "true")
     return _STACKS_SECONDS if wanted else _HOOKS_SECONDS
+
+
+def _address_key(host, port):
+    host = host.strip().lower()
+    return "localhost" if host in _LOOPBACK else host, port
 
 
 registry = Registry()
@@ -169,6 +206,7 @@ def close(process_group):
         registry.remove(world)
         world.process_group = None
         world.close()
+        world.handed_in = None
 
 
 def tell_of_seat(world_size):
@@ -179,6 +217,8 @@ def tell_of_seat(world_size):
     if _seat_file:
         with contextlib.suppress(OSError), open(_seat_file, "w") as file:  # Else: it has ended.
             file.write(str(world_size))
+        with contextlib.suppress(OSError):
+            os.unlink(_seat_file + LEFT)  # Of a world before this one.
 
 
 def note_commit(number):
@@ -188,6 +228,13 @@ def note_commit(number):
     _commit = number
     if first and _seat_file:
         with contextlib.suppress(OSError), open(_seat_file + COMMITTED, "w"):
+            pass
+
+
+def note_leave():
+    """For the launcher: the store knows the end of this process."""
+    if _seat_file:
+        with contextlib.suppress(OSError), open(_seat_file + LEFT, "w"):
             pass
 
 

@@ -11,6 +11,7 @@ def replace(name, wrapper):
     for module_name in (
         "torch.distributed",
         "torch.distributed.distributed_c10d",
+        "torch.distributed.rendezvous",
         "torch.distributed.device_mesh",
     ):
         module = sys.modules.get(module_name)

@@ -15,8 +15,8 @@ inline constexpr int kBlockedExitCode = 86;
 // budget since, is ended with kBlockedExitCode and one line that names the call. A process that is
 // not ending is left alone, and so is one that takes its time where all calls return.
 //
-// The functions are process-wide, as an exit is, and thread-safe. In a forked child they do
-// nothing.
+// The functions are process-wide, as an exit is, and thread-safe. A forked child begins anew: its
+// exit has not begun, and no call is under way in it.
 
 // The budget of the process, from now on: the session's (Ladder::budget). std::exit counts as its
 // beginning.

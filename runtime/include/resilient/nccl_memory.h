@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <memory>
 
-#include <resilient/communicator.h>
 #include <resilient/status.h>
+#include <resilient/transports.h>
 
 namespace resilient {
 

@@ -56,7 +56,8 @@ struct JoinRequest {
   Duration seat_wait{};     // How long a lost seat may stay empty before the join is refused.
   std::uint64_t generation = 0;  // Last generation this session was in; 0 for the first join.
   // When lost seats stay empty for `seat_wait` the world may go on without them, with so many ranks
-  // at least; 0: it may not. Each such rank must want it.
+  // at least; 0: it may not. Each such rank must want it. In a first join, of ranks whose world ran
+  // at another store: when seats stay empty for `join_timeout`.
   int min_world = 0;
   // Counts the joins of a session: a refusal says which one it answers.
   std::uint64_t number = 0;
@@ -125,6 +126,9 @@ struct WaitingReport {
   // Of the groups that OnAskProgress has named. A group that does not exist here has entered
   // nothing; one that this rank has closed is left out.
   std::vector<GroupProgress> progress;
+  // Of the groups of `calls`, and of those that OnAskProgress has named: what they are made of
+  // here. One that was never made here is left out.
+  std::vector<GroupMade> made = {};
   // The same in two reports: no thread that sleeps until another one wakes it has run in between.
   std::uint64_t threads = 0;
 };
@@ -137,13 +141,16 @@ struct LateRank {
   bool of_network = false;
 };
 
-// The answer to WaitingReport::tell. Thread: value type.
+// The answer to WaitingReport::tell. With nothing but `elsewhere` it comes unasked. Thread: value
+// type.
 struct LateNotice {
   std::uint64_t generation = 0;  // Of the report; 0: about a join.
   int ready = 0;                 // Of a join: ranks that have joined,
   int world_size = 0;            // of so many. 0: this one waits as a spare, for nobody.
   std::vector<LateRank> ranks;   // The lowest ones.
   int more = 0;                  // So many beyond them.
+  // Of a join: where the missing ones may be, in another job. A sentence; may be empty.
+  std::string elsewhere;
 };
 
 // What the membership service tells a session. All calls come on the control thread, in order, and
@@ -203,11 +210,15 @@ class Rendezvous {
   // OK, and where it is not known.
   virtual Duration lease() const { return Duration::zero(); }
 
+  // The address of the service, as it was tried last; for texts. On the control thread.
+  virtual std::string service() const { return "the address that was given"; }
+
   virtual void Join(const JoinRequest& request) = 0;
   virtual void Ready(
       std::uint64_t generation) = 0;  // The communicators of that generation are built here.
   // The program has gone on to that generation, which runs: it acts in no older one any more.
   virtual void Acknowledge(std::uint64_t generation) = 0;
+  // Reaches the service in the order of the calls, and before the leave of a later Close.
   virtual void Send(const Report& report) = 0;
   // As Send. `answered` runs once on the control thread with what the service says to it, after the
   // events that were sent before; never after Close, nor after OnSessionLost.

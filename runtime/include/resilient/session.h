@@ -38,10 +38,10 @@ struct SessionOptions {
   // has a world, and the session takes its rank. kLeft when the world has ended without need of it.
   int rank = -1;
   int world_size = 0;
-  Duration init_timeout =
-      std::chrono::minutes(30);  // Bounds the wait for peers that nobody has heard of.
-  Duration budget = std::chrono::seconds(20);  // Machine time of one recovery.
-  Duration seat_wait = Duration::zero();       // Waiting for a lost seat to be filled.
+  Duration init_timeout = std::chrono::minutes(30);  // For peers that nobody has heard of.
+  Duration budget = std::chrono::seconds(20);        // Machine time of one recovery.
+  Duration seat_wait = Duration::zero();             // Waiting for a lost seat to be filled.
+  int min_world = 0;  // Of a world whose store was lost: so many go on after init_timeout; 0: all.
   // Where a living process holds the rank already: as kSpareRank, instead of DUPLICATE_RANK.
   bool spare_if_taken = false;
   std::optional<DeviceClaim> device;  // No other rank may use it; nullopt: not known.
@@ -57,8 +57,8 @@ struct SessionOptions {
   // What a broken link has ended is run again, unseen (decision 0018); devices are refused with it.
   bool replay = false;
   std::shared_ptr<Observer> observer;  // Says where this process is; null: not known.
-  // Prefix of the names of this host's processes before their init (net/presence.h); empty: none.
-  std::string presence;
+  // PresenceNames of this host's processes before their init (net/presence.h); no job: none.
+  std::string presence_job, presence_init;
 };
 
 // A snapshot for users. Thread: value type.
@@ -175,11 +175,13 @@ class Session {
   virtual Status Init() = 0;
 
   // `ranks` are global ranks in group order and contain this rank. The group is usable at once; its
-  // links are made when its peers create it too. `name` is unique among the session's open groups
-  // of a generation. The group of the world itself is created by passing kWorldGroup as name; it
-  // has the options of the session in place of `nccl`. kSetting for options that cannot be.
+  // links are made when its peers create it too, of the same ranks in the same order: otherwise
+  // kMismatch. `made_at`: where in the program, for texts. `name` is unique among the session's
+  // open groups of a generation. The world's own group is created by passing kWorldGroup as name;
+  // it has the options of the session in place of `nccl`. kSetting for options that cannot be.
   virtual Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks,
-                                                     NcclOptions nccl = {}) = 0;
+                                                     NcclOptions nccl = {},
+                                                     std::string made_at = {}) = 0;
 
   virtual Membership membership() const = 0;
   // The same of the generation that ran here last, as it was when it began: what the program knows,
@@ -230,7 +232,6 @@ class Session {
   virtual void AnnounceEnd(const std::string& why, Deadline deadline) = 0;
   // Local, ~1 s: cancels what is in flight or being built, says goodbye, joins threads. Idempotent.
   virtual void Close() = 0;
-
   // True in a child forked from the process that opened the session.
   virtual bool InForkedChild() const = 0;
 };
@@ -241,8 +242,7 @@ inline constexpr char kWorldGroup[] = "world";
 using FactoryMaker =
     std::function<Result<std::unique_ptr<CommunicatorFactory>>(CommunicatorEvents& events)>;
 
-// Wires a session; nothing is sent before Init. kInvalidArgument for a rank outside the world; the
-// maker's error.
+// Nothing is sent before Init. kInvalidArgument for a rank outside the world; the maker's error.
 Result<std::shared_ptr<Session>> OpenSession(SessionOptions options,
                                              std::unique_ptr<Rendezvous> rendezvous,
                                              const FactoryMaker& make_factory, const Clock& clock);

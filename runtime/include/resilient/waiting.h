@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <resilient/clock.h>
+#include <resilient/group_ranks.h>
 
 namespace resilient {
 
@@ -102,6 +103,15 @@ struct GroupProgress {
   std::vector<PeerProgress> peers;  // By rank. A peer without messages is left out.
   // Where devices run its operations by themselves: `entered` says what they were given.
   std::optional<DeviceProgress> device = {};
+};
+
+// What this rank has made one group of, by its own account. Thread: value type.
+struct GroupMade {
+  std::string group;
+  GroupRanks ranks;
+  // An operation was submitted there: in this generation a group of that name has these ranks here,
+  // also once it is closed.
+  bool used = false;
 };
 
 }  // namespace resilient

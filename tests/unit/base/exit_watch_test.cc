@@ -136,18 +136,25 @@ TEST(Exit, StdExit_IsItsBegin) {
   EXPECT_EQ(WEXITSTATUS(status), kBlockedExitCode);
 }
 
-TEST(Exit, OfAForkedChild_IsNotBounded) {
+TEST(Exit, OfAForkedChild_HasNotBegunWithThatOfItsParent) {
   ChildProcess child([](int) {
-    SetExitBudget(std::chrono::milliseconds(1));
+    SetExitBudget(std::chrono::hours(1));
+    ExitBegins();
     const DriverCall call("a call of the parent");
-    ChildProcess grandchild([](int) {
-      ExitBegins();
-      const DriverCall own("a call of the child");
-      std::_Exit(7);
-    });
+    ChildProcess grandchild([](int) { std::_Exit(ExitHasBegun() ? 8 : 7); });
     std::_Exit(WEXITSTATUS(grandchild.Wait()));
   });
   EXPECT_EQ(WEXITSTATUS(child.Wait()), 7);
+}
+
+TEST(Exit, OfAForkedChild_IsBoundedByItsOwnBudget) {
+  ChildProcess child([](int) {
+    SetExitBudget(std::chrono::hours(1));
+    const DriverCall call("a call of the parent");
+    ChildProcess grandchild([](int) { ExitWhileACallHangs(true); });
+    std::_Exit(WEXITSTATUS(grandchild.Wait()));
+  });
+  EXPECT_EQ(WEXITSTATUS(child.Wait()), kBlockedExitCode);
 }
 
 }  // namespace

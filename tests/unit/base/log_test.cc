@@ -27,7 +27,7 @@ class LogTest : public testing::Test {
     SetLogTag("");
   }
   static std::string Capture(LogLevel level, std::string_view text) {
-    testing::internal::CaptureStderr();
+    BeginToCaptureStderr();
     LogLine(level, text);
     return TakeCapturedStderr();
   }
@@ -51,6 +51,15 @@ TEST_F(LogTest, ControlCharacters_MakeNoSecondLine) {
   EXPECT_THAT(line, testing::EndsWith(" E a\\n[resilient] b\\u001b[2J\n"));
 }
 
+// U+009B begins commands to a terminal, as ESC [ does.
+TEST_F(LogTest, WhatIsNoText_IsToldAsNumbers) {
+  const std::string line = Capture(LogLevel::kError, "a\u009b2J \u00fc \xff\xc3(");
+  EXPECT_THAT(line, testing::EndsWith(" E a\\u009b2J \u00fc \\u00ff\\u00c3(\n"));
+  SetLogLevel(LogLevel::kInfo, true);
+  const std::string json = Capture(LogLevel::kInfo, "\u009b\xff");
+  EXPECT_THAT(json, testing::EndsWith("\"text\": \"\\u009b\\u00ff\"}\n"));
+}
+
 TEST_F(LogTest, Json_IsEscaped) {
   SetLogLevel(LogLevel::kInfo, true);
   SetLogTag("store");
@@ -66,7 +75,7 @@ const LogRecord kOfAStranger = {
     "cut", {{"job", "a:b"}, {"none", ""}, {"host", "a b=\"\n\xff\\"}}, "cut it: slow"};
 
 TEST_F(LogTest, Record_ShowsItsFieldsBeforeTheText) {
-  testing::internal::CaptureStderr();
+  BeginToCaptureStderr();
   RESILIENT_LOG_RECORD(kWarn, "join", {{"job", "train"}, {"rank", "3"}}, "it joined");
   RESILIENT_LOG_RECORD(kInfo, "not", {{"shown", "at this level"}}, "");
   EXPECT_THAT(TakeCapturedStderr(),
@@ -78,7 +87,7 @@ TEST_F(LogTest, Record_ShowsItsFieldsBeforeTheText) {
 
 TEST_F(LogTest, RecordAsJson_HasItsFieldsAsMembers) {
   SetLogLevel(LogLevel::kInfo, true);
-  testing::internal::CaptureStderr();
+  BeginToCaptureStderr();
   LogLine(LogLevel::kInfo, kOfAStranger);
   EXPECT_THAT(TakeCapturedStderr(),
               testing::EndsWith(R"("tag": "", "event": "cut", "job": "a:b", )"
@@ -91,7 +100,7 @@ TEST_F(LogTest, RecordWithAnObject_ShowsItAsItIs) {
   const LogRecord data{"incident", {}, "it \"ended\"", R"({"a": "b\\x"})"};
   EXPECT_EQ(ToText(data), R"(incident {"a": "b\\x"})");
   SetLogLevel(LogLevel::kInfo, true);
-  testing::internal::CaptureStderr();
+  BeginToCaptureStderr();
   LogLine(LogLevel::kInfo, data);
   EXPECT_THAT(TakeCapturedStderr(),
               testing::EndsWith(R"("event": "incident", "text": "it \"ended\"", )"
@@ -120,7 +129,7 @@ TEST_F(LogTest, Threshold_DecidesWhatIsEvaluated) {
     ++evaluated;
     return "text";
   };
-  testing::internal::CaptureStderr();
+  BeginToCaptureStderr();
   RESILIENT_LOG(kInfo, text());
   RESILIENT_LOG(kWarn, text(), " ", 1);
   SetLogLevel(LogLevel::kOff);

@@ -3,6 +3,7 @@
 #include "runtime/base/random.h"
 
 #include <array>
+#include <cstdint>
 #include <limits>
 #include <set>
 #include <string>
@@ -41,6 +42,39 @@ TEST(Random, Unit_IsInRange) {
     sum += drawn;
   }
   EXPECT_NEAR(sum / 1000, 0.5, 0.05);
+}
+
+// The state of the generator after it has returned `drawn`.
+std::uint64_t StateAfter(std::uint64_t drawn) {
+  drawn ^= drawn >> 31 ^ drawn >> 62;
+  drawn *= 0x319642b2d24d8ec3ULL;  // The inverse of the factor.
+  drawn ^= drawn >> 27 ^ drawn >> 54;
+  drawn *= 0x96de1b173f119089ULL;
+  return drawn ^ drawn >> 30 ^ drawn >> 60;
+}
+
+TEST(Random, OneNumberGivesAllThatFollow) {
+  Random random(7);
+  random.Next();
+  Random guessed(StateAfter(random.Next()));
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(guessed.Next(), random.Next());
+}
+
+TEST(RandomHex, OneSecretSaysNothingOfOthers) {
+  std::set<std::uint64_t> drawn;
+  std::set<std::uint64_t> guessed;
+  for (int i = 0; i < 1000; ++i) {
+    const std::string secret = RandomHex(32);
+    ASSERT_EQ(secret.size(), 64U);
+    for (std::size_t at = 0; at < secret.size(); at += 16) {
+      const std::uint64_t part = std::stoull(secret.substr(at, 16), nullptr, 16);
+      EXPECT_TRUE(drawn.insert(part).second);
+      // What a secret of that generator would be followed by.
+      Random next(StateAfter(part));
+      for (int k = 0; k < 8; ++k) guessed.insert(next.Next());
+    }
+  }
+  for (const std::uint64_t guess : guessed) EXPECT_FALSE(drawn.contains(guess));
 }
 
 TEST(RandomHexId, IsHexAndNew) {

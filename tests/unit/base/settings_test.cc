@@ -265,6 +265,23 @@ TEST(ParseSettings, WildcardBind_IsForAStoreThatAsksForCertificates) {
   EXPECT_EQ(ParseSettings({bind, authority}).status().code(), StatusCode::kSetting);
 }
 
+TEST(ParseSettings, BlanksAroundValues_CountForNothing) {
+  const auto settings = ParseSettings({{"RESILIENT_LEASE_TTL", " 7s\n"},
+                                       {"RESILIENT_SPARES", "\t2 "},
+                                       {"RESILIENT_SHM_LIMIT", "64KiB\r\n"},
+                                       {"RESILIENT_REPLAY", " 1"},
+                                       {"RESILIENT_BUDGET", " \n"},
+                                       {"RESILIENT_TOKEN_FILE", "/a folder/token "}});
+  ASSERT_TRUE(settings.ok()) << settings.status().message();
+  EXPECT_EQ(settings->lease_ttl, seconds(7));
+  EXPECT_EQ(settings->spares, 2);
+  EXPECT_EQ(settings->shm_limit, std::size_t{64} << 10);
+  EXPECT_TRUE(settings->replay);
+  EXPECT_EQ(settings->budget, seconds(20));
+  EXPECT_EQ(settings->token_file, "/a folder/token ");
+  EXPECT_FALSE(ParseSettings({{"RESILIENT_SPARES", "1 2"}}).ok());
+}
+
 TEST(ParseSettings, EmptyValue_IsUnset) {
   Environment environment = kWithEffect;
   environment.emplace_back("RESILIENT_TOKEN_FILE", "");

@@ -18,7 +18,7 @@
 
 #include <gtest/gtest.h>
 
-#include <resilient/communicator.h>
+#include <resilient/transports.h>
 
 #include "runtime/comm/eager_limit.h"
 #include "runtime/comm/endpoint.h"

@@ -12,6 +12,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/comm/endpoint.h"
+#include "runtime/comm/mismatch.h"
 #include "runtime/comm/wire.h"
 #include "runtime/net/socket.h"
 #include "tests/support/descriptors.h"
@@ -556,7 +557,9 @@ TEST_P(Failure, Strangers_AreRefused) {
   const auto world = MakeWorld(2);
   world->group = world->CreateAll("world", 5);
   ExpectAllOk(world->RunAll([](int) { return BarrierOp(); }));
+  const GroupRanks made = RanksOf(world->Spec("world", 1));
   Hello hello{.generation = 5, .from = 1, .to = 0, .secret = "guess", .group = "world"};
+  hello.made = made;
   EXPECT_TRUE(IsRefused(*world, 0, EncodeHello(hello))) << "wrong secret";
   hello.secret = "sesame";
   EXPECT_TRUE(IsRefused(*world, 0, EncodeHello(hello))) << "rank 1 is connected already";
@@ -565,6 +568,7 @@ TEST_P(Failure, Strangers_AreRefused) {
   EXPECT_TRUE(IsRefused(*world, 0, "GET /metrics HTTP/1.1\r\nHost: somewhere.example\r\n\r\n"));
   EXPECT_TRUE(IsRefused(*world, 0, std::string(kHelloFixedBytes, '\0')));
   hello = {.generation = 5, .from = 7, .to = 0, .secret = "sesame", .group = "world"};
+  hello.made = made;
   EXPECT_TRUE(IsRefused(*world, 0, EncodeHello(hello))) << "no such rank";
   ExpectAllOk(world->RunAll([](int) { return BarrierOp(); }));
 }

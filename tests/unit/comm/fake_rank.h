@@ -29,7 +29,8 @@ class FakeRank {
                         .to = peer,
                         .lane = lane,
                         .secret = spec.secret,
-                        .group = spec.name};
+                        .group = spec.name,
+                        .made = RanksOf(spec)};
       auto socket = ConnectTcp(*ParseHostPort(DecodeEndpoint(world.endpoint(peer)).address),
                                world.clock, Deadline::After(world.clock.Now(), kBound), -1);
       EXPECT_TRUE(socket.ok()) << socket.status().ToString();

@@ -38,7 +38,9 @@ TEST(Wire, Hello_RoundTrip) {
                     .stream = 7,
                     .secret = "s3cret",
                     .group = "world",
-                    .shm_offer = "1 2 3 4 5 6"};
+                    .shm_offer = "1 2 3 4 5 6",
+                    .made = {.digest = 1ull << 60, .text = "0-4", .made_at = "train.py:7"},
+                    .from_world = 5};
   const std::string bytes = EncodeHello(hello);
   ASSERT_EQ(*HelloLength(std::string_view(bytes).substr(0, kHelloFixedBytes)), bytes.size());
   const auto back = DecodeHello(bytes);
@@ -52,6 +54,22 @@ TEST(Wire, Hello_RoundTrip) {
   EXPECT_EQ(back->secret, "s3cret");
   EXPECT_EQ(back->group, "world");
   EXPECT_EQ(back->shm_offer, "1 2 3 4 5 6");
+  EXPECT_EQ(back->made.digest, 1ull << 60);
+  EXPECT_EQ(back->made.text, "0-4");
+  EXPECT_EQ(back->made.made_at, "train.py:7");
+  EXPECT_EQ(back->from_world, 5);
+}
+
+TEST(Wire, BeginOfAHello_IsJudgedByWhatHasCome) {
+  const std::string bytes = EncodeHello({.from = 0, .to = 1, .secret = "s", .group = "g"});
+  for (std::size_t length = 0; length <= bytes.size(); ++length)
+    EXPECT_TRUE(CheckHelloBegin(std::string_view(bytes).substr(0, length)).ok()) << length;
+  EXPECT_FALSE(CheckHelloBegin("G").ok());
+  EXPECT_FALSE(CheckHelloBegin("GET / HTTP/1.1\r\n\r\n").ok());
+  std::string other = bytes.substr(0, 6);
+  other[4] = 5;
+  EXPECT_TRUE(CheckHelloBegin(other.substr(0, 5)).ok());
+  EXPECT_NE(CheckHelloBegin(other).message().find("version 5"), std::string::npos);
 }
 
 TEST(Wire, HelloReply_RoundTripAndGarbage) {
@@ -59,9 +77,17 @@ TEST(Wire, HelloReply_RoundTripAndGarbage) {
        {HelloVerdict::kAccepted, HelloVerdict::kLeft, HelloVerdict::kAcceptedShared}) {
     const std::string bytes = EncodeHelloReply(verdict);
     ASSERT_EQ(bytes.size(), kHelloReplyBytes);
-    EXPECT_EQ(*DecodeHelloReply(bytes), verdict);
+    EXPECT_EQ(DecodeHelloReply(bytes)->verdict, verdict);
+    EXPECT_EQ(DecodeHelloReply(bytes)->fault_bytes, 0u);
   }
-  for (const char verdict : {0, 4}) {
+  const std::string refusal = EncodeHelloReply(HelloVerdict::kOtherRanks, "why");
+  ASSERT_EQ(refusal.size(), kHelloReplyBytes + 3);
+  const auto reply = DecodeHelloReply(refusal.substr(0, kHelloReplyBytes));
+  EXPECT_EQ(reply->verdict, HelloVerdict::kOtherRanks);
+  EXPECT_EQ(reply->fault_bytes, 3u);
+  EXPECT_FALSE(DecodeHelloReply(EncodeHelloReply(HelloVerdict::kOtherRanks)).ok());
+  EXPECT_FALSE(DecodeHelloReply(EncodeHelloReply(HelloVerdict::kAccepted, "why")).ok());
+  for (const char verdict : {0, 5}) {
     std::string bytes = EncodeHelloReply(HelloVerdict::kAccepted);
     bytes[4] = verdict;
     EXPECT_FALSE(DecodeHelloReply(bytes).ok());

@@ -15,7 +15,7 @@
 namespace resilient::testing {
 namespace {
 
-constexpr int kPrograms = kThreadSanitized ? 6 : 24;
+constexpr int kPrograms = kSanitized ? 6 : 24;
 constexpr std::size_t kMaxInFlight = 48;
 // Of one operation over all ranks.
 constexpr std::size_t kMaxElements = 200'000;

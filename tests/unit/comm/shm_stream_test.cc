@@ -17,6 +17,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
 #include "runtime/comm/endpoint.h"
+#include "runtime/comm/mismatch.h"
 #include "runtime/comm/shm_allowance.h"
 #include "runtime/comm/shm_stream.h"
 #include "runtime/comm/wire.h"
@@ -516,7 +517,8 @@ std::string AnswerTo(World& world, const std::string& group, const std::string& 
                     .to = 0,
                     .secret = "sesame",
                     .group = group,
-                    .shm_offer = shm_offer};
+                    .shm_offer = shm_offer,
+                    .made = RanksOf(world.Spec(group, 2))};
   auto socket = ConnectTcp(*ParseHostPort(DecodeEndpoint(world.endpoint(0)).address), world.clock,
                            deadline, -1);
   if (!socket.ok()) return socket.status().ToString();

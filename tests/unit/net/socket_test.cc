@@ -7,7 +7,9 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,7 +19,10 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/base/check.h"
+#include "runtime/base/log.h"
 #include "runtime/base/thread.h"
+#include "tests/support/child_process.h"
 
 namespace resilient {
 namespace {
@@ -92,6 +97,22 @@ TEST(FileDescriptor, Moves_AndClosesOnce) {
   third.Reset();
   EXPECT_FALSE(IsOpen(number));
   third.Reset();
+}
+
+TEST(FileDescriptor, ForkedChild_HasNone) {
+  const WakeFd wake;
+  const int number = wake.fd();
+  const ChildProcess child([&](int pipe) {
+    // A file of the program's own has the number by now.
+    const int file = memfd_create("checkpoint", MFD_CLOEXEC);
+    RESILIENT_CHECK(dup2(file, number) == number);
+    wake.Wake();
+    struct stat found {};
+    RESILIENT_CHECK(fstat(number, &found) == 0);
+    WriteLine(pipe, StrCat(wake.fd(), " ", found.st_size));
+  });
+  EXPECT_EQ(child.ReadLine(), "-1 0");
+  EXPECT_EQ(wake.fd(), number);
 }
 
 TEST(FileDescriptor, ForkedChild_ClosesNothingOfItsOwn) {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -16,6 +17,7 @@
 
 #include <resilient/communicator.h>
 #include <resilient/rendezvous.h>
+#include <resilient/session.h>
 
 #include "runtime/base/thread.h"
 
@@ -131,6 +133,7 @@ class Record {
   std::vector<Report> asked;
   std::vector<WaitingReport> waiting;
   std::vector<std::pair<std::uint64_t, Whereabouts>> whereabouts;
+  std::vector<std::vector<int>> knocks;  // The ranks of each round.
   bool closed = false;
   bool abandoned = false;
   std::vector<std::string> calls;  // In order, for tests of the order.
@@ -461,6 +464,19 @@ class FakeFactory final : public CommunicatorFactory {
   void Hold(Instant until) override {
     std::lock_guard lock(mutex_);
     held_until_ = until;
+  }
+  void Knock(const GroupSpec& world, const std::vector<int>& ranks, Duration) override {
+    EXPECT_EQ(world.name, kWorldGroup);
+    record_->Note([&](Record& record) { record.knocks.push_back(ranks); });
+  }
+  // Returns when everything said so far has been heard.
+  void Settle() {
+    std::promise<void> heard;
+    ASSERT_TRUE(comm_.Post([&heard] { heard.set_value(); }));
+    ASSERT_EQ(heard.get_future().wait_for(kTestBound), std::future_status::ready);
+  }
+  void SayKnocked(std::uint64_t generation, int rank, Status found) {
+    comm_.Post([this, generation, rank, found] { events_.OnKnocked(generation, rank, found); });
   }
   Instant held_until() const {
     std::lock_guard lock(mutex_);

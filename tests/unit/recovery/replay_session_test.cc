@@ -369,8 +369,9 @@ class Interposed final : public Session {
   explicit Interposed(std::shared_ptr<Session> inner) : inner_(std::move(inner)) {}
   Status Init() override { return inner_->Init(); }
   Result<std::shared_ptr<Group>> CreateGroup(std::string name, std::vector<int> ranks,
-                                             NcclOptions nccl) override {
-    return inner_->CreateGroup(std::move(name), std::move(ranks), std::move(nccl));
+                                             NcclOptions nccl, std::string made_at) override {
+    return inner_->CreateGroup(std::move(name), std::move(ranks), std::move(nccl),
+                               std::move(made_at));
   }
   Membership membership() const override { return inner_->membership(); }
   Membership acknowledged() const override {

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include <resilient/session.h>
+#include <resilient/transports.h>
 
 #include "tests/unit/recovery/membership_hub.h"
 

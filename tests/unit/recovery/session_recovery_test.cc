@@ -468,6 +468,26 @@ TEST_F(SessionTest, Mismatch_IsReported) {
   EXPECT_EQ(Reports()[0].accused_rank, 3);
 }
 
+// A program ends as soon as it has its error: what the leave must not overtake.
+TEST_F(SessionTest, Verdict_IsReportedBeforeTheEnd_ThoughTheControlThreadIsLate) {
+  Boot();
+  std::promise<void> late;
+  ASSERT_TRUE(rendezvous_->Post([waits = late.get_future().share()] { waits.wait(); }));
+  FailureDetail detail;
+  detail.rank = 3;
+  factory_->SayMismatch(kWorldGroup, 1, Status(StatusCode::kMismatch, "a against b", detail));
+  factory_->SayStalled("some group", 1, Status(StatusCode::kCommStalled, "no move", detail));
+  factory_->Settle();
+  session_->AnnounceEnd("MismatchError: a against b", Deadline::At(clock_.Now()));
+  std::thread closing([this] { session_->Close(); });
+  late.set_value();
+  closing.join();
+  ASSERT_GE(Reports().size(), 3U);
+  EXPECT_EQ(Reports()[0].kind, ReportKind::kMismatch);
+  EXPECT_EQ(Reports()[1].kind, ReportKind::kCommFailed);
+  EXPECT_EQ(Reports()[2].kind, ReportKind::kEnding);
+}
+
 TEST_F(SessionTest, Stall_IsReported) {
   Boot();
   FailureDetail detail;
@@ -496,7 +516,7 @@ std::vector<std::string> IncidentLines(const std::string& log) {
 
 TEST_F(SessionTest, Incident_IsLoggedOnceAFenceHoweverItEnds) {
   Boot();
-  ::testing::internal::CaptureStderr();
+  BeginToCaptureStderr();
   FenceAndSettle(1, Lost(3));
   EXPECT_TRUE(session_->Rebuild({}).ok());
   FenceAndSettle(2, Lost(2));
@@ -513,7 +533,7 @@ TEST_F(SessionTest, Incident_IsLoggedOnceAFenceHoweverItEnds) {
 
 TEST_F(SessionTest, IncidentOfARankThatIsGivenUp_IsLoggedToo) {
   Boot();
-  ::testing::internal::CaptureStderr();
+  BeginToCaptureStderr();
   rendezvous_->SayLost(Status(StatusCode::kStaleGeneration, "the job goes on"));
   rendezvous_->Settle();
   session_->Close();

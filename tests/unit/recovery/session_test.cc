@@ -583,6 +583,51 @@ TEST_F(SessionTest, AskedHowFarItHasCome_SaysSoOfEachGroup_ThoughItWaitsForNothi
   EXPECT_FALSE(said.contains("gone"));  // It has left it, and says so there.
 }
 
+// Whoever asks compares it with what another rank has made of that name.
+TEST_F(SessionTest, AskedAboutGroups_SaysOfWhichRanksTheyAreMade) {
+  Boot();
+  const auto pair = session_->CreateGroup("pair", {1, 0}, {}, "train.py:3 main").value();
+  const auto unused = CreateGroup("unused", {0, 1, 2});
+  const auto gone = CreateGroup("gone", {1, 3});
+  for (const auto& one : {pair, gone}) ASSERT_TRUE(Run(*one).ok());
+  gone->Close();
+  factory_->Latest("pair")->set_progress(
+      [this] { factory_->SayProgress(1, {.group = "pair", .entered = 1, .peers = {}}); });
+  rendezvous_->SayAskProgress(1, {"pair", "unused", "gone", "never", "pair/cuda"});
+  rendezvous_->Settle();
+  std::map<std::string, GroupMade> said;
+  ASSERT_TRUE(record_->Await([&](const Record& record) {
+    for (const WaitingReport& report : record.waiting) {
+      for (const GroupMade& one : report.made) said[one.group] = one;
+    }
+    return said.size() == 4;
+  }));
+  EXPECT_EQ(said.at("pair").ranks.text, "1,0");
+  EXPECT_EQ(said.at("pair").ranks.made_at, "train.py:3 main");
+  EXPECT_EQ(said.at("pair").ranks.digest, RanksOfGroup(std::vector{1, 0}, "").digest);
+  EXPECT_TRUE(said.at("pair").used);
+  EXPECT_EQ(said.at("pair/cuda").ranks.text, "1,0");
+  EXPECT_EQ(said.at("unused").ranks.text, "0-2");
+  EXPECT_FALSE(said.at("unused").used);
+  EXPECT_EQ(said.at("gone").ranks.text, "1,3");
+  EXPECT_TRUE(said.at("gone").used);
+}
+
+TEST_F(SessionTest, WhatWaits_IsToldWithTheRanksOfItsGroup) {
+  Boot();
+  const auto pair = session_->CreateGroup("pair", {1, 0}, {}, "train.py:3 main").value();
+  ASSERT_TRUE(Run(*pair).ok());
+  EXPECT_EQ(factory_->Latest("pair")->spec().made_at, "train.py:3 main");
+  factory_->SayWaiting("pair", 1, {.seq = 2, .missing = {0}});
+  ASSERT_TRUE(record_->Await([](const Record& record) { return !record.waiting.empty(); }));
+  const WaitingReport report =
+      record_->Get<WaitingReport>([](const Record& record) { return record.waiting.front(); });
+  ASSERT_EQ(report.made.size(), 1u);
+  EXPECT_EQ(report.made[0].group, "pair");
+  EXPECT_EQ(report.made[0].ranks.text, "1,0");
+  EXPECT_TRUE(report.made[0].used);
+}
+
 TEST_F(SessionTest, ThatAllHaveEntered_IsPassedOnToTheCommunicator) {
   Boot();
   const auto group = CreateGroup("pair", {0, 1});

@@ -3,6 +3,7 @@
 #include "store/core/codec.h"
 
 #include <limits>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -79,14 +80,16 @@ WaitingReport SomeWaiting() {
       .entered = 6,
       .peers = {{2, 7, 8, true, 5, 4, 3}, {3, 0, 1, false}},
       .device = DeviceProgress{"GPU 0", 5, true, Millis(7), "barrier() #5", Millis(8)}};
-  return {.generation = 3,
-          .calls = {{"world", recv, true}},
-          .blocked = true,
-          .tell = true,
-          .stall = Millis(60000),
-          .device_stall = Millis(70000),
-          .present = {4, 5},
-          .progress = {world, {.group = "pair", .exists = false}}};
+  return {
+      .generation = 3,
+      .calls = {{"world", recv, true}},
+      .blocked = true,
+      .tell = true,
+      .stall = Millis(60000),
+      .device_stall = Millis(70000),
+      .present = {4, 5},
+      .progress = {world, {.group = "pair", .exists = false}},
+      .made = {{"pair", {.digest = 77, .text = "0,2", .made_at = "train.py:3"}, true}, {"w", {}}}};
 }
 
 std::vector<Op> AllOps() {
@@ -394,8 +397,9 @@ std::vector<ServerMessage> AllServerMessages() {
   reply.values = {"", "a"};
   reply.number = -4;
   reply.flag = true;
-  reply.welcome = {"server", 1, 5000, 1000, 10, 20, true};
-  reply.welcome.began_unix_ms = 1'800'000'000'000;
+  Welcome welcome{"server", 1, 5000, 1000, 10, 20, true};
+  welcome.began_unix_ms = 1'800'000'000'000;
+  reply.welcome = std::make_shared<const Welcome>(welcome);
   reply.status_json = "{}";
   reply.revision = 9;
   reply.events = {{8, std::string("k\0", 2), ""}, {9, "l", std::nullopt}};
@@ -418,9 +422,65 @@ std::vector<ServerMessage> AllServerMessages() {
           Event(HeldEvent{2, "h", 7, true, 1500, "why", 2000}),
           Event(DrainingEvent{"why"}),
           Event(WhereEvent{7}),
-          Event(LateEvent{{3, 1, 4, {{2, "late", true}, {3, "later"}}, 5}}),
+          Event(LateEvent{{3, 1, 4, {{2, "late", true}, {3, "later"}}, 5, "elsewhere"}}),
           Event(AskProgressEvent{3, {"world", "pair"}}),
           Event(AllEnteredEvent{3, {{"world", false, 7}, {"pair", true, 2}}})};
+}
+
+// Of each kind with a text one that no frame holds.
+std::vector<ServerMessage> TooLargeServerMessages() {
+  const std::string text(kMaxFrameBody + 1, 'x');
+  FailureDetail detail;
+  detail.rank = 2;
+  detail.host = detail.group = text;
+  const Status failure(StatusCode::kRankLost, text, detail);
+  Reply failed;
+  failed.seq = 5;
+  failed.status = failure;
+  Reply told;
+  told.seq = 6;
+  told.status_json = text;
+  Reply shared;
+  shared.seq = 7;
+  shared.shared_values = Share(std::vector<std::string>{text});
+  View view;
+  view.members = {{0, "i", text, 5, "e"}};
+  return {failed,
+          told,
+          shared,
+          Event(view),
+          Event(Share(view)),
+          Event(Fence{3, failure}),
+          Event(JoinRefusedEvent{failure, 7}),
+          Event(SessionLostEvent{failure}),
+          Event(HeldEvent{2, text, 7, true, 1500, text, 2000}),
+          Event(DrainingEvent{text}),
+          Event(LateEvent{{3, 1, 4, {{2, text, true}}, 5, text}}),
+          Event(AskProgressEvent{3, {text}}),
+          Event(AllEnteredEvent{3, {{text, false, 7}}})};
+}
+
+TEST(Codec, MessageThatNoFrameHolds_IsShortened) {
+  for (const ServerMessage& message : TooLargeServerMessages()) {
+    const Frame frame = EncodeServerMessage(message);
+    EXPECT_LT(frame.body.size(), 64u << 10);
+    std::string wire;
+    EXPECT_EQ(AppendServerMessage(message, &wire), nullptr);
+    EXPECT_EQ(wire, EncodeFrame(frame));
+    const Result<ServerMessage> decoded = DecodeServerMessage(frame);
+    ASSERT_TRUE(decoded.ok()) << decoded.status().ToString();
+    if (const Reply* reply = std::get_if<Reply>(&message)) {
+      const Reply& refusal = std::get<Reply>(*decoded);
+      EXPECT_EQ(refusal.seq, reply->seq);
+      EXPECT_EQ(refusal.status.code(),
+                reply->status.ok() ? StatusCode::kResourceExhausted : StatusCode::kRankLost);
+    } else if (const Fence* fence = std::get_if<Fence>(&std::get<Event>(message))) {
+      const Fence& brief = std::get<Fence>(std::get<Event>(*decoded));
+      EXPECT_EQ(brief.generation, fence->generation);
+      EXPECT_EQ(brief.cause.code(), StatusCode::kRankLost);
+      EXPECT_EQ(brief.cause.detail().rank, 2);
+    }
+  }
 }
 
 TEST(Codec, EveryServerMessage_SurvivesTheWay) {
@@ -459,9 +519,9 @@ TEST(Codec, FieldsOfServerMessages_ArriveWhereTheyBelong) {
   EXPECT_EQ(reply.revision, 9u);
   EXPECT_EQ(reply.events, std::get<Reply>(messages[0]).events);
   EXPECT_TRUE(reply.flag);
-  EXPECT_EQ(reply.welcome.heartbeat_interval_ms, 1000u);
-  EXPECT_TRUE(reply.welcome.session_known);
-  EXPECT_EQ(reply.welcome.began_unix_ms, 1'800'000'000'000u);
+  EXPECT_EQ(reply.welcome->heartbeat_interval_ms, 1000u);
+  EXPECT_TRUE(reply.welcome->session_known);
+  EXPECT_EQ(reply.welcome->began_unix_ms, 1'800'000'000'000u);
   const auto event = std::get<Event>(*DecodeServerMessage(EncodeServerMessage(messages[2])));
   const View& view = std::get<View>(event);
   EXPECT_EQ(view.attempt, 4u);

@@ -11,6 +11,7 @@
 
 #include "store/core/server_core.h"
 #include "store/core/storage.h"
+#include "tests/numbered_secrets.h"
 
 namespace resilient::store {
 
@@ -31,7 +32,7 @@ class CoreFixture : public ::testing::Test {
   // The server has crashed, and starts again from what was kept.
   void Recover(CoreOptions options = Options()) {
     options.server_id = "server-2";
-    options.seed = 2;
+    options.make_secret = NumberedSecrets(1'000);
     const Rows kept = rows_;
     core_ = std::make_unique<ServerCore>(std::move(options), now_);
     for (const auto& [row, value] : kept) {
@@ -49,6 +50,7 @@ class CoreFixture : public ::testing::Test {
     CoreOptions options;
     options.server_id = "server-1";
     options.durable = true;
+    options.make_secret = NumberedSecrets();
     return options;
   }
 

@@ -53,6 +53,33 @@ TEST_F(CoreLeaving, ALeaveThatNobodyNeeds_FencesNobody) {
   EXPECT_EQ(FenceAt(control[0]), "no fence");
 }
 
+// It may have been in no state to say so: os._exit, exec of another program.
+TEST_F(CoreLeaving, AnEndWithCode0_IsALeave_WhoeverTellsOfIt) {
+  for (const bool by_launcher : {true, false}) {
+    SCOPED_TRACE(by_launcher ? "a launcher tells" : "a member tells");
+    Restart();
+    const auto control = Run(3, kWait);
+    if (by_launcher) {
+      ExitReportOp ended;
+      ended.process = HelloOf(1, Role::kControl).process;
+      EXPECT_TRUE(Ask(Open(HelloOf(99, Role::kAdmin)), ended).status.ok());
+    } else {
+      Report dead = Needs(1);
+      dead.kind = ReportKind::kProcessDied;
+      dead.accused_incarnation = HelloOf(1, Role::kControl).incarnation;
+      dead.wait_status = 0;
+      EXPECT_TRUE(Ask(control[0], ReportOp{dead}).status.ok());
+    }
+    EXPECT_EQ(core_->LiveMembers(), 2U);
+    Advance(std::chrono::seconds(1), {control[0], control[2]});
+    EXPECT_EQ(FenceAt(control[0]), "no fence");
+    EXPECT_TRUE(Ask(control[0], ReportOp{Needs(1)}).status.ok());
+    for (const int rank : {0, 2}) {
+      EXPECT_THAT(FenceAt(control[At(rank)]), HasSubstr("[resilient:LEFT] rank 1"));
+    }
+  }
+}
+
 // Its goodbye may have been lost on its way.
 TEST_F(CoreLeaving, LinkThatBrokeToALeaver_FencesNobodyUntilItIsNeeded) {
   for (const bool leaves_first : {true, false}) {

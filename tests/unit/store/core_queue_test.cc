@@ -67,6 +67,27 @@ TEST(Queue, WaitsForKeys_EndWithAnItem) {
   EXPECT_EQ(ended[1].value, "value");
 }
 
+TEST(Queue, WaitsInTurn_EndOneForEachItemAndAllForAValue) {
+  Keyspace keys;
+  Ended ended;
+  for (const WaitId id : {WaitId{9, 1}, WaitId{1, 7}, WaitId{5, 1}, WaitId{2, 1}}) {
+    ASSERT_TRUE(keys.AddWait(id, 0, {"q"}, For::kTurn).ok());
+  }
+  ASSERT_TRUE(keys.AddWait({3, 1}, 0, {"q"}, For::kKeys).ok());
+  keys.PassOn(0, "q", ended);
+  EXPECT_TRUE(ended.empty()) << "there is no item";
+  EXPECT_EQ(*keys.Push(0, "q", "a", ended), 1u);
+  ASSERT_EQ(ended.size(), 2u);
+  EXPECT_EQ(ended[0].wait, (WaitId{3, 1})) << "in no turn";
+  EXPECT_EQ(ended[1].wait, (WaitId{9, 1}));
+  keys.PassOn(0, "q", ended);
+  ASSERT_EQ(ended.size(), 3u);
+  EXPECT_EQ(ended[2].wait, (WaitId{1, 7}));
+  ASSERT_TRUE(keys.Set(0, "q", "value", ended).ok());
+  EXPECT_EQ(ended.size(), 5u);
+  EXPECT_EQ(keys.waits(), 0u);
+}
+
 TEST(Queue, WaitingPops_AreServedInTheirOrder) {
   Keyspace keys;
   Ended ended;

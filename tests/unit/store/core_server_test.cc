@@ -14,24 +14,24 @@ class CoreServer : public CoreFixture {};
 TEST_F(CoreServer, Hello_IsWelcomed) {
   const ConnectionId connection = Connect();
   const Reply reply = Ask(connection, Op(HelloOf(1, Role::kRequest)), 0);
-  EXPECT_EQ(reply.welcome.server, "server-1");
-  EXPECT_EQ(reply.welcome.lease_ttl_ms, 5000u);
-  EXPECT_EQ(reply.welcome.heartbeat_interval_ms, 1000u);
-  EXPECT_EQ(reply.welcome.key_bytes_max, kKeyBytesMax);
-  EXPECT_EQ(reply.welcome.value_bytes_max, kValueBytesMax);
-  EXPECT_FALSE(reply.welcome.session_known);
+  EXPECT_EQ(reply.welcome->server, "server-1");
+  EXPECT_EQ(reply.welcome->lease_ttl_ms, 5000u);
+  EXPECT_EQ(reply.welcome->heartbeat_interval_ms, 1000u);
+  EXPECT_EQ(reply.welcome->key_bytes_max, kKeyBytesMax);
+  EXPECT_EQ(reply.welcome->value_bytes_max, kValueBytesMax);
+  EXPECT_FALSE(reply.welcome->session_known);
   const Reply second = Ask(Connect(), Op(HelloOf(1, Role::kControl)), 0);
-  EXPECT_TRUE(second.welcome.session_known);
+  EXPECT_TRUE(second.welcome->session_known);
 }
 
 TEST_F(CoreServer, Beginning_IsKeptWithTheStore) {
   CoreOptions options = Options();
   options.began_unix_ms = 7;
   core_ = std::make_unique<ServerCore>(options, now_);
-  EXPECT_EQ(Ask(Connect(), Op(HelloOf(1, Role::kControl)), 0).welcome.began_unix_ms, 7u);
+  EXPECT_EQ(Ask(Connect(), Op(HelloOf(1, Role::kControl)), 0).welcome->began_unix_ms, 7u);
   options.began_unix_ms = 8;
   Recover(options);
-  EXPECT_EQ(Ask(Connect(), Op(HelloOf(1, Role::kControl)), 0).welcome.began_unix_ms, 7u);
+  EXPECT_EQ(Ask(Connect(), Op(HelloOf(1, Role::kControl)), 0).welcome->began_unix_ms, 7u);
 }
 
 TEST_F(CoreServer, MissingHello_ClosesTheConnection) {
@@ -283,12 +283,12 @@ TEST_F(CoreServerShortMemory, SessionIsForgotten_AfterItsMemory) {
   Close(OpenRequest(1));
   Advance(std::chrono::seconds(9));
   ConnectionId connection = Connect();
-  EXPECT_TRUE(Ask(connection, Op(HelloOf(1, Role::kRequest)), 0).welcome.session_known);
+  EXPECT_TRUE(Ask(connection, Op(HelloOf(1, Role::kRequest)), 0).welcome->session_known);
   Close(connection);
   Advance(std::chrono::seconds(11));
   EXPECT_THAT(core_->StatusJson(now_), HasSubstr("\"jobs\":[]"));
   connection = Connect();
-  EXPECT_FALSE(Ask(connection, Op(HelloOf(1, Role::kRequest)), 0).welcome.session_known);
+  EXPECT_FALSE(Ask(connection, Op(HelloOf(1, Role::kRequest)), 0).welcome->session_known);
 }
 
 TEST_F(CoreServerShortMemory, ForgottenJob_GoesOnAboveItsGenerations) {
@@ -300,6 +300,76 @@ TEST_F(CoreServerShortMemory, ForgottenJob_GoesOnAboveItsGenerations) {
   const ConnectionId again = OpenControl(1);
   Send(again, JoinOp{JoinOf(0, 1)});
   EXPECT_EQ(Take<View>(again)->generation, 2u);
+}
+
+// ---- Jobs that keep nothing ----
+
+class CoreServerFewJobs : public CoreFixture {
+ protected:
+  CoreServerFewJobs() : CoreFixture(OfJobs(2)) {}
+  static CoreOptions OfJobs(std::size_t jobs) {
+    CoreOptions options = Options();
+    options.limits.jobs = jobs;
+    return options;
+  }
+  static Hello OfJob(int number, Role role) {
+    Hello hello = HelloOf(number, role);
+    hello.job = "job " + std::to_string(number);
+    return hello;
+  }
+  bool IsTaken(int number) {
+    return Ask(Connect(), Op(OfJob(number, Role::kRequest)), 0).status.ok();
+  }
+};
+
+TEST_F(CoreServerFewJobs, WhatAdminsAskFor_LeavesNoJob) {
+  for (int number = 0; number < 8; ++number) {
+    const ConnectionId admin = Open(OfJob(number, Role::kAdmin));
+    EXPECT_FALSE(Ask(admin, GetOp{"k"}).status.ok());
+    Tick();
+    Close(admin);
+  }
+  EXPECT_THAT(core_->StatusJson(now_), HasSubstr("\"jobs\":[]"));
+  EXPECT_TRUE(IsTaken(1));
+}
+
+TEST_F(CoreServerFewJobs, AdminsKeysAndWaits_KeepTheirJob) {
+  const ConnectionId admin = Open(OfJob(1, Role::kAdmin));
+  EXPECT_TRUE(Ask(admin, SetOp{"k", "v"}).status.ok());
+  Send(Open(OfJob(2, Role::kAdmin)), GetOp{"k", true});
+  Tick();
+  EXPECT_FALSE(IsTaken(3));
+  EXPECT_TRUE(Ask(admin, DeleteOp{"k"}).flag);
+  Tick();
+  EXPECT_TRUE(IsTaken(3));
+}
+
+TEST_F(CoreServerFewJobs, RefusedHello_LeavesNoJob) {
+  for (int number = 0; number < 8; ++number) {
+    Hello hello = OfJob(number, Role::kControl);
+    hello.session.clear();
+    EXPECT_FALSE(Ask(Connect(), Op(hello), 0).status.ok());
+  }
+  EXPECT_THAT(core_->StatusJson(now_), HasSubstr("\"jobs\":[]"));
+  EXPECT_TRUE(IsTaken(1) && IsTaken(2));
+  EXPECT_FALSE(IsTaken(3));
+  EXPECT_FALSE(IsTaken(3));
+}
+
+TEST_F(CoreServerFewJobs, LowerLimit_IsNoDamageToWhatWasKept) {
+  EXPECT_TRUE(IsTaken(1) && IsTaken(2));
+  Recover(OfJobs(1));
+  EXPECT_TRUE(IsTaken(1) && IsTaken(2));
+  EXPECT_FALSE(IsTaken(3));
+}
+
+TEST_F(CoreServer, CancelOnTheControlConnection_IsOfNoWait) {
+  const ConnectionId request = OpenRequest(1);
+  Send(request, GetOp{"k", true}, 1);
+  Send(OpenControl(1), CancelOp{1}, 0);
+  EXPECT_FALSE(TakeReply(request, 1));
+  EXPECT_TRUE(Ask(OpenRequest(2), SetOp{"k", "v"}).status.ok());
+  EXPECT_EQ(TakeReply(request, 1)->value, "v");
 }
 
 }  // namespace

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <resilient/ladder.h>
 
+#include "store/core/presence_key.h"
 #include "tests/unit/store/core_membership_fixture.h"
 
 namespace resilient::store {
@@ -298,6 +300,93 @@ TEST_F(Shrink, BadNumber_IsRefused) {
   Kill(1);
   Wish(control[0], 0, 5);
   EXPECT_EQ(Take<JoinRefusedEvent>(control[0])->why.code(), StatusCode::kInvalidArgument);
+}
+
+// ---- Ranks of a world that ran at another store, which was lost ----
+
+class ShrinkAtNextStore : public Shrink {
+ protected:
+  // `process` comes to this store as a rank of four, and goes on with `least` after `kWait`.
+  ConnectionId Come(int process, int least) {
+    const ConnectionId control = OpenControl(process);
+    JoinRequest request = JoinOf(process, 4);
+    request.join_timeout = kWait;
+    request.min_world = least;
+    Send(control, JoinOp{request});
+    return control;
+  }
+};
+
+TEST_F(ShrinkAtNextStore, AllCome_NobodyWaits) {
+  std::vector<ConnectionId> control;
+  for (int i = 0; i < 4; ++i) control.push_back(Come(i, 2));
+  EXPECT_EQ(ViewAt(control[0]), "e0 e1 e2 e3");
+}
+
+TEST_F(ShrinkAtNextStore, SomeDoNotCome_OthersGoOnInTheirOrderAfterTheWait) {
+  const std::vector<ConnectionId> control{Come(3, 2), Come(0, 2)};
+  Advance(kWait - kSecond, control);
+  EXPECT_EQ(ViewAt(control[0]), "no view");
+  Advance(kSecond, control);
+  for (const ConnectionId connection : control) EXPECT_EQ(ViewAt(connection), "e0 e3");
+}
+
+TEST_F(ShrinkAtNextStore, TooFewCome_AreRefused) {
+  const std::vector<ConnectionId> control{Come(3, 3), Come(0, 2)};
+  Advance(kWait, control);
+  for (const ConnectionId connection : control) {
+    const auto refused = Take<JoinRefusedEvent>(connection);
+    ASSERT_TRUE(refused);
+    EXPECT_EQ(refused->why.code(), StatusCode::kJoinTimeout);
+    EXPECT_NE(refused->why.message().find("missing ranks 1, 2"), std::string::npos);
+  }
+}
+
+TEST_F(ShrinkAtNextStore, RankThatIsAliveElsewhere_HasALastCall) {
+  Hello present = HelloOf(1, Role::kControl, "present");
+  present.leased_key = PresenceKey({4, 1});
+  present.leased_value = "here";
+  const ConnectionId line = Open(present);
+  const std::vector<ConnectionId> control{Come(3, 2), Come(0, 2)};
+  Advance(kWait, {control[0], control[1], line});
+  EXPECT_EQ(ViewAt(control[0]), "no view");
+  Advance(LastCallOf(kWait), {control[0], control[1], line});
+  EXPECT_EQ(ViewAt(control[0]), "e0 e3");
+}
+
+TEST_F(ShrinkAtNextStore, ReplacementHasNoSay_AndIsTaken) {
+  const std::vector<ConnectionId> control{Come(3, 2), Come(1, 0)};
+  Advance(kWait, control);
+  for (const ConnectionId connection : control) EXPECT_EQ(ViewAt(connection), "e1 e3");
+}
+
+TEST_F(ShrinkAtNextStore, RankThatIsLostWhileTheyMeet_IsWaitedForAsLong) {
+  const std::vector<ConnectionId> control{Come(3, 2), Come(0, 2), Come(2, 2)};
+  Advance(kWait / 2, control);
+  Kill(2);
+  Advance(kWait / 2, {control[0], control[1]});
+  EXPECT_EQ(ViewAt(control[0]), "no view");
+  Advance(kWait / 2, {control[0], control[1]});
+  EXPECT_EQ(ViewAt(control[0]), "e0 e3");
+}
+
+TEST_F(ShrinkAtNextStore, RankThatComesTooLate_IsToldSo) {
+  const std::vector<ConnectionId> control{Come(3, 2), Come(0, 2)};
+  Advance(kWait, control);
+  BecomeReady(control);
+  const ConnectionId late = Come(1, 2);
+  Advance(2 * kSecond, control);  // In which the others show that they live.
+  const auto refused = Take<JoinRefusedEvent>(late);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->why.code(), StatusCode::kWorldSize);
+  EXPECT_NE(refused->why.message().find("gone on without this rank"), std::string::npos);
+}
+
+TEST_F(ShrinkAtNextStore, RanksOfAFirstWorld_WaitForAll) {
+  const std::vector<ConnectionId> control{Come(3, 0), Come(0, 0)};
+  Advance(kWait, control);
+  EXPECT_EQ(ViewAt(control[0]), "no view");
+  EXPECT_TRUE(Take<JoinRefusedEvent>(control[0]));
 }
 
 }  // namespace

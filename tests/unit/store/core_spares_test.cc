@@ -1,6 +1,7 @@
 // Goal: a lost seat is given to a process that waits for one, at once and once, and a process that
 // waits is sent away when nobody will need it. Method: processes 0, 1, ... on one server core and
 // manual time; after each step a second core is restored from what was kept.
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "store/core/membership.h"
+#include "store/core/participant_row.h"
 #include "tests/unit/store/core_membership_fixture.h"
 
 namespace resilient::store {
@@ -371,6 +373,91 @@ TEST_F(Spares, Status_NamesThem) {
   const std::string text = core_->StatusJson(now_);
   EXPECT_NE(text.find("\"spares\":[{\"state\":\"spare\",\"host\":\"h10\""), std::string::npos)
       << text;
+}
+
+// ---- What a repeated join may change ----
+
+// The holder of rank 5 of eight, and a process that waits for that rank.
+class Claims : public CoreSpares {
+ protected:
+  void SetUp() override {
+    holder_ = OpenControl(5);
+    Send(holder_, JoinOp{JoinOf(5, 8)});
+    Ask(5, 8);
+    for (int answer = 0; answer < 2; ++answer) Send(holder_, HeartbeatOp{1}, 0);
+    Forget();
+  }
+  // The claimant joins, for the first time or again.
+  void Ask(int rank, int size) {
+    if (claimant_ == 0) claimant_ = OpenControl(20);
+    JoinRequest request = JoinOf(rank, size);
+    request.spare_if_taken = true;
+    Send(claimant_, JoinOp{request});
+  }
+  ConnectionId holder_ = 0;
+  ConnectionId claimant_ = 0;
+};
+
+TEST_F(Claims, SpareThatAsksForASmallerWorld_IsRefusedAndKeepsItsClaim) {
+  Ask(0, 1);
+  EXPECT_EQ(RefusalAt(claimant_), StatusCode::kInvalidArgument);
+  Ask(5, 2);
+  EXPECT_EQ(RefusalAt(claimant_), StatusCode::kInvalidArgument);  // Beyond that world anyhow.
+  Ask(1, 2);
+  EXPECT_EQ(RefusalAt(claimant_), StatusCode::kInvalidArgument);
+  Kill(5);
+  EXPECT_EQ(core_->LiveMembers(), 1u);  // The claimant begins the next world, with rank 5 of eight.
+  for (int rank = 0; rank < 8; ++rank) {
+    if (rank != 5) Send(OpenControl(30 + rank), JoinOp{JoinOf(rank, 8)});
+  }
+  EXPECT_EQ(MembersAt(claimant_), "i30 i31 i32 i33 i34 i20 i36 i37");
+}
+
+TEST_F(Claims, SpareThatAsksForASmallerWorld_HasNoSeatInOne) {
+  Ask(1, 2);
+  for (int rank = 0; rank < 2; ++rank) {
+    JoinRequest request = JoinOf(rank, 2);
+    Hello hello = HelloOf(40 + rank, Role::kControl);
+    hello.launcher_attempt = 1;  // Ends the world of eight.
+    Send(Open(hello), JoinOp{request});
+  }
+  EXPECT_EQ(core_->LiveMembers(), 2u);
+}
+
+TEST_F(Claims, MemberThatAsksForASmallerWorld_IsRefused) {
+  JoinRequest request = JoinOf(0, 1);
+  request.spare_if_taken = true;
+  request.endpoint.assign(4000, 'e');
+  Send(holder_, JoinOp{request});
+  EXPECT_EQ(RefusalAt(holder_), StatusCode::kInvalidArgument);
+}
+
+TEST_F(Claims, OneThatWaitsForAnAnswer_CannotAskForAnotherWorld) {
+  claimant_ = OpenControl(21);
+  JoinRequest request = JoinOf(5, 8);
+  Send(claimant_, JoinOp{request});
+  request.rank = 0;
+  request.world_size = 1;
+  request.spare_if_taken = true;
+  Send(claimant_, JoinOp{request});
+  EXPECT_EQ(RefusalAt(claimant_), StatusCode::kInvalidArgument);
+}
+
+TEST_F(Claims, KeptClaimThatNoWorldHas_IsDroppedWithItsSpare) {
+  const auto row = std::find_if(rows_.begin(), rows_.end(), [](const auto& kept) {
+    const std::optional<RowName> name = ParseRowName(kept.first);
+    Participant who;
+    return name && name->kind == RowKind::kParticipant && DecodeRow(kept.second, who) &&
+           who.state == ParticipantState::kSpare;
+  });
+  ASSERT_NE(row, rows_.end());
+  Participant who;
+  ASSERT_TRUE(DecodeRow(row->second, who));
+  who.request.world_size = 1;
+  row->second = EncodeRow(who);
+  Recover();
+  Advance(std::chrono::seconds(10));  // The holder does not come back, and its world ends.
+  EXPECT_EQ(core_->LiveMembers(), 0u);
 }
 
 }  // namespace

@@ -80,6 +80,7 @@ class Waits : public CoreFixture {
         if (const auto own = told.find(rank); own != told.end()) answer = own->second;
         answer.generation = ask->generation;
         answer.tell = false;
+        if (const auto made = made_.find(rank); made != made_.end()) answer.made = made->second;
         for (const std::string& group : ask->groups) {
           GroupProgress progress = ProgressOf(rank, group, answer);
           if (progress.device && device_moved_) progress.device->still = now_ - *device_moved_;
@@ -134,6 +135,7 @@ class Waits : public CoreFixture {
   std::optional<Instant> device_moved_;  // Of the devices in progress_.
   std::set<int> silent_;                 // Ranks that do not say how far they have come.
   std::map<std::pair<int, std::string>, GroupProgress> progress_;
+  std::map<int, std::vector<GroupMade>> made_;  // What ranks say that they have made, when asked.
 };
 
 TEST_F(Waits, TwoGroupsInOppositeOrder_EndInDeadlockOnAll) {
@@ -749,6 +751,139 @@ TEST_F(Waits, RanksThatLiveOnAHost_AreNotMissing) {
   EXPECT_THAT(refused->why.message(),
               AllOf(HasSubstr("1 of 3 joined; missing ranks 2"),
                     HasSubstr("rank 0 lives on host h1 and has not come to its init")));
+}
+
+// ---- Groups of different ranks ----
+
+class WaitsInGroups : public Waits {
+ protected:
+  static GroupMade Made(std::string group, const std::vector<int>& ranks, std::string made_at,
+                        bool used = true) {
+    return {std::move(group), RanksOfGroup(ranks, std::move(made_at)), used};
+  }
+  // Beside what it is in, it has made these.
+  static WaitingReport With(WaitingReport report, std::vector<GroupMade> made) {
+    report.made = std::move(made);
+    return report;
+  }
+};
+
+// Ranks 0 and 1 are in group '1' both, and have no link to each other there: of neither list rank 0
+// is the lower one of the two.
+TEST_F(WaitsInGroups, TwoThatWaitInGroupsOfOneName_EndInMismatchOnAll) {
+  const auto control = RunWorld(4);
+  Wait(Millis(1300), control,
+       {{0, With(Blocked(In("1", 3, {1})), {Made("1", {0, 1}, "a.py:1 pair")})},
+        {1, With(Blocked(In("1", 7, {2})), {Made("1", {1, 2}, "b.py:2 other")})}});
+  for (const ConnectionId connection : control) {
+    const auto fence = Take<Fence>(connection);
+    ASSERT_TRUE(fence);
+    EXPECT_EQ(fence->cause.code(), StatusCode::kMismatch);
+    EXPECT_EQ(fence->cause.detail().rank, 1);
+    EXPECT_EQ(fence->cause.detail().group, "1");
+    EXPECT_EQ(fence->cause.detail().pid, 101);
+    EXPECT_THAT(fence->cause.message(),
+                HasSubstr("rank 1 (host h1, pid 101) has made group '1' of ranks [1,2] at b.py:2 "
+                          "other where rank 0 (host h0, pid 100) has made it of ranks [0,1] at "
+                          "a.py:1 pair, in generation "));
+  }
+}
+
+// It has used the group, and does something else by now, or has closed it.
+TEST_F(WaitsInGroups, WhoHasUsedAnotherGroupOfThatName_IsFoundWhenItIsAsked) {
+  const auto control = RunWorld(3);
+  stall_ = Duration::zero();  // Whether or not standing still is judged.
+  made_[1] = {Made("1", {1, 2}, "b.py:2")};
+  Wait(seconds(4), control, {{0, With(Blocked(In("1", 3, {1})), {Made("1", {0, 1}, "a.py:1")})}});
+  EXPECT_EQ(asked_progress_[1], 1);
+  const auto fence = Take<Fence>(control[2]);
+  ASSERT_TRUE(fence);
+  EXPECT_EQ(fence->cause.code(), StatusCode::kMismatch);
+}
+
+TEST_F(WaitsInGroups, SameRanksInAnotherOrder_AreAMismatch) {
+  const auto control = RunWorld(2);
+  Wait(seconds(2), control,
+       {{0, With(Blocked(In("1", 1, {1})), {Made("1", {0, 1}, "")})},
+        {1, With(Blocked(In("1", 1, {0})), {Made("1", {1, 0}, "")})}});
+  const auto fence = Take<Fence>(control[0]);
+  ASSERT_TRUE(fence);
+  EXPECT_EQ(fence->cause.code(), StatusCode::kMismatch);
+  EXPECT_THAT(fence->cause.message(), AllOf(HasSubstr("[0,1]"), HasSubstr("[1,0]")));
+}
+
+// Groups of one name that have no rank in common need nothing of each other.
+TEST_F(WaitsInGroups, RanksThatDoNotWaitForEachOther_AreNotCompared) {
+  const auto control = RunWorld(4);
+  Wait(seconds(20), control,
+       {{0, With(Blocked(In("1", 3, {3})), {Made("1", {0, 3}, "")})},
+        {1, With(Blocked(In("1", 7, {2})), {Made("1", {1, 2}, "")})}});
+  EXPECT_FALSE(Take<Fence>(control[0]));
+}
+
+// Rank 3 waits for rank 1 elsewhere, and rank 1 waits for rank 2 alone: there is no circle. Of two
+// ranks in one collective each waits for whom the other one misses.
+TEST_F(WaitsInGroups, CollectivesOfTwoGroupsOfOneName_AreNotOne) {
+  const auto control = RunWorld(4);
+  std::map<int, WaitingReport> told{{0, With(Blocked(In("1", 1, {3})), {Made("1", {0, 3}, "")})},
+                                    {1, With(Blocked(In("1", 1, {2})), {Made("1", {1, 2}, "")})},
+                                    {3, Blocked(Message("world", 1, 1, false))}};
+  for (const int rank : {0, 1}) told[rank].calls[0].operation.needs_all = true;
+  Wait(seconds(20), control, told);
+  EXPECT_FALSE(Take<Fence>(control[0]));
+}
+
+// It may still be closed, and another one get its name.
+TEST_F(WaitsInGroups, AGroupThatIsNotUsed_IsNoProof) {
+  const auto control = RunWorld(3);
+  Wait(seconds(20), control,
+       {{0, With(Blocked(In("1", 3, {1})), {Made("1", {0, 1}, "")})},
+        {1, With(Blocked(In("2", 1, {2})), {Made("1", {1, 2}, "", false)})}});
+  EXPECT_FALSE(Take<Fence>(control[0]));
+}
+
+// Nobody in the circle can close it any more: it is what keeps them.
+TEST_F(WaitsInGroups, AGroupThatIsNotUsed_ExplainsACircle) {
+  const auto control = RunWorld(3);
+  Wait(seconds(3), control,
+       {{0, With(Blocked(In("1", 1, {1})), {Made("1", {0, 1}, "a.py:1")})},
+        {1, With(Blocked(In("2", 1, {0})),
+                 {Made("2", {0, 1}, "b.py:2"), Made("1", {1, 2}, "b.py:3", false)})}});
+  const auto fence = Take<Fence>(control[2]);
+  ASSERT_TRUE(fence);
+  EXPECT_EQ(fence->cause.code(), StatusCode::kMismatch);
+  EXPECT_THAT(fence->cause.message(), AllOf(HasSubstr("group '1'"), HasSubstr("[1,2] at b.py:3")));
+}
+
+TEST_F(WaitsInGroups, SameGroups_EndInADeadlockAsBefore) {
+  const auto control = RunWorld(2);
+  const std::vector<GroupMade> both{Made("1", {0, 1}, "a.py:1"), Made("2", {0, 1}, "a.py:2")};
+  Wait(seconds(3), control,
+       {{0, With(Blocked(In("1", 1, {1})), both)}, {1, With(Blocked(In("2", 1, {0})), both)}});
+  const auto fence = Take<Fence>(control[0]);
+  ASSERT_TRUE(fence);
+  EXPECT_EQ(fence->cause.code(), StatusCode::kDeadlock);
+}
+
+// What a member says of itself is cut, and is no more than it can wait in and be asked about.
+TEST_F(WaitsInGroups, WhatIsToldBeyondTheLimits_IsLeftOut) {
+  const auto control = RunWorld(2);
+  std::vector<GroupMade> many;
+  for (std::size_t i = 0; i < kMadeGroupsMax; ++i)
+    many.push_back(Made("g" + std::to_string(i), {0, 1}, ""));
+  many.push_back(Made("1", {1, 0}, ""));
+  std::map<int, WaitingReport> told{{0, With(Blocked(In("1", 1, {1})), {Made("1", {0, 1}, "")})},
+                                    {1, With(Blocked(In("1", 1, {0})), many)}};
+  Wait(seconds(5), control, told);
+  EXPECT_FALSE(Take<Fence>(control[0]));
+  GroupMade& long_one = told.at(1).made.front();
+  long_one = Made("1", {1, 0}, "");
+  long_one.ranks.text = std::string(100'000, 'x');
+  long_one.ranks.made_at = long_one.ranks.text;
+  Wait(seconds(2), control, told);
+  const auto fence = Take<Fence>(control[0]);
+  ASSERT_TRUE(fence);
+  EXPECT_LT(fence->cause.message().size(), 2000u);
 }
 
 }  // namespace

@@ -86,6 +86,23 @@ TEST_F(CoreMembership, JoinWithNobodyAlive_IsANewLifeWithoutKeys) {
   EXPECT_EQ(Ask(now, GetOp{"old", false}, {}, 1).status.code(), StatusCode::kNotFound);
 }
 
+TEST_F(CoreMembership, KeysOfARound_AreForThoseToo_ThatHaveLeftIt) {
+  const std::vector<ConnectionId> control = Run(2);
+  const ConnectionId request = OpenRequest(0);
+  Send(control[0], LeaveOp{});
+  EXPECT_TRUE(Ask(request, SetOp{"k", "v"}, {}, 1).status.ok());
+  EXPECT_EQ(Ask(OpenRequest(1), GetOp{"k", false}, {}, 1).value, "v");
+  EXPECT_EQ(Ask(request, SetOp{"k", "v"}, {}, 2).status.code(), StatusCode::kStaleGeneration);
+  EXPECT_EQ(Ask(request, SetOp{"k", "v"}, {}, 1, 1).status.code(), StatusCode::kStaleGeneration);
+  Send(control[1], LeaveOp{});
+  EXPECT_EQ(Ask(request, SetOp{"k", "v"}, {}, 1).status.code(), StatusCode::kStaleGeneration);
+  // Of another life, whose first round has the same number.
+  const ConnectionId next = OpenControl(5);
+  Send(next, JoinOp{JoinOf(0, 1)});
+  EXPECT_EQ(Take<View>(next)->round, 1U);
+  EXPECT_EQ(Ask(request, SetOp{"k", "v"}, {}, 1).status.code(), StatusCode::kStaleGeneration);
+}
+
 TEST_F(CoreMembership, EndedRound_LosesItsKeys) {
   const std::vector<ConnectionId> control = Run(2);
   const ConnectionId request = OpenRequest(0);
@@ -294,6 +311,24 @@ TEST_F(CoreMembership, HostLeavesAWorldThatEndsWithIt_TheStoreListensNoMore) {
   needs.accused_rank = 0;
   Send(other, ReportOp{needs});
   EXPECT_FALSE(listens_);
+}
+
+TEST_F(CoreMembership, EachView_HasASecretOfItsOwn) {
+  std::vector<std::string> made;
+  CoreOptions options = Options();
+  options.make_secret = [&made] {
+    made.push_back("secret " + std::to_string(made.size()));
+    return made.back();
+  };
+  Restart(options);
+  for (int process = 0; process < 3; ++process) {
+    Hello hello = HelloOf(process, Role::kControl);
+    hello.job = "job " + std::to_string(process);
+    const ConnectionId control = Open(hello);
+    Send(control, JoinOp{JoinOf(0, 1)});
+    EXPECT_EQ(Take<View>(control)->secret, "secret " + std::to_string(process));
+  }
+  EXPECT_EQ(made.size(), 3u);
 }
 
 TEST_F(CoreMembership, Status_ShowsWorldsAndMembers) {

@@ -317,7 +317,7 @@ TEST_F(ControlClientTest, SilentServer_IsLeftForANewConnection) {
   Welcome welcome = TestWelcome();
   welcome.heartbeat_interval_ms = 200;  // An acknowledgement may be delayed by 0.2 s.
   welcome.lease_ttl_ms = 2000;
-  ::testing::internal::CaptureStderr();
+  BeginToCaptureStderr();
   auto rendezvous = Started(welcome);
   const auto silent = std::exchange(line_, std::make_unique<ScriptedConnection>(server_.Accept()));
   // A server would take its end for that of the process.

@@ -85,7 +85,7 @@ TEST_F(RequestClientTest, LostConnection_IsOneLineOfLogWithItsDuration) {
   auto client = Connected();
   auto adding = StartAdd(*client, "n", Patient());
   line_->Read();
-  ::testing::internal::CaptureStderr();
+  BeginToCaptureStderr();
   Break(KnownWelcome());
   line_->SendReply(NumberReply(line_->Read(), 1));
   EXPECT_EQ(*adding.get(), 1);

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -81,7 +82,7 @@ class ScriptedConnection {
       return {};
     }
     Reply reply;
-    reply.welcome = welcome;
+    reply.welcome = std::make_shared<const Welcome>(welcome);
     SendBytes(EncodePreamble());
     SendReply(std::move(reply));
     return *hello;

@@ -148,7 +148,7 @@ TEST_F(TokenSourceTest, Credentials_AreReadAgainForTheNextConnection) {
   EXPECT_NE(second, first);
 
   std::remove(path_.c_str());
-  testing::internal::CaptureStderr();
+  BeginToCaptureStderr();
   credentials.Refresh(clock.Now());
   ASSERT_TRUE(AwaitReadable(credentials.fd(), {}, clock, patient).ok());
   EXPECT_EQ(credentials.Latest(clock.Now()).tokens, second);

@@ -51,7 +51,7 @@ class FileWatchTest : public ::testing::Test {
   std::vector<std::string> LogOf(const std::vector<Status>& found, Duration interval,
                                  bool by_signal) {
     std::size_t looks = 0;
-    ::testing::internal::CaptureStderr();
+    BeginToCaptureStderr();
     {
       const FileWatch watch(loop_, clock_, kFile, interval, [&]() -> FileWatch::Read {
         return [&, status = found.at(looks)]() -> FileWatch::TakeOver {
@@ -123,7 +123,7 @@ struct StuckRead {
 TEST_F(FileWatchTest, NoAnswer_KeepsNobodyAndIsToldOnce) {
   const auto stuck = std::make_shared<StuckRead>();
   int reads = 0;
-  ::testing::internal::CaptureStderr();
+  BeginToCaptureStderr();
   {
     const FileWatch watch(loop_, clock_, kFile, Millis(1), [&]() -> FileWatch::Read {
       return [stuck, wait = reads++ == 0, &loop = loop_]() -> FileWatch::TakeOver {

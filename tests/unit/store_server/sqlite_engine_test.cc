@@ -31,6 +31,47 @@ TEST(SqliteEngine, NewDirectory_IsMadeForThisUserAlone) {
   EXPECT_EQ(info.st_mode & 0777, 0700u);
 }
 
+unsigned ModeOf(const std::string& path) {
+  struct stat info {};
+  EXPECT_EQ(lstat(path.c_str(), &info), 0) << path;
+  return info.st_mode & 0777;
+}
+
+TEST(SqliteEngine, Files_AreForThisUserAlone) {
+  TestDirectory directory;
+  {
+    const auto engine = MustOpen(directory.path());
+    MustCommit(*engine, {{"k", "v"}});
+    for (const char* file : {"store.db", "store.db-wal", "lock"}) {
+      EXPECT_EQ(ModeOf(directory / file), 0600u) << file;
+    }
+  }
+  // As an earlier version has left them.
+  ASSERT_EQ(chmod((directory / "store.db").c_str(), 0644), 0);
+  EXPECT_EQ(RowsIn(directory.path()), (Rows{{"k", "v"}}));
+  EXPECT_EQ(ModeOf(directory / "store.db"), 0600u);
+}
+
+TEST(SqliteEngine, DirectoryThatAllMayWrite_IsRefused) {
+  TestDirectory directory;
+  ASSERT_EQ(chmod(directory.path().c_str(), 0777), 0);
+  const Status refused = OpenError(directory.path());
+  EXPECT_EQ(refused.code(), StatusCode::kSetting);
+  EXPECT_THAT(refused.message(), HasSubstr("chmod o-w "));
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
+TEST(SqliteEngine, LinksInPlaceOfItsFiles_AreRefusedAndNotFollowed) {
+  for (const char* file : {"store.db", "store.db-wal", "lock"}) {
+    TestDirectory directory;
+    TestDirectory elsewhere;
+    WriteBytes(elsewhere / "precious", "text");
+    std::filesystem::create_symlink(elsewhere / "precious", directory / file);
+    EXPECT_FALSE(OpenError(directory.path()).ok()) << file;
+    EXPECT_EQ(ReadBytes(elsewhere / "precious"), "text") << file;
+  }
+}
+
 TEST(SqliteEngine, CommittedRows_AreThereAfterReopening) {
   for (const Durability durability : {Durability::kProcess, Durability::kMachine}) {
     TestDirectory directory;

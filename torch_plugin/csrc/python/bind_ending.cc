@@ -7,9 +7,10 @@
 namespace resilient::plugin {
 namespace {
 
-// Both are set once and live as long as the interpreter. Thread: the GIL.
-initproc make_system_exit = nullptr;
-PyObject* on_system_exit = nullptr;
+// Both are set once and live as long as the interpreter. Thread: the GIL, which a forked child has
+// as its parent had it.
+initproc make_system_exit = nullptr;  // tidy: allow(static)
+PyObject* on_system_exit = nullptr;   // tidy: allow(static)
 
 // An exception of the callback must not take the place of the one that is being made.
 int MakeSystemExit(PyObject* self, PyObject* args, PyObject* kwargs) {

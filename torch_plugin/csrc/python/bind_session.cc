@@ -2,6 +2,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -131,6 +132,7 @@ void Rebuild(PythonHost& host, SessionContext& context, std::optional<double> bu
 using CudaLibraries = std::pair<std::string, std::string>;
 // How long an awaited rank may make no progress, and its device.
 using Stalls = std::pair<double, double>;
+using PresenceStrings = std::pair<std::string, std::string>;
 
 void SetTimes(double op_deadline, double wait_log, const Stalls& stalls, SessionOptions* options) {
   options->op_deadline = FromSeconds(op_deadline);
@@ -143,15 +145,15 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                 const std::shared_ptr<PythonHost>& host) {
   session.def(
       py::init([host](std::vector<std::string> addresses, std::string job, int rank, int world_size,
-                      double init_timeout, double budget, double seat_wait, bool spare_if_taken,
-                      std::uint64_t launcher_attempt, bool supervised, bool host_watch,
-                      std::string expected_server, bool hosts_store, std::string bind_address,
-                      std::string token_file, const TlsTuple& tls, std::string socket_ifname,
-                      int socket_streams, std::size_t shm_limit, bool checksums,
-                      bool hierarchical_order, CudaLibraries cuda_libraries, SharedGpu shared_gpu,
-                      int eager_device, bool auto_heal, bool replay, bool strict_timeouts,
-                      double op_deadline, double wait_log, const Stalls& stalls,
-                      std::string presence, std::string reconfigure_scope,
+                      double init_timeout, double budget, double seat_wait, int min_world,
+                      bool spare_if_taken, std::uint64_t launcher_attempt, bool supervised,
+                      bool host_watch, std::string expected_server, bool hosts_store,
+                      std::string bind_address, std::string token_file, const TlsTuple& tls,
+                      std::string socket_ifname, int socket_streams, std::size_t shm_limit,
+                      bool checksums, bool hierarchical_order, CudaLibraries cuda_libraries,
+                      SharedGpu shared_gpu, int eager_device, bool auto_heal, bool replay,
+                      bool strict_timeouts, double op_deadline, double wait_log,
+                      const Stalls& stalls, PresenceStrings presence, std::string reconfigure_scope,
                       std::chrono::milliseconds timeout, std::optional<DeviceClaim> device,
                       const c10::intrusive_ptr<BackendOptions>& nccl) {
         ContextOptions options;
@@ -168,6 +170,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.session.init_timeout = FromSeconds(init_timeout);
         options.session.budget = FromSeconds(budget);
         options.session.seat_wait = FromSeconds(seat_wait);
+        options.session.min_world = min_world;
         options.session.spare_if_taken = spare_if_taken;
         options.session.host_watch = host_watch;
         options.session.device = std::move(device);
@@ -185,14 +188,14 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.time.strict = strict_timeouts;
         SetTimes(op_deadline, wait_log, stalls, &options.session);
         options.session.replay = replay;
-        options.session.presence = std::move(presence);
+        std::tie(options.session.presence_job, options.session.presence_init) = std::move(presence);
         options.reconfigure_scope = std::move(reconfigure_scope);
         options.time.world_timeout = timeout;
         const py::gil_scoped_release unlocked;
         return ValueOrThrow(*host, SessionContext::Open(std::move(options), host));
       }),
       py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("rank"), py::arg("world_size"),
-      py::arg("init_timeout"), py::arg("budget"), py::arg("seat_wait"),
+      py::arg("init_timeout"), py::arg("budget"), py::arg("seat_wait"), py::arg("min_world") = 0,
       py::arg("spare_if_taken") = false, py::arg("launcher_attempt") = 0,
       py::arg("supervised") = false, py::arg("host_watch") = true, py::arg("expected_server") = "",
       py::arg("hosts_store") = false, py::arg("bind_address") = "127.0.0.1",
@@ -203,7 +206,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::arg("shared_gpu") = SharedGpu::kRefused, py::arg("eager_device") = kHost,
       py::arg("auto_heal") = false, py::arg("replay") = false, py::arg("strict_timeouts") = false,
       py::arg("op_deadline") = 120.0, py::arg("wait_log") = 30.0,
-      py::arg("stalls") = Stalls(3600, 600), py::arg("presence") = "",
+      py::arg("stalls") = Stalls(3600, 600), py::arg("presence") = PresenceStrings(),
       py::arg("reconfigure_scope") = "", py::arg("timeout") = kTorchDefaultTimeout,
       py::arg("device") = py::none(), py::arg("nccl") = py::none());
 }

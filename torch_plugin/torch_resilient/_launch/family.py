@@ -13,8 +13,11 @@ import signal
 import time
 from typing import NamedTuple
 
+from torch_resilient._launch.exits import open_pidfd
+
 MARK = "RESILIENT_LAUNCH"
 TIDY_SECONDS = 2.0  # For those that remove names from /dev/shm behind the dead.
+_LOOK_SECONDS = 0.02  # Between two looks at processes that no descriptor tells of.
 _KILL_SECONDS = 1.0  # From SIGKILL to the end; only a driver call takes longer.
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -76,17 +79,22 @@ def tidies(pid):
 
 
 def kill(process):
-    """SIGKILL, if the number still means that process. Returns a pidfd, or None: it is gone."""
+    """SIGKILL, if the number still means that process. Returns a pidfd, or None: it is gone, or the
+    system gives none."""
     try:
-        pidfd = os.pidfd_open(process.pid)
-    except OSError:
+        pidfd = open_pidfd(process.pid)
+    except ProcessLookupError:
         return None
     now = look(process.pid)
     if now is not None and now.start == process.start:
         with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            if pidfd is None:
+                os.kill(process.pid, signal.SIGKILL)
+            else:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         return pidfd
-    os.close(pidfd)
+    if pidfd is not None:
+        os.close(pidfd)
     return None
 
 
@@ -99,15 +107,18 @@ def end_all(find):
         pidfds = []
         for process in found:
             if now < tidy_until and tidies(process.pid):
-                with contextlib.suppress(OSError):
-                    pidfds.append(os.pidfd_open(process.pid))
-            elif (pidfd := kill(process)) is not None:
-                pidfds.append(pidfd)
-        for pidfd in pidfds:
+                with contextlib.suppress(ProcessLookupError):
+                    pidfds.append(open_pidfd(process.pid))
+            else:
+                pidfds.append(kill(process))
+        known = [pidfd for pidfd in pidfds if pidfd is not None]
+        for pidfd in known:
             poll.register(pidfd, select.POLLIN)
-        if pidfds:
-            poll.poll(max((tidy_until if now < tidy_until else give_up) - now, 0) * 1000 + 1)
-        for pidfd in pidfds:
+        until = tidy_until if now < tidy_until else give_up
+        if len(known) < len(found):  # The others are gone, or will be soon.
+            until = min(until, now + _LOOK_SECONDS)
+        poll.poll(max(until - now, 0) * 1000 + 1)
+        for pidfd in known:
             os.close(pidfd)
 
 

@@ -1,10 +1,8 @@
 """The loop that starts the ranks of a job, watches them, and replaces those that die."""
 
-import contextlib
 import os
 import selectors
 import signal
-import socket
 import tempfile
 import time
 from typing import NamedTuple
@@ -12,12 +10,14 @@ from typing import NamedTuple
 from torch_resilient import _server
 from torch_resilient._launch import status
 from torch_resilient._launch.backoff import Backoff
+from torch_resilient._launch.exits import Exits
 from torch_resilient._launch.family import MARK, Family
 from torch_resilient._launch.guard import Guard
 from torch_resilient._launch.losses import Losses
 from torch_resilient._launch.nodes import MEET_SECONDS, Nodes, free_port
 from torch_resilient._launch.options import seat_wait, worker_command
 from torch_resilient._launch.output import Console, Events, Outputs, finish
+from torch_resilient._launch.signals import Signals
 from torch_resilient._launch.store import Store
 from torch_resilient._launch.worker import SEATED, Worker, how
 
@@ -34,12 +34,20 @@ class _Start(NamedTuple):
     lost: tuple | None = None  # Who is replaced: its worker, exit code, and how it ended.
 
 
+def _own_folder():
+    try:
+        return tempfile.TemporaryDirectory(prefix="resilient-run-")
+    except OSError:  # Nothing can be written: a read-only container, full disks.
+        return tempfile.TemporaryDirectory(prefix="resilient-run-", dir="/dev/shm")
+
+
 class Launcher:
     """One job: its store, its workers, and the loop that watches them. Single-threaded."""
 
     def __init__(self, options):
         self._options = options
         self._selector = selectors.DefaultSelector()
+        self._exits = Exits(self._selector)
         self._numbers = list(range(options.nproc + options.spares))  # RANK of each,
         self._ranks = options.nproc  # among so many ranks
         self._spares = options.spares  # and spares of all nodes.
@@ -62,13 +70,13 @@ class Launcher:
         self._kill_at = None
         self._signals = 0
         # What its own store keeps, and a file of each worker that has had a seat.
-        self._folder = tempfile.TemporaryDirectory(prefix="resilient-run-")
+        self._folder = _own_folder()
         self._console = Console()
         self._events = Events(options.events, self._console.say)
         self._outputs = Outputs(self._console, options.log_dir, options.log_only)
         data = options.store_data or os.path.join(self._folder.name, "store")
         self._store = Store(
-            options.store, data, self._selector, self._console, self._goes_on, self._event
+            options.store, data, self._exits, self._console, self._goes_on, self._event
         )
         self._job = options.job or os.environ.get("RESILIENT_JOB") or f"run-{os.getpid()}"
         self._port = free_port("127.0.0.1")
@@ -77,7 +85,7 @@ class Launcher:
         self._nodes = None
         if options.nnodes > 1:
             self._nodes = Nodes(
-                options, self._job, self._selector, self._console.say, self._heard_of_others
+                options, self._job, self._exits, self._console.say, self._heard_of_others
             )
 
     def run(self):
@@ -86,7 +94,10 @@ class Launcher:
         self._family = Family(self._own_processes)
         last_words = self._nodes and self._nodes.last_words()
         self._guard = Guard(self._family.mark, self._folder.name, last_words)
-        wakeup = self._watch_signals()
+        self._caught = Signals()
+        self._selector.register(
+            self._caught.receiver, selectors.EVENT_READ, (self._signalled, self._caught)
+        )
         try:
             self._store.start()
             self._meet()
@@ -101,10 +112,8 @@ class Launcher:
                 self._console.show("")
             self._end()
             self._folder.cleanup()
-            finish([self._events, self._outputs], lambda: self._is_hurried(wakeup[0]))
-            signal.set_wakeup_fd(-1)
-            for end in wakeup:
-                end.close()
+            finish([self._events, self._outputs], self._is_hurried)
+            self._caught.close()
         return self._exit_code or 0
 
     def _is_to_go_on(self):
@@ -192,7 +201,7 @@ class Launcher:
         if replaces and self._options.min_world:  # The world may have gone on without that one.
             environment["RESILIENT_REPLACES"] = "1"
         command = worker_command(self._options)
-        worker = Worker(rank, command, environment, self._selector, self._outputs, replaces)
+        worker = Worker(rank, command, environment, self._exits, self._outputs, replaces)
         self._family.began(worker.process.pid, mark)
         self._guard.began(worker.process.pid)
         worker.watch(self._exited)
@@ -239,6 +248,8 @@ class Launcher:
             self._renew()
             return
         if exit_code == 0:
+            if not worker.has_left():  # Else others take it for a loss.
+                self._store.report(self._job, worker.rank, pid, exit_code)
             # A spare that never had a seat has finished nobody's part.
             ran = worker.rank < self._ranks or worker.has_seat()
             (self._finished if ran else self._lost).add(worker.rank)
@@ -248,9 +259,8 @@ class Launcher:
         if self._exit_code is not None:
             return  # Being ended: this is the answer to our signal.
         self._store.report(self._job, worker.rank, pid, exit_code)
-        self._after(
-            worker, exit_code, f"rank {worker.rank} (pid {pid}) ended with {how(exit_code)}"
-        )
+        text = f"rank {worker.rank} (pid {pid}) ended with {how(exit_code)}"
+        self._after(worker, exit_code, text)
 
     def _end_if_done(self):
         if self._exit_code is None and not self._renewing and self._is_done():
@@ -544,19 +554,10 @@ class Launcher:
 
     # ---- the end
 
-    def _watch_signals(self):
-        receiver, sender = socket.socketpair()
-        for end in (receiver, sender):
-            end.setblocking(False)
-        signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, lambda *_: None)
-        self._selector.register(receiver, selectors.EVENT_READ, (self._signalled, receiver))
-        return receiver, sender
-
-    def _signalled(self, receiver):
-        for number in receiver.recv(64):
+    def _signalled(self, caught):
+        for number in caught.take():
             if number == signal.SIGCHLD:
+                self._exits.look()
                 self._family.sweep()
                 continue
             self._signals += 1
@@ -593,8 +594,7 @@ class Launcher:
     def _event(self, name, **fields):
         self._events.write(name, **fields)
 
-    def _is_hurried(self, receiver):
+    def _is_hurried(self):
         """Whether somebody wants it to end, before or after the end of the ranks."""
-        with contextlib.suppress(BlockingIOError):
-            self._signals += sum(number != signal.SIGCHLD for number in receiver.recv(64))
+        self._signals += sum(number != signal.SIGCHLD for number in self._caught.take())
         return self._signals > 0

@@ -30,10 +30,11 @@ class Nodes:
     changed: called when there is news of others. say: writes a line.
     """
 
-    def __init__(self, options, job, selector, say, changed):
+    def __init__(self, options, job, exits, say, changed):
         self._store = options.store
         self._job = f"{job}/launchers"
-        self._selector = selector
+        self._exits = exits
+        self._selector = exits.selector
         self._say = say
         self._changed = changed
         self._watch = None
@@ -133,8 +134,7 @@ class Nodes:
     def _tell(self):
         if self._set is None and not self.roster.usurper and self._said != self.roster.mine:
             self._begin_set()
-            pidfd = os.pidfd_open(self._set.pid)
-            self._selector.register(pidfd, selectors.EVENT_READ, (self._has_told, pidfd))
+            self._exits.watch(self._set.pid, self._has_told)
 
     def _begin_set(self):
         self._said = self.roster.mine
@@ -150,9 +150,8 @@ class Nodes:
         key = f"{_PREFIX}{self.roster.node}"
         return [*self._command("set", "5s"), key, json.dumps(fields)]
 
-    def _has_told(self, pidfd):
-        self._selector.unregister(pidfd)
-        os.close(pidfd)
+    def _has_told(self, _):
+        self._exits.forget(self._set.pid)
         failed = self._set.wait() != 0
         reason = self._set.stderr.read(_REASON_LIMIT).decode(errors="replace").strip()
         self._set.stderr.close()

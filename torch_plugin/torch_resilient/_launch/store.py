@@ -22,12 +22,13 @@ class Store:
     wanted: whether the job goes on, asked when the store has ended. event: writes what happens.
     """
 
-    def __init__(self, address, data, selector, console, wanted, event):
+    def __init__(self, address, data, exits, console, wanted, event):
         self.address = address
         self.due = None  # When it is started again.
         self._given = address is not None
         self._data = data
-        self._selector = selector
+        self._exits = exits
+        self._selector = exits.selector
         self._console = console
         self._wanted = wanted
         self._event = event
@@ -89,7 +90,8 @@ class Store:
             self._process.stdout.close()
 
     def _launch(self, listen, *options):
-        command = [*_server.serve_command(listen, self._data), "--parent-death", *options]
+        command = [*_server.serve_command(listen, self._data), "--parent-death"]
+        command += ["--tcpstore=auto", "--users=auto", *options]
         if "RESILIENT_LOG" not in os.environ:
             command += ["--log-level", "warn"]
         self._started = time.monotonic()
@@ -100,8 +102,7 @@ class Store:
             stdout=subprocess.PIPE,
             start_new_session=True,  # A Ctrl-C ends the workers first.
         )
-        self._pidfd = os.pidfd_open(self._process.pid)
-        self._selector.register(self._pidfd, selectors.EVENT_READ, (self._ended, None))
+        self._exits.watch(self._process.pid, self._ended)
         output = Output(self._process.stdout, self._say_of_store)
         self._selector.register(output.pipe, selectors.EVENT_READ, (self._read, output))
 
@@ -114,8 +115,7 @@ class Store:
             output.pipe.close()
 
     def _ended(self, _):
-        self._selector.unregister(self._pidfd)
-        os.close(self._pidfd)
+        self._exits.forget(self._process.pid)
         code = self._process.wait()
         if not self._wanted():
             return

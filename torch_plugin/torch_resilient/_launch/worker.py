@@ -1,5 +1,6 @@
 """The process of a rank."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -11,16 +12,18 @@ import time
 from torch_resilient._launch.output import Output
 
 SEATED = "RESILIENT_SEATED"
-# Beside that file: see _worlds.note_commit and _ending. Importing these would import torch.
+# Beside that file: see _worlds.note_commit and note_leave, and _ending, which import torch.
 COMMITTED = ".committed"
 ENDED = ".ended"
+LEFT = ".left"
 _PR_SET_PDEATHSIG = 1
 
 
 class Worker:
-    """A process that holds a rank. The launcher owns it until it is reaped."""
+    """A process that holds a rank. The launcher owns it until it is reaped; until then its number
+    is its own."""
 
-    def __init__(self, rank, command, environment, selector, outputs, replaces=False):
+    def __init__(self, rank, command, environment, exits, outputs, replaces=False):
         self.rank = rank
         self.replaces = replaces  # One that was lost.
         self._seated = environment[SEATED]
@@ -34,8 +37,8 @@ class Worker:
             preexec_fn=die_with_parent(os.getpid()),
             start_new_session=True,  # Signals of the terminal come through us, once.
         )
-        self.pidfd = os.pidfd_open(self.process.pid)
-        self._selector = selector
+        self._exits = exits
+        self._selector = exits.selector
         outputs.begin(rank, self.process.pid)
         self._outputs = [
             Output(self.process.stdout, outputs.of(rank, "out")),
@@ -43,7 +46,7 @@ class Worker:
         ]
         for output in self._outputs:
             os.set_blocking(output.pipe.fileno(), False)
-            selector.register(output.pipe, selectors.EVENT_READ, (self._read, output))
+            self._selector.register(output.pipe, selectors.EVENT_READ, (self._read, output))
 
     def has_seat(self):
         """Whether it has had a seat in a world, as it says by a file; else it may wait for one."""
@@ -61,6 +64,10 @@ class Worker:
         """Whether it has, or had, a commit of the job's."""
         return os.path.exists(self._seated + COMMITTED)
 
+    def has_left(self):
+        """Whether it has said goodbye to the store, as it says by a file."""
+        return os.path.exists(self._seated + LEFT)
+
     def end(self):
         """What has ended it, by its own word, and at which commit; (None, 0): it said nothing."""
         try:
@@ -71,7 +78,7 @@ class Worker:
             return None, 0
 
     def watch(self, on_exit):
-        self._selector.register(self.pidfd, selectors.EVENT_READ, (on_exit, self))
+        self._exits.watch(self.process.pid, on_exit, self)
 
     def _read(self, output):
         # Not one that an end told of in the same turn has closed: by then all of it has been read.
@@ -87,10 +94,9 @@ class Worker:
     def reap(self, before):
         """Exit code of the ended process, negative for a signal. Passes its last lines on.
         `before` is called with its number while that is still its own."""
-        os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         before(self.process.pid)
-        self._selector.unregister(self.pidfd)
-        os.close(self.pidfd)
+        self._exits.forget(self.process.pid)
         exit_code = self.process.wait()
         for output in list(self._outputs):
             while _readable(output.pipe) and output.read():
@@ -100,10 +106,8 @@ class Worker:
         return exit_code
 
     def signal(self, number):
-        try:
-            signal.pidfd_send_signal(self.pidfd, number)
-        except ProcessLookupError:
-            pass
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
 
 
 def _readable(pipe):

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+namespace resilient::store {
+
+// Makes the secret of a view, by which its members recognise each other. A secret cannot be guessed
+// from other secrets: a server takes each from the kernel.
+using SecretMaker = std::function<std::string()>;
+
+}  // namespace resilient::store

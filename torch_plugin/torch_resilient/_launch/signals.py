@@ -1,0 +1,34 @@
+"""The signals of the launcher, as something that its loop can wait for."""
+
+import contextlib
+import signal
+import socket
+
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_BYTES = 64
+
+
+class Signals:
+    """Those that end the job, and SIGCHLD, one after the other. One that was ignored before, as by
+    nohup, stays so. Owner and thread: the launcher, which has one of these."""
+
+    def __init__(self):
+        self.receiver, self._sender = socket.socketpair()
+        for end in (self.receiver, self._sender):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        for number in _ENDS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # Ignored, it would leave no exit codes.
+
+    def take(self):
+        """Numbers of those that have come since."""
+        with contextlib.suppress(BlockingIOError):
+            return list(self.receiver.recv(_BYTES))
+        return []
+
+    def close(self):
+        signal.set_wakeup_fd(-1)
+        self.receiver.close()
+        self._sender.close()
