@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include <resilient/communicator.h>
 #include <resilient/settings.h>
+#include <resilient/transports.h>
 
 namespace resilient {
 namespace {

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -31,12 +30,11 @@ TESTS = Path(__file__).resolve().parent.parent / "tests"
 sys.path[:0] = [str(TESTS / "frameworks"), str(TESTS / "torch")]
 
 import launch  # noqa: E402
+import texts  # noqa: E402
 
 BACKENDS = ("gloo", "resilient")
 FRAMEWORKS = ("torch", "accelerate", "deepspeed", "lightning")
 START_SECONDS = 180  # To import everything, on a busy machine.
-PORT = re.compile(r"(127\.0\.0\.1\]?(?::|, ))\d+")
-EXCEPTION = re.compile(r"^(?:\[rank\d+\]: ?)?((?:[\w.]*\.)?\w*(?:Error|Exception|Timeout): .*)$")
 
 
 @dataclass
@@ -187,19 +185,15 @@ def describe(process, since: float, now: float) -> dict:
     """How one process ended."""
     exit_code = process.wait(1) if ended(process, 0) else None
     failed = times_of(process, "failed")
-    texts = [found[1] for line in process.stderr().splitlines() if (found := EXCEPTION.match(line))]
+    lines = process.stderr().splitlines()
+    found = [match[1] for line in lines if (match := texts.EXCEPTION.match(line))]
     return {
         "exit_code": exit_code,
         "failed_s": round(failed[0] - since, 2) if failed else None,
         "ended_s": round(now - since, 2) if exit_code is not None else None,
-        "text": shown(texts[-1]) if texts else "",
+        "text": texts.shown(found[-1]) if found else "",
         "trained": "result " in process.stdout(),
     }
-
-
-def shown(text: str) -> str:
-    """Without what only says where torch was built and which port it was this time."""
-    return PORT.sub(r"\1PORT", text.replace("/__w/pytorch/pytorch/third_party/", ""))
 
 
 def run(incident: Incident, backend: str, cutoff: float, environment: dict) -> dict:
