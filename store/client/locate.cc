@@ -23,9 +23,13 @@ namespace {
 constexpr char kLoopback[] = "127.0.0.1";
 constexpr char kProgram[] = "resilient-store";
 constexpr Duration kProbeMax = std::chrono::seconds(2);  // For one answer of one that is there.
-constexpr Duration kFirstPause = std::chrono::milliseconds(20);
-constexpr Duration kLastPause = std::chrono::milliseconds(500);
+constexpr Duration kFirstTryPause = std::chrono::milliseconds(20);
+constexpr Duration kLastTryPause = std::chrono::milliseconds(500);
 constexpr Duration kLogAfter = std::chrono::seconds(10);
+
+bool IsLoopback(const std::string& number) {
+  return number.rfind("127.", 0) == 0 || number == "::1";
+}
 
 // Whether an interface of this host has one of the addresses.
 bool AnyIsLocal(const Addresses& hosts) {
@@ -92,6 +96,21 @@ Result<std::optional<std::string>> Answer(const ConnectOptions& connect, const H
 
 Status NotYet(std::string why) { return {StatusCode::kUnreachable, std::move(why)}; }
 
+// Of a store that was started at `where`, which has these numbers. Without a token its users are
+// those who reach the address: said once, by the rank that started it.
+void WarnOfOpenStore(const LocateOptions& options, const std::string& where,
+                     const Addresses& hosts) {
+  if (!options.connect.token_file.empty() || !options.connect.tls.authority.empty()) return;
+  const bool within =
+      options.bind.empty() ? std::ranges::all_of(hosts, IsLoopback) : IsLoopback(options.bind);
+  if (within) return;
+  RESILIENT_LOG(kWarn, "the store at ", where,
+                " asks for no token: whoever reaches it from another host can read and change what "
+                "the ranks of this job keep there, and join it. Two lines close it, with the file "
+                "on each host:\n  (umask 077; openssl rand -hex 32 > resilient.token)\n  export "
+                "RESILIENT_TOKEN_FILE=$PWD/resilient.token");
+}
+
 // One try; nullopt: not yet. `reason`: why not.
 Result<std::optional<Located>> Try(const LocateOptions& options, const HostPort& address,
                                    const InterruptCheck& interrupt, const Clock& clock,
@@ -127,6 +146,7 @@ Result<std::optional<Located>> Try(const LocateOptions& options, const HostPort&
   auto started = StartServer(*program, listening, options.linger, clock);
   if (started.ok()) {
     RESILIENT_LOG(kInfo, "started the store at ", where, "; its log is ", started->log_path);
+    WarnOfOpenStore(options, where, *hosts);
     return std::optional(Located{.server_id = std::move(started->server_id),
                                  .spawned = true,
                                  .log_path = std::move(started->log_path)});
@@ -187,7 +207,7 @@ Result<std::string> AddressTowards(const std::string& store_address,
     return std::string(kLoopback);
   }
   const Result<std::string> own = OwnAddressTowards(*hosts);
-  if (!own.ok() || own->rfind("127.", 0) == 0 || *own == "::1") return std::string(kLoopback);
+  if (!own.ok() || IsLoopback(*own)) return std::string(kLoopback);
   return *own;
 }
 
@@ -220,7 +240,7 @@ Result<Located> FindOrStart(const LocateOptions& options, const InterruptCheck& 
   }
   const std::string where = FormatHostPort(*address);
   Status reason = NotYet("nobody answers");
-  Duration pause = kFirstPause;
+  Duration pause = kFirstTryPause;
   Instant log_at = clock.Now() + kLogAfter;
   std::vector<PollEntry> nothing;
   while (true) {
@@ -235,7 +255,7 @@ Result<Located> FindOrStart(const LocateOptions& options, const InterruptCheck& 
       log_at = kNever;
     }
     PollUntil(nothing, clock, std::min(deadline, Deadline::After(now, pause)));
-    pause = std::min(pause * 3 / 2, kLastPause);
+    pause = std::min(pause * 3 / 2, kLastTryPause);
   }
   return Status(reason.code(),
                 StrCat("no store of this package answers at ", where,

@@ -225,6 +225,20 @@ def test_a_rank_of_another_host_is_waited_for_beyond_the_timeout(network):
     assert late in log
 
 
+def test_who_starts_a_store_for_other_hosts_says_what_it_lets_in(network, tmp_path):
+    """Once, by the rank that starts it, with the way to close it; and not where it is closed."""
+    token = tmp_path / "token"
+    token.write_text("0" * 64)
+    for closed in ({}, {"RESILIENT_TOKEN_FILE": str(token)}):
+        ranks = on_hosts(network, 2, "10.1.0.2", **closed)
+        for rank in ranks:
+            say(rank)
+        logs = [log for _, log in ended_well(ranks)]
+        told = [log.count(" asks for no token: whoever reaches it") for log in logs]
+        assert told == ([0, 0] if closed else [1, 0]), logs
+        assert closed or "export RESILIENT_TOKEN_FILE=" in logs[0]
+
+
 def test_a_rank_of_another_host_that_is_killed_before_its_init_is_missing(network):
     ranks = on_hosts(network, 2, "10.1.0.2", RESILIENT_STORE=network.store.address)
     say(ranks[1])
