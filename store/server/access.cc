@@ -135,13 +135,8 @@ std::string_view Access::TextOf(const Status& why) const {
 // A peer that tries without end must not fill the disk.
 void Access::LogRefusal(std::string_view peer, const std::optional<Hello>& claimed, StatusCode code,
                         std::string_view text) {
-  const Instant now = clock_.Now();
-  if (refusal_logged_ && now - *refusal_logged_ < kRefusalLogInterval) {
-    ++refusals_untold_;
-    return;
-  }
-  refusal_logged_ = now;
-  const std::uint64_t untold = std::exchange(refusals_untold_, 0);
+  const std::optional<std::uint64_t> untold = refusal_limit_.May(clock_.Now());
+  if (!untold) return;
   const Hello says = claimed.value_or(Hello());
   RESILIENT_LOG_RECORD(kWarn, "refused",
                        {{"peer", std::string(peer)},
@@ -149,7 +144,7 @@ void Access::LogRefusal(std::string_view peer, const std::optional<Hello>& claim
                         {"says_pid", claimed ? std::to_string(says.process.pid) : std::string()},
                         {"says_job", says.job},
                         {"code", std::string(CodeName(code))},
-                        {"untold", untold == 0 ? std::string() : std::to_string(untold)}},
+                        {"untold", *untold == 0 ? std::string() : std::to_string(*untold)}},
                        std::string(text));
 }
 

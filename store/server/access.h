@@ -10,6 +10,7 @@
 #include <resilient/clock.h>
 #include <resilient/status.h>
 
+#include "runtime/base/log_limit.h"
 #include "store/core/handshake.h"
 #include "store/core/server_core.h"
 #include "store/core/tokens.h"
@@ -20,7 +21,6 @@
 namespace resilient::store {
 
 inline constexpr Duration kTokenFileInterval = std::chrono::seconds(1);  // Between two looks at it.
-inline constexpr Duration kRefusalLogInterval = std::chrono::seconds(1);
 
 // Who may speak to the store: asks each connection for the token of its job before the core hears
 // of it, and reads the token file again when it changes or SIGHUP comes. Connections that were
@@ -79,8 +79,7 @@ class Access {
   std::map<ConnectionId, std::string> confined_;
   bool one_user_;
   std::map<ConnectionId, Status> foreign_;
-  std::optional<Instant> refusal_logged_;
-  std::uint64_t refusals_untold_ = 0;
+  LogLimit refusal_limit_;
   std::unique_ptr<FileWatch> watch_;
 };
 
