@@ -4,6 +4,10 @@
 
 namespace resilient {
 
+std::int64_t WholeSeconds(Duration duration) {
+  return std::chrono::duration_cast<std::chrono::seconds>(duration).count();
+}
+
 std::string AndMore(std::size_t left_out) {
   return left_out > 0 ? StrCat(" and ", left_out, " more") : std::string();
 }

@@ -7,11 +7,14 @@
 #include <string>
 #include <vector>
 
+#include <resilient/clock.h>
 #include <resilient/group_ranks.h>
 #include <resilient/rendezvous.h>
 
 // Parts of texts for people that more than one component writes. Pure.
 namespace resilient {
+
+std::int64_t WholeSeconds(Duration duration);
 
 // " and 4 more"; empty for none.
 std::string AndMore(std::size_t left_out);

@@ -8,7 +8,7 @@ namespace resilient {
 namespace {
 
 // 30 to 100 us, as long as the core's pause takes: several launches of small operations.
-constexpr unsigned kSpins = 2000;
+constexpr unsigned kMarkSpins = 2000;
 // Others may want the core after all.
 constexpr unsigned kSpinsPerYield = 50;
 
@@ -50,7 +50,7 @@ bool LaunchMark::ended() const {
 
 bool LaunchMark::WaitFor(Duration slice) const {
   const auto told = [this] { return told_.load(std::memory_order_acquire); };
-  const unsigned spins = soon_.load(std::memory_order_relaxed) ? kSpins : 0;
+  const unsigned spins = soon_.load(std::memory_order_relaxed) ? kMarkSpins : 0;
   for (unsigned i = 0; i < spins && !told(); ++i) {
     if (i % kSpinsPerYield != 0) {
       Pause();

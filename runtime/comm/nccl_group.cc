@@ -11,7 +11,7 @@ namespace resilient {
 namespace {
 
 constexpr Duration kConnectPoll = Millis(5);
-constexpr Duration kPoll = Millis(1);
+constexpr Duration kNcclPoll = Millis(1);
 // How soon an error is noticed while nothing is in flight.
 constexpr Duration kHealthInterval = Millis(100);
 
@@ -188,14 +188,14 @@ Instant NcclGroup::NextTime() const {
     case State::kReady: {
       const bool busy = !launched_.empty() || launching_ || captures_.is_capturing();
       if (context_.now < spin_until_ && (busy || port_->has_cores())) return context_.now;
-      return busy ? context_.now + kPoll : next_health_check_;
+      return busy ? context_.now + kNcclPoll : next_health_check_;
     }
     case State::kHolding:
       return held_known_ ? hold_until_.when() : std::min(hold_until_.when(), next_tell_);
     case State::kFlushing:
-      return std::min(flush_by_.when(), context_.now + kPoll);
+      return std::min(flush_by_.when(), context_.now + kNcclPoll);
     case State::kReleasing:
-      return in_graphs_ ? context_.now + kPoll : kNever;
+      return in_graphs_ ? context_.now + kNcclPoll : kNever;
     case State::kDone:
       return kNever;
   }

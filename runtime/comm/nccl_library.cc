@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <string_view>
 
+#include "runtime/base/dynamic_library.h"
 #include "runtime/base/log.h"
 
 namespace resilient {
@@ -45,12 +46,6 @@ Result<Opened> Open(std::string_view what, const std::string& path,
   return CannotLoad(what, why == nullptr ? "it is not found" : why);
 }
 
-template <typename Function>
-bool Find(void* library, const char* name, Function* function) {
-  *function = reinterpret_cast<Function>(dlsym(library, name));
-  return *function != nullptr;
-}
-
 Status MissingFunction(const Opened& library, std::string_view function) {
   return Status(StatusCode::kSetting,
                 StrCat(library.name, " has no function ", function,
@@ -58,35 +53,38 @@ Status MissingFunction(const Opened& library, std::string_view function) {
 }
 
 Status FindAll(const Opened& library, NcclApi* api) {
-#define RESILIENT_FIND(function)                               \
-  if (!Find(library.handle, "nccl" #function, &api->function)) \
+#define RESILIENT_FIND(function)                                       \
+  if (!FindFunction(library.handle, "nccl" #function, &api->function)) \
     return MissingFunction(library, "nccl" #function);
   RESILIENT_NCCL_FUNCTIONS(RESILIENT_FIND)
 #undef RESILIENT_FIND
-#define RESILIENT_FIND(function) (void)Find(library.handle, "nccl" #function, &api->function);
+#define RESILIENT_FIND(function) \
+  (void)FindFunction(library.handle, "nccl" #function, &api->function);
   RESILIENT_NCCL_OPTIONAL_FUNCTIONS(RESILIENT_FIND)
 #undef RESILIENT_FIND
   return Status::Ok();
 }
 
 Status FindAll(const Opened& library, CudaApi* api) {
-#define RESILIENT_FIND(function)                               \
-  if (!Find(library.handle, "cuda" #function, &api->function)) \
+#define RESILIENT_FIND(function)                                       \
+  if (!FindFunction(library.handle, "cuda" #function, &api->function)) \
     return MissingFunction(library, "cuda" #function);
   RESILIENT_CUDA_FUNCTIONS(RESILIENT_FIND)
   RESILIENT_CUDA_OVERLOADED_FUNCTIONS(RESILIENT_FIND)
 #undef RESILIENT_FIND
-#define RESILIENT_FIND(function) (void)Find(library.handle, "cuda" #function, &api->function);
+#define RESILIENT_FIND(function) \
+  (void)FindFunction(library.handle, "cuda" #function, &api->function);
   RESILIENT_CUDA_OPTIONAL_FUNCTIONS(RESILIENT_FIND)
   RESILIENT_CUDA_GRAPH_FUNCTIONS(RESILIENT_FIND)
 #undef RESILIENT_FIND
   // Before CUDA 13 the name without a number is that of an earlier function.
   int version = 0;
   int (*get_version)(int*) = nullptr;
-  const bool is_asked = Find(library.handle, "cudaRuntimeGetVersion", &get_version);
+  const bool is_asked = FindFunction(library.handle, "cudaRuntimeGetVersion", &get_version);
   const bool renamed = is_asked && get_version(&version) == 0 && version >= kCuda13;
-  (void)Find(library.handle, renamed ? "cudaStreamGetCaptureInfo" : "cudaStreamGetCaptureInfo_v3",
-             &api->StreamGetCaptureInfo);
+  (void)FindFunction(library.handle,
+                     renamed ? "cudaStreamGetCaptureInfo" : "cudaStreamGetCaptureInfo_v3",
+                     &api->StreamGetCaptureInfo);
   return Status::Ok();
 }
 

@@ -14,7 +14,7 @@ namespace {
 constexpr int kAlways = 21801;  // Older than all that is loaded.
 constexpr int kAny = std::numeric_limits<int>::max();
 constexpr int kChannelsMax = 64;  // Of NCCL itself.
-constexpr std::size_t kTextMax = 64;
+constexpr std::size_t kNcclTextMax = 64;
 
 struct Number {
   const char* name;
@@ -24,7 +24,7 @@ struct Number {
   int most;
   int since;  // The first version of NCCL that has it.
 };
-constexpr std::array kNumbers = {
+constexpr std::array kNumberOptions = {
     Number{"cga_cluster_size", &NcclOptions::cga_cluster_size, &NcclConfig::cga_cluster_size, 0, 8,
            kAlways},
     Number{"min_ctas", &NcclOptions::min_ctas, &NcclConfig::min_ctas, 1, kChannelsMax, kAlways},
@@ -65,7 +65,7 @@ std::size_t SizeAt(int version) {
 // Calls `see(row, what is set)` for each of both tables that is set.
 template <typename See>
 void ForEachSet(const NcclOptions& options, const See& see) {
-  for (const Number& row : kNumbers) {
+  for (const Number& row : kNumberOptions) {
     if (const auto& value = options.*row.option) see(row, *value);
   }
   for (const Text& row : kTexts) {
@@ -79,10 +79,11 @@ Status Wrong(std::string_view name, std::string_view value, std::string_view why
 
 Status CheckText(const Text& row, const std::string& value) {
   const auto is_plain = [](char one) { return one > ' ' && one <= '~'; };
-  if (value.size() <= kTextMax && std::all_of(value.begin(), value.end(), is_plain))
+  if (value.size() <= kNcclTextMax && std::all_of(value.begin(), value.end(), is_plain))
     return Status::Ok();
-  return Wrong(row.name, value.substr(0, kTextMax),
-               StrCat("it is a name of up to ", kTextMax, " characters of ASCII without spaces"));
+  return Wrong(
+      row.name, value.substr(0, kNcclTextMax),
+      StrCat("it is a name of up to ", kNcclTextMax, " characters of ASCII without spaces"));
 }
 
 Status CheckNumber(const Number& row, int value) {
@@ -101,7 +102,7 @@ Status CheckNcclOptions(const NcclOptions& options) {
                  "0 (default) and 1 (efficiency) can be had; a communicator that leaves its work "
                  "to copy engines (zero) cannot be aborted, so no failure could be recovered from");
   }
-  for (const Number& row : kNumbers) {
+  for (const Number& row : kNumberOptions) {
     if (const auto& value = options.*row.option)
       RESILIENT_RETURN_IF_ERROR(CheckNumber(row, *value));
   }
@@ -124,7 +125,7 @@ std::string ToString(const NcclOptions& options) {
 NcclConfig ConfigOf(const NcclOptions& options) {
   NcclConfig config;
   unsigned int since = kAlways;
-  for (const Number& row : kNumbers) {
+  for (const Number& row : kNumberOptions) {
     const auto& value = options.*row.option;
     if (!value) continue;
     config.*row.field = *value;

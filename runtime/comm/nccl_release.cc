@@ -10,7 +10,7 @@
 namespace resilient {
 namespace {
 
-constexpr char kThreadName[] = "res-nccl-end";
+constexpr char kReleaseThread[] = "res-nccl-end";
 
 void Warn(const NcclApi& nccl, NcclResult result, const char* call, const std::string& group) {
   if (result == NcclResult::kSuccess || result == NcclResult::kInProgress) return;
@@ -67,8 +67,8 @@ void Run(const NcclApi& nccl, const CudaApi& cuda, int device,
 NcclRelease::NcclRelease(const NcclApi& nccl, const CudaApi& cuda, int device,
                          std::vector<Work> works, std::shared_ptr<const Doorbell> doorbell)
     : shared_(std::make_shared<Shared>()),
-      thread_(kThreadName, [nccl, cuda, device, works = std::move(works),
-                            doorbell = std::move(doorbell), shared = shared_] {
+      thread_(kReleaseThread, [nccl, cuda, device, works = std::move(works),
+                               doorbell = std::move(doorbell), shared = shared_] {
         Run(nccl, cuda, device, works);
         shared->finished.store(true, std::memory_order_release);
         doorbell->Ring();

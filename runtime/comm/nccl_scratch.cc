@@ -7,13 +7,13 @@
 namespace resilient {
 namespace {
 
-constexpr char kThreadName[] = "res-nccl-mem";
+constexpr char kScratchThread[] = "res-nccl-mem";
 
 }  // namespace
 
 NcclScratch::NcclScratch(const CudaApi& cuda, int device, std::shared_ptr<const Doorbell> doorbell)
     : cuda_(cuda),
-      thread_(kThreadName, [cuda, device, doorbell = std::move(doorbell), state = state_] {
+      thread_(kScratchThread, [cuda, device, doorbell = std::move(doorbell), state = state_] {
         LeaveCapturesAlone(cuda);
         state->result = cuda.SetDevice(device);
         if (state->result == CudaResult::kSuccess)

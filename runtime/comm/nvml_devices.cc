@@ -7,6 +7,7 @@
 
 #include <resilient/device.h>
 
+#include "runtime/base/dynamic_library.h"
 #include "runtime/base/numbers.h"
 #include "runtime/comm/nvml_api.h"
 
@@ -17,25 +18,21 @@ using Environment = std::vector<std::pair<std::string, std::string>>;
 constexpr unsigned kGpusMax = 1024;
 constexpr unsigned kInstancesMax = 64;
 
-template <typename Function>
-void Find(void* library, const char* name, Function* function) {
-  *function = reinterpret_cast<Function>(dlsym(library, name));
-}
-
 // It stays loaded, as what torch loads does.
 NvmlApi LoadNvml() {
   NvmlApi nvml;
   void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) return nvml;
-  Find(library, "nvmlInit_v2", &nvml.Init);
-  Find(library, "nvmlShutdown", &nvml.Shutdown);
-  Find(library, "nvmlDeviceGetCount_v2", &nvml.DeviceGetCount);
-  Find(library, "nvmlDeviceGetHandleByIndex_v2", &nvml.DeviceGetHandleByIndex);
-  Find(library, "nvmlDeviceGetUUID", &nvml.DeviceGetUUID);
-  Find(library, "nvmlDeviceGetName", &nvml.DeviceGetName);
-  Find(library, "nvmlDeviceGetMigMode", &nvml.DeviceGetMigMode);
-  Find(library, "nvmlDeviceGetMaxMigDeviceCount", &nvml.DeviceGetMaxMigDeviceCount);
-  Find(library, "nvmlDeviceGetMigDeviceHandleByIndex", &nvml.DeviceGetMigDeviceHandleByIndex);
+  FindFunction(library, "nvmlInit_v2", &nvml.Init);
+  FindFunction(library, "nvmlShutdown", &nvml.Shutdown);
+  FindFunction(library, "nvmlDeviceGetCount_v2", &nvml.DeviceGetCount);
+  FindFunction(library, "nvmlDeviceGetHandleByIndex_v2", &nvml.DeviceGetHandleByIndex);
+  FindFunction(library, "nvmlDeviceGetUUID", &nvml.DeviceGetUUID);
+  FindFunction(library, "nvmlDeviceGetName", &nvml.DeviceGetName);
+  FindFunction(library, "nvmlDeviceGetMigMode", &nvml.DeviceGetMigMode);
+  FindFunction(library, "nvmlDeviceGetMaxMigDeviceCount", &nvml.DeviceGetMaxMigDeviceCount);
+  FindFunction(library, "nvmlDeviceGetMigDeviceHandleByIndex",
+               &nvml.DeviceGetMigDeviceHandleByIndex);
   return nvml;
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 // About what a rank takes for one step of a large operation. A peer that is later than that is
 // waited for asleep.
-constexpr unsigned kSpins = 4000;
+constexpr unsigned kLaneSpins = 4000;
 // With more ranks than cores spinning keeps the awaited rank from running.
 constexpr unsigned kSpinsWhenCrowded = 20;
 constexpr unsigned kYields = 50;
@@ -39,7 +39,7 @@ ShmLane::ShmLane(GroupPort& port, const AbortCell* abort, std::unique_ptr<ShmSeg
       abort_(abort),
       segment_(std::move(segment)),
       clock_(clock),
-      spins_(HasCoresFor(port.spec().members.size()) ? kSpins : kSpinsWhenCrowded),
+      spins_(HasCoresFor(port.spec().members.size()) ? kLaneSpins : kSpinsWhenCrowded),
       board_(segment_->memory(), geometry, port.spec().rank, checksums),
       ends_(static_cast<std::size_t>(port.size())) {}
 

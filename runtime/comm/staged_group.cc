@@ -9,7 +9,7 @@
 namespace resilient {
 namespace {
 
-constexpr Duration kPoll = Millis(1);
+constexpr Duration kStagedPoll = Millis(1);
 
 }  // namespace
 
@@ -200,12 +200,12 @@ Instant StagedGroup::NextTime() const {
     case State::kReady: {
       const Instant next = std::min(next_deadline_check_, end_by_.when());
       if (!AwaitsDevice()) return next;
-      return context_.now < spin_until_ ? context_.now : std::min(next, context_.now + kPoll);
+      return context_.now < spin_until_ ? context_.now : std::min(next, context_.now + kStagedPoll);
     }
     case State::kHolding:
       return end_by_.when();
     case State::kStopping:
-      return context_.now + kPoll;
+      return context_.now + kStagedPoll;
     case State::kReleasing:
     case State::kDone:
       return kNever;

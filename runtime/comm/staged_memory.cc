@@ -9,7 +9,7 @@
 namespace resilient {
 namespace {
 
-constexpr char kThreadName[] = "res-staged-mem";
+constexpr char kStagedMemoryThread[] = "res-staged-mem";
 
 }  // namespace
 
@@ -45,7 +45,7 @@ void StagedMemory::Give(std::byte* buffer) {
 void StagedMemory::Allocate(std::size_t bytes) {
   allocation_ = std::make_shared<Allocation>();
   allocation_->bytes = bytes <= kSmallBytes ? kSmallBytes : std::max(bytes, piece_bytes_);
-  thread_ = Thread(kThreadName,
+  thread_ = Thread(kStagedMemoryThread,
                    [cuda = cuda_, device = device_, doorbell = doorbell_, made = allocation_] {
                      LeaveCapturesAlone(cuda);
                      made->result = cuda.SetDevice(device);

@@ -13,6 +13,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/fork_guard.h"
 #include "runtime/base/log.h"
+#include "runtime/base/texts.h"
 #include "runtime/base/thread.h"
 #include "runtime/recovery/progress_meter.h"
 #include "runtime/recovery/submitters.h"
@@ -25,12 +26,8 @@ constexpr std::size_t kQuestionsMax = 64;
 constexpr std::size_t kExpectationsMax = 64;
 constexpr Duration kExpectationMax = std::chrono::hours(24);
 constexpr std::size_t kWhatBytesMax = 256;
-constexpr Duration kCloseBound = std::chrono::seconds(3);
+constexpr Duration kWatchCloseBound = std::chrono::seconds(3);
 constexpr Duration kCloseMax = std::chrono::hours(1);  // Standard waits overflow on "never".
-
-std::int64_t WholeSeconds(Duration duration) {
-  return std::chrono::duration_cast<std::chrono::seconds>(duration).count();
-}
 
 // Never 0, which stands for a frame that is not known.
 std::uint64_t FrameOf(const ThreadStack& seen) {
@@ -284,7 +281,7 @@ class ObserverImpl final : public Observer {
       LeakInChild(std::move(process->watch));
       return;
     }
-    process->watch->Close(Deadline::After(clock_.Now(), kCloseBound));
+    process->watch->Close(Deadline::After(clock_.Now(), kWatchCloseBound));
     process->watch->Join();
   }
 

@@ -13,10 +13,6 @@ namespace {
 // The service takes 3.5 s for a rank whose interpreter is busy.
 constexpr Duration kNoticePatience = std::chrono::seconds(6);
 
-long long WholeSeconds(Duration duration) {
-  return std::chrono::duration_cast<std::chrono::seconds>(duration).count();
-}
-
 bool IsBlockedIn(const WaitingCall& call, const Callers::Snapshot& callers) {
   const WaitingOperation& operation = call.operation;
   return std::any_of(callers.blocked.begin(), callers.blocked.end(), [&](const BlockedIn& in) {

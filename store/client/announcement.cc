@@ -19,8 +19,8 @@ namespace {
 
 // Shorter than what a line waits for before it complains of a missing store.
 constexpr Duration kTryFor = std::chrono::seconds(5);
-constexpr Duration kFirstPause = Millis(100);
-constexpr Duration kLastPause = std::chrono::seconds(10);
+constexpr Duration kFirstAnnouncePause = Millis(100);
+constexpr Duration kLastAnnouncePause = std::chrono::seconds(10);
 // A line that is being made when it is closed may be up by then: the store hears a goodbye.
 constexpr Duration kSettle = Millis(500);
 
@@ -66,13 +66,13 @@ class Announcer final : private RendezvousEvents {
   }
 
   void Run() {
-    Duration pause = kFirstPause;
+    Duration pause = kFirstAnnouncePause;
     while (true) {
       const StatusCode end = Attend();
       if (!WaitingHelps(end)) return;
       // Where nothing listens nobody is disturbed by another try.
       const bool quick = end == StatusCode::kRefused || end == StatusCode::kStoreLost;
-      pause = quick ? kFirstPause : std::min(2 * pause, kLastPause);
+      pause = quick ? kFirstAnnouncePause : std::min(2 * pause, kLastAnnouncePause);
       if (!Wait(Deadline::After(clock_.Now(), pause))) return;
     }
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/base/check.h"
+#include "runtime/base/dynamic_library.h"
 #include "runtime/base/log.h"
 
 namespace resilient::store {
@@ -24,12 +25,6 @@ struct Functions {
                          unsigned* out_bytes) = nullptr;
   int (*compare)(const void*, const void*, std::size_t) = nullptr;
 };
-
-template <typename Function>
-bool Find(void* library, const char* name, Function* function) {
-  *function = reinterpret_cast<Function>(dlsym(library, name));
-  return *function != nullptr;
-}
 
 // Owner: TokenSource. Thread: thread-safe.
 class CryptoLibrary final : public Crypto {
@@ -66,9 +61,10 @@ class CryptoLibrary final : public Crypto {
 Result<std::unique_ptr<Crypto>> LoadCryptoLibrary() {
   void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   Functions functions;
-  if (library == nullptr || !Find(library, "RAND_bytes", &functions.random_bytes) ||
-      !Find(library, "EVP_sha256", &functions.sha256) || !Find(library, "HMAC", &functions.hmac) ||
-      !Find(library, "CRYPTO_memcmp", &functions.compare)) {
+  if (library == nullptr || !FindFunction(library, "RAND_bytes", &functions.random_bytes) ||
+      !FindFunction(library, "EVP_sha256", &functions.sha256) ||
+      !FindFunction(library, "HMAC", &functions.hmac) ||
+      !FindFunction(library, "CRYPTO_memcmp", &functions.compare)) {
     const char* why = dlerror();
     return Status(
         StatusCode::kSetting,

@@ -9,6 +9,7 @@
 #include "runtime/base/random.h"
 #include "store/client/identity.h"
 #include "store/client/link.h"
+#include "store/client/reply_parts.h"
 
 namespace resilient::store {
 namespace {
@@ -73,11 +74,6 @@ Result<Reply> Administer(const ConnectOptions& options, Op op, const Clock& cloc
   OneRequest request(MakeHello(options, Role::kAdmin), std::move(*addresses),
                      std::move(*credentials), clock);
   return request.Run(std::move(op), deadline);
-}
-
-Result<std::int64_t> NumberOf(const Result<Reply>& reply) {
-  if (!reply.ok()) return reply.status();
-  return reply->number;
 }
 
 }  // namespace

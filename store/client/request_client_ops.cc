@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "store/client/reply_parts.h"
 #include "store/client/request_client.h"
 
 // The operations one by one: what each sends, what it may weigh, and what its answer is.
@@ -16,11 +17,6 @@ std::size_t BytesOf(std::span<const std::string> keys) {
   std::size_t bytes = 0;
   for (const std::string& key : keys) bytes += key.size() + kBytesPerField;
   return bytes;
-}
-
-Result<std::int64_t> NumberOf(const Result<Reply>& reply) {
-  if (!reply.ok()) return reply.status();
-  return reply.value().number;
 }
 
 Result<std::string> ValueOf(Result<Reply> reply) {

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include "runtime/base/dynamic_library.h"
 #include "runtime/base/log.h"
 
 namespace resilient::store {
@@ -9,13 +10,6 @@ namespace {
 
 constexpr char kSslLibrary[] = "libssl.so.3";
 constexpr char kCryptoLibrary[] = "libcrypto.so.3";
-
-template <typename Function>
-bool Find(void* library, const char* name, Function* function) {
-  if (library == nullptr) return false;
-  *function = reinterpret_cast<Function>(dlsym(library, name));
-  return *function != nullptr;
-}
 
 }  // namespace
 
@@ -25,7 +19,7 @@ Result<TlsFunctions> LoadTlsLibrary() {
   TlsFunctions functions;
   void* library = dlopen(kSslLibrary, kFlags);
   bool found = library != nullptr;
-#define RESILIENT_FIND(name) found = found && Find(library, #name, &functions.name);
+#define RESILIENT_FIND(name) found = found && FindFunction(library, #name, &functions.name);
   RESILIENT_LIBSSL_FUNCTIONS(RESILIENT_FIND)
   if (found) library = dlopen(kCryptoLibrary, kFlags);
   RESILIENT_LIBCRYPTO_FUNCTIONS(RESILIENT_FIND)

@@ -219,9 +219,9 @@ class Reader {
 };
 
 // Puts a field where it belongs. Thread: value type.
-class Taker {
+class FieldTaker {
  public:
-  explicit Taker(const Field& field) : field_(field) {}
+  explicit FieldTaker(const Field& field) : field_(field) {}
 
   void operator()(int number, std::uint64_t& value) {
     if (Is(number, WireType::kVarint)) value = field_.value;
@@ -254,7 +254,7 @@ class Taker {
 
 template <typename Message>
 bool Take(const Field& field, Message& message) {
-  Taker taker(field);
+  FieldTaker taker(field);
   VisitFields(message, taker);
   return taker.taken();
 }

@@ -37,11 +37,11 @@ std::string ItemRow(RowKind kind, std::string_view job, std::uint64_t scope, std
 }
 
 // Takes a name apart from its front. Thread: value type.
-class Taker {
+class NameTaker {
  public:
-  explicit Taker(std::string_view row) : rest_(row) {}
+  explicit NameTaker(std::string_view row) : rest_(row) {}
 
-  Taker& Number(std::uint64_t& number) {
+  NameTaker& Number(std::uint64_t& number) {
     if (rest_.size() < kNumberBytes) return Fail();
     number = 0;
     for (std::size_t i = 0; i < kNumberBytes; ++i) {
@@ -50,7 +50,7 @@ class Taker {
     rest_.remove_prefix(kNumberBytes);
     return *this;
   }
-  Taker& Name(std::string& name) {
+  NameTaker& Name(std::string& name) {
     std::uint64_t size = 0;
     Number(size);
     if (size > rest_.size()) return Fail();
@@ -58,7 +58,7 @@ class Taker {
     rest_.remove_prefix(size);
     return *this;
   }
-  Taker& TheRole(Role& role) {
+  NameTaker& TheRole(Role& role) {
     if (rest_.empty()) return Fail();
     role = static_cast<Role>(rest_.front());
     if (role != Role::kRequest && role != Role::kControl) return Fail();
@@ -68,7 +68,7 @@ class Taker {
   bool Done() const { return ok_ && rest_.empty(); }
 
  private:
-  Taker& Fail() {
+  NameTaker& Fail() {
     ok_ = false;
     rest_ = {};
     return *this;
@@ -77,7 +77,7 @@ class Taker {
   bool ok_ = true;
 };
 
-bool Take(Taker& taker, RowName& name) {
+bool Take(NameTaker& taker, RowName& name) {
   switch (name.kind) {
     case RowKind::kStore:
       return taker.Done();
@@ -172,7 +172,7 @@ std::optional<RowName> ParseRowName(std::string_view row) {
   }
   RowName name;
   name.kind = static_cast<RowKind>(row.front());
-  Taker taker(row.substr(1));
+  NameTaker taker(row.substr(1));
   if (!Take(taker, name)) return std::nullopt;
   return name;
 }
