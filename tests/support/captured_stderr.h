@@ -12,11 +12,11 @@ namespace resilient {
 // be, too, the log writes by a thread of its own: both wait for that first.
 inline void BeginToCaptureStderr() {
   EXPECT_TRUE(FlushLog(std::chrono::seconds(20)));
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
 }
 inline std::string TakeCapturedStderr() {
   EXPECT_TRUE(FlushLog(std::chrono::seconds(20)));
-  return testing::internal::GetCapturedStderr();
+  return ::testing::internal::GetCapturedStderr();
 }
 
 }  // namespace resilient

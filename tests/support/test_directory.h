@@ -15,7 +15,7 @@ namespace resilient {
 class TestDirectory {
  public:
   TestDirectory() {
-    std::string name = testing::TempDir() + "resilient-XXXXXX";
+    std::string name = ::testing::TempDir() + "resilient-XXXXXX";
     if (mkdtemp(name.data()) == nullptr) ADD_FAILURE() << "no directory for the test: " << name;
     path_ = name;
   }

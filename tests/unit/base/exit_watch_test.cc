@@ -23,7 +23,7 @@ using std::chrono::seconds;
 using testing::HasSubstr;
 using testing::Optional;
 
-constexpr Instant kStart{std::chrono::hours(1)};
+constexpr Instant kWatchStart{std::chrono::hours(1)};
 
 ExitWatch WithBudget(Duration budget) {
   ExitWatch watch;
@@ -33,45 +33,45 @@ ExitWatch WithBudget(Duration budget) {
 
 TEST(ExitWatch, ACallThatHangs_WithoutAnExit_BlocksNothing) {
   ExitWatch watch = WithBudget(seconds(20));
-  watch.Begin("a call", kStart);
+  watch.Begin("a call", kWatchStart);
   EXPECT_EQ(watch.Due(), kNever);
-  EXPECT_EQ(watch.Blocked(kStart + std::chrono::hours(10)), std::nullopt);
+  EXPECT_EQ(watch.Blocked(kWatchStart + std::chrono::hours(10)), std::nullopt);
 }
 
 TEST(ExitWatch, AnExit_WithoutACall_IsNotBlocked) {
   ExitWatch watch = WithBudget(seconds(20));
-  watch.OnExit(kStart);
+  watch.OnExit(kWatchStart);
   EXPECT_EQ(watch.Due(), kNever);
-  watch.End(watch.Begin("a call", kStart));
-  EXPECT_EQ(watch.Blocked(kStart + std::chrono::hours(10)), std::nullopt);
+  watch.End(watch.Begin("a call", kWatchStart));
+  EXPECT_EQ(watch.Blocked(kWatchStart + std::chrono::hours(10)), std::nullopt);
 }
 
 TEST(ExitWatch, ACallOfBeforeTheExit_CountsFromTheExit) {
   ExitWatch watch = WithBudget(seconds(20));
-  watch.Begin("an abort", kStart);
-  watch.OnExit(kStart + seconds(100));
-  watch.OnExit(kStart + seconds(110));  // The first one counts.
-  EXPECT_EQ(watch.Due(), kStart + seconds(120));
-  EXPECT_EQ(watch.Blocked(kStart + seconds(119)), std::nullopt);
-  EXPECT_THAT(watch.Blocked(kStart + seconds(120)),
+  watch.Begin("an abort", kWatchStart);
+  watch.OnExit(kWatchStart + seconds(100));
+  watch.OnExit(kWatchStart + seconds(110));  // The first one counts.
+  EXPECT_EQ(watch.Due(), kWatchStart + seconds(120));
+  EXPECT_EQ(watch.Blocked(kWatchStart + seconds(119)), std::nullopt);
+  EXPECT_THAT(watch.Blocked(kWatchStart + seconds(120)),
               Optional(HasSubstr("an abort has not returned for 120 s")));
 }
 
 TEST(ExitWatch, ACallOfTheExit_CountsFromItsBegin) {
   ExitWatch watch = WithBudget(seconds(20));
-  watch.OnExit(kStart);
-  const auto first = watch.Begin("first", kStart + seconds(1));
-  watch.Begin("second", kStart + seconds(5));
-  EXPECT_EQ(watch.Due(), kStart + seconds(21));
+  watch.OnExit(kWatchStart);
+  const auto first = watch.Begin("first", kWatchStart + seconds(1));
+  watch.Begin("second", kWatchStart + seconds(5));
+  EXPECT_EQ(watch.Due(), kWatchStart + seconds(21));
   watch.End(first);
-  EXPECT_EQ(watch.Due(), kStart + seconds(25));
-  EXPECT_THAT(watch.Blocked(kStart + seconds(25)), Optional(HasSubstr("second")));
+  EXPECT_EQ(watch.Due(), kWatchStart + seconds(25));
+  EXPECT_THAT(watch.Blocked(kWatchStart + seconds(25)), Optional(HasSubstr("second")));
 }
 
 TEST(ExitWatch, ABudgetWithoutEnd_NeverIsOver) {
   ExitWatch watch = WithBudget(Duration::max());
-  watch.Begin("a call", kStart);
-  watch.OnExit(kStart);
+  watch.Begin("a call", kWatchStart);
+  watch.OnExit(kWatchStart);
   EXPECT_EQ(watch.Blocked(kNever - seconds(1)), std::nullopt);
 }
 

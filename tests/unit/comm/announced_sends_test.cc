@@ -18,9 +18,9 @@ namespace {
 using ::testing::HasSubstr;
 using Data = std::vector<float>;
 
-const Status kLost(StatusCode::kRankLost, "rank 9 (nowhere, pid 9) was killed");
+const Status kNinthLost(StatusCode::kRankLost, "rank 9 (nowhere, pid 9) was killed");
 // Far more than a link holds, in sockets or in shared memory.
-constexpr std::size_t kLarge = 4u << 20;
+constexpr std::size_t kLargeSend = 4u << 20;
 
 class AnnouncedSends : public ::testing::TestWithParam<Transport> {
  protected:
@@ -117,7 +117,7 @@ TEST_P(AnnouncedSends, BothWays_AtOnce) {
 
 TEST_P(AnnouncedSends, ASendEndsAfterItsRecv) {
   const auto world = MakeWorld(2);
-  Data large(kLarge, 1), got(kLarge), small(1, 2), got_small(1);
+  Data large(kLargeSend, 1), got(kLargeSend), small(1, 2), got_small(1);
   const Pending send = Pending::Of(world->at(0), SendOp(large, 1, 1));
   const Pending other = Pending::Of(world->at(0), SendOp(small, 1, 2));
   EXPECT_TRUE(Pending::Of(world->at(1), RecvOp(got_small, 0, 2)).Wait().ok());
@@ -152,7 +152,7 @@ TEST_P(AnnouncedSends, RecvsFromAnyRank_TakeWhatWasAnnouncedFirst) {
 TEST_P(AnnouncedSends, AMismatch_IsFoundFromTheAnnouncement) {
   for (const bool recv_first : {false, true}) {
     const auto world = MakeWorld(2);
-    Data large(kLarge), other(kLarge - 1), mark(1), got_mark(1);
+    Data large(kLargeSend), other(kLargeSend - 1), mark(1), got_mark(1);
     std::optional<Pending> recv;
     if (recv_first) recv = Pending::Of(world->at(1), RecvOp(other, 0, 0));
     const Pending send = Pending::Of(world->at(0), SendOp(large, 1, 0));
@@ -188,8 +188,8 @@ struct InFlight {
   }
   Data mark = Data(1);
   Data got_mark = Data(1);
-  std::unique_ptr<Data> sent = std::make_unique<Data>(kLarge, 1.0f);
-  std::unique_ptr<Data> got = std::make_unique<Data>(kLarge);
+  std::unique_ptr<Data> sent = std::make_unique<Data>(kLargeSend, 1.0f);
+  std::unique_ptr<Data> got = std::make_unique<Data>(kLargeSend);
   std::optional<Pending> send, recv;
 };
 
@@ -206,11 +206,11 @@ TEST_P(AnnouncedSends, Abort_AtEveryStage_EndsThemAndFreesTheirMemory) {
     for (const int rank : {0, 1}) {
       const auto world = MakeWorld(2);
       InFlight one(*world, stage);
-      world->at(rank).Abort(kLost);
+      world->at(rank).Abort(kNinthLost);
       ExpectOkOr(StatusCode::kRankLost, rank == 1 ? one.send : one.recv);
       (rank == 1 ? one.sent : one.got).reset();
       // The other rank waits for the verdict, unless it has all it needs.
-      world->at(1 - rank).Abort(kLost);
+      world->at(1 - rank).Abort(kNinthLost);
       ExpectOkOr(StatusCode::kRankLost, rank == 1 ? one.recv : one.send);
     }
   }
@@ -226,7 +226,7 @@ TEST_P(AnnouncedSends, Leave_OfTheSender_IsToldToTheRecv) {
     if (!one.recv) one.recv = Pending::Of(world->at(0), RecvOp(*one.got, 1, 2));
     const Status status = one.recv->Wait();
     if (status.ok()) {
-      EXPECT_TRUE(*one.got == Data(kLarge, 1.0f));
+      EXPECT_TRUE(*one.got == Data(kLargeSend, 1.0f));
     } else {
       EXPECT_EQ(status.code(), StatusCode::kLeft) << status.ToString();
       EXPECT_EQ(status.detail().rank, 1);
@@ -256,7 +256,7 @@ TEST_P(AnnouncedSends, Leave_WhatWasSentAfterAnAnnouncement_GoesToItsOwnRecv) {
     GTEST_SKIP() << "here nothing is sent before its recv";
   for (const bool from_any : {false, true}) {
     const auto world = MakeWorld(2);
-    Data large(kLarge), small(1, 3), got_large(kLarge), got(1), mark(1);
+    Data large(kLargeSend), small(1, 3), got_large(kLargeSend), got(1), mark(1);
     const Pending first = Pending::Of(world->at(1), SendOp(large, 0, 1));
     EXPECT_TRUE(Pending::Of(world->at(1), SendOp(small, 0, 1)).Wait().ok());
     world->at(1).Leave();
@@ -276,12 +276,12 @@ TEST_P(AnnouncedSends, Leave_WhatWasSentAfterAnAnnouncement_GoesToItsOwnRecv) {
 TEST_P(AnnouncedSends, ASenderThatIsGone_IsReportedAndTheRecvWaitsForTheVerdict) {
   const auto world = MakeWorld(2);
   InFlight one(*world, Stage::kUnmatched);
-  world->at(1).Abort(kLost);
+  world->at(1).Abort(kNinthLost);
   world->fabrics[1].reset();
   EXPECT_TRUE(world->log(0).WaitFor([](EventLog& log) { return log.lost[1] == 1; }));
   one.recv = Pending::Of(world->at(0), RecvOp(*one.got, 1, 2));
   EXPECT_FALSE(one.recv->IsDone());
-  world->at(0).Abort(kLost);
+  world->at(0).Abort(kNinthLost);
   EXPECT_EQ(one.recv->Wait().code(), StatusCode::kRankLost);
 }
 

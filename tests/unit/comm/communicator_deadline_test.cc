@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using Verdict = OpTimeouts::Verdict;
 
 constexpr Duration kSecond = std::chrono::seconds(1);
-constexpr std::size_t kLarge = 2u << 20;  // Elements; far more than buffers and windows hold.
+constexpr std::size_t kLargeCount = 2u << 20;  // Elements; far more than buffers and windows hold.
 
 constexpr Instant kNobodyHeld = Instant::min();
 
@@ -206,20 +206,20 @@ TEST_P(Deadlines, Timeout_OfSendAndRecv_NamesThePeer) {
 
 TEST_P(Deadlines, Timeout_WhatEndsInTime_IsLeftAlone) {
   const auto world = MakeWorld(3);
-  std::vector<Data> data(3, Data(kLarge, 1.0f));
+  std::vector<Data> data(3, Data(kLargeCount, 1.0f));
   for (int i = 0; i < 5; ++i) {
     ExpectAllOk(world->RunAll([&](int rank) {
       return Bounded(AllReduceOp(data[static_cast<std::size_t>(rank)]), kBound, kBound);
     }));
   }
-  EXPECT_EQ(data[2][kLarge - 1], 243.0f);
+  EXPECT_EQ(data[2][kLargeCount - 1], 243.0f);
 }
 
 TEST_P(Deadlines, Stall_RankThatIsLate_IsWaitedFor) {
   constexpr Duration kStall = 2 * kSecond;  // A busy machine stands still for a moment, too.
   const auto world = MakeWorld(3);
   const std::vector<Kind> kinds = NeedSome();
-  std::vector<std::vector<Data>> data(kinds.size(), std::vector<Data>(3, Data(kLarge)));
+  std::vector<std::vector<Data>> data(kinds.size(), std::vector<Data>(3, Data(kLargeCount)));
   std::vector<std::vector<std::shared_ptr<Communicator>>> groups;
   for (const Kind& kind : kinds) groups.push_back(world->CreateAll(kind.name));
   std::vector<Pending> pending;
@@ -307,7 +307,7 @@ TEST_P(Deadlines, Stall_SenderThatStandsStill_FailsTheRecv) {
 TEST_P(Deadlines, Stall_CallerThatStandsStillInSharedMemory_FailsAll) {
   if (GetParam().roots_run_ahead) GTEST_SKIP() << "here no caller runs its own operation";
   const auto world = MakeWorld(2);
-  std::vector<Data> data(2, Data(kLarge));
+  std::vector<Data> data(2, Data(kLargeCount));
   std::promise<void> entered, go_on;
   bool asked = false;
   std::future<Result<Communicator::Ran>> other = std::async(std::launch::async, [&] {

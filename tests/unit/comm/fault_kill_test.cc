@@ -24,7 +24,7 @@ namespace {
 
 constexpr double kAbortBoundMs = kSanitized ? 1000 : 100;
 
-const Status kLost(StatusCode::kRankLost, "a rank was killed");
+const Status kKilled(StatusCode::kRankLost, "a rank was killed");
 
 // What the processes of one trial are to do.
 struct Plan {
@@ -87,7 +87,7 @@ class RankProcess {
         if (!log_.WaitFor([this](EventLog& log) { return log.lost[plan_.victim] > 0; }))
           Say("nobody told that the link was lost");
         aborted.store(clock_.Now());
-        group->Abort(kLost);
+        group->Abort(kKilled);
       });
     }
     Status outcome;

@@ -439,17 +439,18 @@ void SetControl(unsigned) {}
 constexpr unsigned kFlushing = 0;
 #endif
 
-struct Settings {
+struct FloatSettings {
   int rounding;
   bool flushes;
 };
 
-constexpr std::array kSettings{Settings{FE_TONEAREST, true}, Settings{FE_TOWARDZERO, false},
-                               Settings{FE_UPWARD, false}, Settings{FE_DOWNWARD, true}};
+constexpr std::array kSettings{FloatSettings{FE_TONEAREST, true},
+                               FloatSettings{FE_TOWARDZERO, false}, FloatSettings{FE_UPWARD, false},
+                               FloatSettings{FE_DOWNWARD, true}};
 
 // Runs `compute` in the settings of another program; they are the same after it.
 template <typename Compute>
-void RunIn(const Settings& settings, const Compute& compute) {
+void RunIn(const FloatSettings& settings, const Compute& compute) {
   const int rounding = std::fegetround();
   const unsigned before = Control();
   std::fesetround(settings.rounding);
@@ -501,7 +502,7 @@ TEST(Reduce, SettingsOfTheThread_GiveTheSameBitsAtEveryLevel) {
     for (std::size_t inputs = 1; inputs <= 5; ++inputs) {
       const Case c = CaseOfSmallNumbers(type, op, inputs);
       const Bytes expected = Reference(c);
-      for (const Settings& settings : kSettings) {
+      for (const FloatSettings& settings : kSettings) {
         for (const VectorLevel level : Levels())
           RunIn(settings, [&] { RunAndCompare(c, level, -1, expected); });
       }
@@ -523,7 +524,7 @@ TEST(Reduce, SettingsOfTheThread_GiveTheSameBitsInTwoStages) {
   ForEachKernel([](DataType type, ReduceOp op) {
     const Case c = CaseOfSmallNumbers(type, op, 3);
     const Bytes expected = InTwoStages(c);
-    for (const Settings& settings : kSettings)
+    for (const FloatSettings& settings : kSettings)
       RunIn(settings, [&] { EXPECT_EQ(InTwoStages(c), expected) << Name(c); });
   });
 }

@@ -18,9 +18,9 @@
 namespace resilient::testing {
 namespace {
 
-constexpr Millis kAbortBound(kSanitized ? 1000 : 100);
+constexpr Millis kLaneAbortBound(kSanitized ? 1000 : 100);
 
-const Status kLost(StatusCode::kRankLost, "rank 9 was killed");
+const Status kLaneLost(StatusCode::kRankLost, "rank 9 was killed");
 
 using Data = std::vector<float>;
 
@@ -167,7 +167,7 @@ TEST_F(ShmLaneTest, Run_GivenUpWhileTheGroupEnds_CompletesOnce) {
           return false;
         });
     ASSERT_TRUE(ComesTo(asked, 1));
-    i % 2 == 0 ? world_->at(0).Abort(kLost) : world_->at(0).Leave();
+    i % 2 == 0 ? world_->at(0).Abort(kLaneLost) : world_->at(0).Leave();
     world_->fabrics[0]->Close(Deadline::After(world_->clock.Now(), kBound));
     const RunCall ended = call.get();
     ASSERT_TRUE(ended.ran.ok());
@@ -253,10 +253,10 @@ TEST_F(ShmLaneTest, Run_IsEndedAtOnceByWhateverEndsTheGroup) {
     StatusCode expected = StatusCode::kRankLost;
     switch (ending) {
       case Ending::kAbort:
-        world_->at(0).Abort(kLost);
+        world_->at(0).Abort(kLaneLost);
         break;
       case Ending::kCell:
-        cell->Set(kLost);
+        cell->Set(kLaneLost);
         break;
       case Ending::kLeave:
         expected = StatusCode::kCancelled;
@@ -272,7 +272,7 @@ TEST_F(ShmLaneTest, Run_IsEndedAtOnceByWhateverEndsTheGroup) {
         break;
     }
     const RunCall ended = call.get();
-    EXPECT_LT(ended.ended - start, kAbortBound);
+    EXPECT_LT(ended.ended - start, kLaneAbortBound);
     ASSERT_TRUE(ended.ran.ok() && ended.ran->outcome);
     EXPECT_EQ(ended.ran->outcome->code(), expected) << ended.ran->outcome->ToString();
     EXPECT_EQ(behind.Wait().code(), expected);
@@ -374,7 +374,7 @@ TEST_F(ShmLaneTest, AForkedChild_MaySetTheAbortCell) {
   ASSERT_GE(child, 0);
   if (child == 0) {
     alarm(static_cast<unsigned>(kBound.count()));
-    cell->Set(kLost);
+    cell->Set(kLaneLost);
     _exit(MappedSegments() == 0 ? 0 : 1);
   }
   int status = -1;

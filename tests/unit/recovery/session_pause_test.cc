@@ -13,7 +13,7 @@
 namespace resilient::recovery {
 namespace {
 
-constexpr Duration kLease = std::chrono::seconds(10);
+constexpr Duration kLongLease = std::chrono::seconds(10);
 
 class SessionPauseTest : public SessionTest {
  protected:
@@ -27,11 +27,11 @@ class SessionPauseTest : public SessionTest {
     SayBeat();
   }
   void SayBeat() {
-    rendezvous_->SayBeat(clock_.Now(), clock_.Now(), kLease);
+    rendezvous_->SayBeat(clock_.Now(), clock_.Now(), kLongLease);
     rendezvous_->Settle();
   }
   // Everything stands still for longer than half a lease; nothing has run since.
-  void Pause() { clock_.Advance(kLease / 2 + Millis(1)); }
+  void Pause() { clock_.Advance(kLongLease / 2 + Millis(1)); }
   // The control thread runs again, and knows what happened.
   void NotePause() {
     rendezvous_->SayPaused();

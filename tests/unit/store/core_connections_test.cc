@@ -9,8 +9,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr Duration kWait = std::chrono::seconds(60);
-
 using CoreConnections = CoreFixture;
 
 // A network that ends a connection leaves the links as they are.

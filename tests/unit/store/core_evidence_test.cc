@@ -9,8 +9,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr Duration kWait = std::chrono::seconds(60);
-
 class CoreEvidence : public CoreFixture {
  protected:
   void Exit(std::uint64_t watch) {

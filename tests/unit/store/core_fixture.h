@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,6 +15,9 @@
 #include "tests/numbered_secrets.h"
 
 namespace resilient::store {
+
+// Of joins in tests that end before it.
+inline constexpr Duration kWait = std::chrono::seconds(60);
 
 // Goal: drive the server core by hand. Method: virtual time that advances in ticks, connections
 // that are numbers, and what the core sent, sorted by connection. The store is durable: in each

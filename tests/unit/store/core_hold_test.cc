@@ -11,8 +11,6 @@ using std::chrono::seconds;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr Duration kWait = seconds(60);
-
 class Holds : public CoreFixture {
  protected:
   Reply Hold(HoldOp op) { return Ask(Admin(), std::move(op)); }

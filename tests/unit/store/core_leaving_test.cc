@@ -11,8 +11,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr Duration kWait = std::chrono::seconds(60);
-
 class CoreLeaving : public CoreFixture {
  protected:
   static Report Needs(int rank, std::uint64_t generation = 1) {

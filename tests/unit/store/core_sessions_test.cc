@@ -23,7 +23,7 @@ Hello HelloOf(std::string session, Role role, std::string incarnation = "i") {
   return hello;
 }
 
-Instant At(int s) { return Instant(std::chrono::seconds(s)); }
+Instant AtSecond(int s) { return Instant(std::chrono::seconds(s)); }
 
 TEST(ResultLog, FirstResult_IsKeptUntilAcknowledged) {
   ResultLog log;
@@ -83,7 +83,7 @@ TEST(SessionTable, SecondOfARole_ReplacesTheFirst) {
   ASSERT_TRUE(second.ok());
   EXPECT_EQ(second->replaced, 1u);
   EXPECT_FALSE(table.Knows(1));
-  EXPECT_EQ(table.Disconnect(1, At(0)).session, 0u);
+  EXPECT_EQ(table.Disconnect(1, AtSecond(0)).session, 0u);
   EXPECT_EQ(table.Of(2).session->request.connection, 2u);
 }
 
@@ -113,15 +113,15 @@ TEST(SessionTable, Memory_BeginsWithTheLastConnection) {
   table.Connect(2);
   const SessionId id = table.Open(1, HelloOf("s", Role::kRequest))->session;
   ASSERT_TRUE(table.Open(2, HelloOf("s", Role::kControl)).ok());
-  EXPECT_EQ(table.Disconnect(1, At(0)).session, id);
-  EXPECT_TRUE(table.Idle(At(100)).empty());
-  table.Disconnect(2, At(100));
-  EXPECT_TRUE(table.Idle(At(109)).empty());
-  EXPECT_EQ(table.Idle(At(110)), (std::vector<SessionId>{id}));
+  EXPECT_EQ(table.Disconnect(1, AtSecond(0)).session, id);
+  EXPECT_TRUE(table.Idle(AtSecond(100)).empty());
+  table.Disconnect(2, AtSecond(100));
+  EXPECT_TRUE(table.Idle(AtSecond(109)).empty());
+  EXPECT_EQ(table.Idle(AtSecond(110)), (std::vector<SessionId>{id}));
   table.Connect(3);
   EXPECT_TRUE(table.Open(3, HelloOf("s", Role::kRequest))->known);
-  EXPECT_TRUE(table.Idle(At(1000)).empty());
-  table.Disconnect(3, At(1000));
+  EXPECT_TRUE(table.Idle(AtSecond(1000)).empty());
+  table.Disconnect(3, AtSecond(1000));
   table.Forget(id);
   table.Connect(4);
   EXPECT_FALSE(table.Open(4, HelloOf("s", Role::kRequest))->known);
@@ -133,7 +133,7 @@ TEST(SessionTable, Admin_EndsWithItsConnection) {
   table.Connect(2);
   ASSERT_TRUE(table.Open(1, HelloOf("s", Role::kAdmin)).ok());
   EXPECT_FALSE(table.Open(2, HelloOf("s", Role::kAdmin))->known);
-  table.Disconnect(1, At(0));
+  table.Disconnect(1, AtSecond(0));
   EXPECT_EQ(table.sessions(), 1u);
   EXPECT_EQ(table.connections(), 1u);
 }

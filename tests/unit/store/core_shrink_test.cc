@@ -15,7 +15,7 @@
 namespace resilient::store {
 namespace {
 
-constexpr Duration kWait = std::chrono::seconds(30);
+constexpr Duration kSeatWait = std::chrono::seconds(30);
 
 class Shrink : public CoreMembership {
  protected:
@@ -77,52 +77,52 @@ TEST_F(Shrink, NextLoss_IsOfTheNewNumbers) {
 }
 
 TEST_F(Shrink, SeatsMayStillBeFilled_WaitsForTheLongest) {
-  const auto control = Run(4, kWait);
+  const auto control = Run(4, kSeatWait);
   Kill(1);
-  Wish(control[0], 0, 2, kWait);
+  Wish(control[0], 0, 2, kSeatWait);
   Wish(control[2], 2, 2, {});
-  Wish(control[3], 3, 2, kWait / 2);
-  Advance(kWait - kSecond, {control[0], control[2], control[3]});
+  Wish(control[3], 3, 2, kSeatWait / 2);
+  Advance(kSeatWait - kSecond, {control[0], control[2], control[3]});
   EXPECT_EQ(ViewAt(control[0]), "no view");
   Advance(kSecond, {control[0], control[2], control[3]});
   EXPECT_EQ(ViewAt(control[0]), "e0 e2 e3");
 }
 
 TEST_F(Shrink, SeatsLostOneAfterTheOther_WaitsForTheLast) {
-  const auto control = Run(4, kWait);
+  const auto control = Run(4, kSeatWait);
   Kill(1);
-  Advance(kWait / 2, {control[0], control[2], control[3]});
+  Advance(kSeatWait / 2, {control[0], control[2], control[3]});
   Kill(2);
-  Wish(control[0], 0, 2, kWait);
-  Wish(control[3], 3, 2, kWait);
-  Advance(kWait / 2, {control[0], control[3]});
+  Wish(control[0], 0, 2, kSeatWait);
+  Wish(control[3], 3, 2, kSeatWait);
+  Advance(kSeatWait / 2, {control[0], control[3]});
   EXPECT_FALSE(Take<JoinRefusedEvent>(control[0]));
   EXPECT_EQ(ViewAt(control[0]), "no view");
-  Advance(kWait / 2, {control[0], control[3]});
+  Advance(kSeatWait / 2, {control[0], control[3]});
   EXPECT_EQ(ViewAt(control[0]), "e0 e3");
 }
 
 TEST_F(Shrink, SeatMayStillBeFilled_OnlyTheOneThatWantsTheWholeWorldIsRefused) {
-  const auto control = Run(4, kWait);
+  const auto control = Run(4, kSeatWait);
   Kill(1);
-  Advance(kWait / 2, {control[0], control[2], control[3]});
+  Advance(kSeatWait / 2, {control[0], control[2], control[3]});
   Kill(2);
-  Wish(control[0], 0, 2, kWait);
-  Wish(control[3], 3, 0, kWait);
-  Advance(kWait / 2, {control[0], control[3]});
+  Wish(control[0], 0, 2, kSeatWait);
+  Wish(control[3], 3, 0, kSeatWait);
+  Advance(kSeatWait / 2, {control[0], control[3]});
   EXPECT_FALSE(Take<JoinRefusedEvent>(control[0]));
   EXPECT_TRUE(Take<JoinRefusedEvent>(control[3]));
-  Wish(control[3], 3, 1, kWait);
-  Advance(kWait / 2, {control[0], control[3]});
+  Wish(control[3], 3, 1, kSeatWait);
+  Advance(kSeatWait / 2, {control[0], control[3]});
   EXPECT_EQ(ViewAt(control[3]), "e0 e3");
 }
 
 TEST_F(Shrink, SeatIsFilledMeanwhile_StaysWhole) {
-  const auto control = Run(4, kWait);
+  const auto control = Run(4, kSeatWait);
   Kill(1);
-  for (const int i : {0, 2, 3}) Wish(control[At(i)], i, 2, kWait);
+  for (const int i : {0, 2, 3}) Wish(control[At(i)], i, 2, kSeatWait);
   const ConnectionId newcomer = OpenControl(7);
-  Send(newcomer, JoinOp{JoinOf(1, 4, kWait)});
+  Send(newcomer, JoinOp{JoinOf(1, 4, kSeatWait)});
   EXPECT_EQ(ViewAt(newcomer), "e0 e1 e2 e3");
 }
 
@@ -231,7 +231,7 @@ TEST_F(Shrink, RefusalBeforeTheWorldWasOpenedAgain_IsToldAgain) {
   Kill(1);
   for (const int i : {0, 2, 3}) Wish(control[At(i)], i, 0);
   Close(control[2]);
-  Wish(control[0], 0, 2, kWait);
+  Wish(control[0], 0, 2, kSeatWait);
   const ConnectionId again = OpenControl(2);
   EXPECT_TRUE(Take<JoinRefusedEvent>(again));
 }
@@ -262,18 +262,18 @@ TEST_F(Shrink, SeatIsFilled_NobodyIsRefusedForIt) {
 }
 
 TEST_F(Shrink, OneOfTwoSeatsIsFilled_TheOtherHasItsTime) {
-  const auto control = Run(4, kWait);
+  const auto control = Run(4, kSeatWait);
   Kill(1);
-  Advance(kWait / 2, {control[0], control[2], control[3]});
+  Advance(kSeatWait / 2, {control[0], control[2], control[3]});
   Kill(2);
   Wish(control[0], 0, 2);
-  Wish(control[3], 3, 0, kWait);
-  Advance(kWait / 2, {control[0], control[3]});
+  Wish(control[3], 3, 0, kSeatWait);
+  Advance(kSeatWait / 2, {control[0], control[3]});
   EXPECT_TRUE(Take<JoinRefusedEvent>(control[3]));
   const ConnectionId newcomer = OpenControl(7);
-  Send(newcomer, JoinOp{JoinOf(1, 4, kWait)});
+  Send(newcomer, JoinOp{JoinOf(1, 4, kSeatWait)});
   EXPECT_FALSE(Take<JoinRefusedEvent>(newcomer));
-  Advance(kWait / 2, {control[0], control[3], newcomer});
+  Advance(kSeatWait / 2, {control[0], control[3], newcomer});
   EXPECT_TRUE(Take<JoinRefusedEvent>(newcomer));
 }
 
@@ -306,11 +306,11 @@ TEST_F(Shrink, BadNumber_IsRefused) {
 
 class ShrinkAtNextStore : public Shrink {
  protected:
-  // `process` comes to this store as a rank of four, and goes on with `least` after `kWait`.
+  // `process` comes to this store as a rank of four, and goes on with `least` after `kSeatWait`.
   ConnectionId Come(int process, int least) {
     const ConnectionId control = OpenControl(process);
     JoinRequest request = JoinOf(process, 4);
-    request.join_timeout = kWait;
+    request.join_timeout = kSeatWait;
     request.min_world = least;
     Send(control, JoinOp{request});
     return control;
@@ -325,7 +325,7 @@ TEST_F(ShrinkAtNextStore, AllCome_NobodyWaits) {
 
 TEST_F(ShrinkAtNextStore, SomeDoNotCome_OthersGoOnInTheirOrderAfterTheWait) {
   const std::vector<ConnectionId> control{Come(3, 2), Come(0, 2)};
-  Advance(kWait - kSecond, control);
+  Advance(kSeatWait - kSecond, control);
   EXPECT_EQ(ViewAt(control[0]), "no view");
   Advance(kSecond, control);
   for (const ConnectionId connection : control) EXPECT_EQ(ViewAt(connection), "e0 e3");
@@ -333,7 +333,7 @@ TEST_F(ShrinkAtNextStore, SomeDoNotCome_OthersGoOnInTheirOrderAfterTheWait) {
 
 TEST_F(ShrinkAtNextStore, TooFewCome_AreRefused) {
   const std::vector<ConnectionId> control{Come(3, 3), Come(0, 2)};
-  Advance(kWait, control);
+  Advance(kSeatWait, control);
   for (const ConnectionId connection : control) {
     const auto refused = Take<JoinRefusedEvent>(connection);
     ASSERT_TRUE(refused);
@@ -348,31 +348,31 @@ TEST_F(ShrinkAtNextStore, RankThatIsAliveElsewhere_HasALastCall) {
   present.leased_value = "here";
   const ConnectionId line = Open(present);
   const std::vector<ConnectionId> control{Come(3, 2), Come(0, 2)};
-  Advance(kWait, {control[0], control[1], line});
+  Advance(kSeatWait, {control[0], control[1], line});
   EXPECT_EQ(ViewAt(control[0]), "no view");
-  Advance(LastCallOf(kWait), {control[0], control[1], line});
+  Advance(LastCallOf(kSeatWait), {control[0], control[1], line});
   EXPECT_EQ(ViewAt(control[0]), "e0 e3");
 }
 
 TEST_F(ShrinkAtNextStore, ReplacementHasNoSay_AndIsTaken) {
   const std::vector<ConnectionId> control{Come(3, 2), Come(1, 0)};
-  Advance(kWait, control);
+  Advance(kSeatWait, control);
   for (const ConnectionId connection : control) EXPECT_EQ(ViewAt(connection), "e1 e3");
 }
 
 TEST_F(ShrinkAtNextStore, RankThatIsLostWhileTheyMeet_IsWaitedForAsLong) {
   const std::vector<ConnectionId> control{Come(3, 2), Come(0, 2), Come(2, 2)};
-  Advance(kWait / 2, control);
+  Advance(kSeatWait / 2, control);
   Kill(2);
-  Advance(kWait / 2, {control[0], control[1]});
+  Advance(kSeatWait / 2, {control[0], control[1]});
   EXPECT_EQ(ViewAt(control[0]), "no view");
-  Advance(kWait / 2, {control[0], control[1]});
+  Advance(kSeatWait / 2, {control[0], control[1]});
   EXPECT_EQ(ViewAt(control[0]), "e0 e3");
 }
 
 TEST_F(ShrinkAtNextStore, RankThatComesTooLate_IsToldSo) {
   const std::vector<ConnectionId> control{Come(3, 2), Come(0, 2)};
-  Advance(kWait, control);
+  Advance(kSeatWait, control);
   BecomeReady(control);
   const ConnectionId late = Come(1, 2);
   Advance(2 * kSecond, control);  // In which the others show that they live.
@@ -384,7 +384,7 @@ TEST_F(ShrinkAtNextStore, RankThatComesTooLate_IsToldSo) {
 
 TEST_F(ShrinkAtNextStore, RanksOfAFirstWorld_WaitForAll) {
   const std::vector<ConnectionId> control{Come(3, 0), Come(0, 0)};
-  Advance(kWait, control);
+  Advance(kSeatWait, control);
   EXPECT_EQ(ViewAt(control[0]), "no view");
   EXPECT_TRUE(Take<JoinRefusedEvent>(control[0]));
 }

@@ -12,23 +12,23 @@ namespace resilient::store {
 namespace {
 
 using std::chrono::seconds;
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
-Instant At(int second) { return Instant() + seconds(second); }
+Instant AtSecond(int second) { return Instant() + seconds(second); }
 
 TEST(OutputLedger, Total_FollowsWhatWaits) {
   OutputLedger ledger;
   EXPECT_FALSE(ledger.Largest());
-  ledger.Note(1, {100, 100, 0}, At(0));
-  ledger.Note(2, {300, 300, 0}, At(0));
-  ledger.Note(3, {200, 200, 0}, At(0));
+  ledger.Note(1, {100, 100, 0}, AtSecond(0));
+  ledger.Note(2, {300, 300, 0}, AtSecond(0));
+  ledger.Note(3, {200, 200, 0}, AtSecond(0));
   EXPECT_EQ(ledger.total(), 600u);
   EXPECT_EQ(ledger.Largest(), 2u);
-  ledger.Note(2, {50, 50, 250}, At(1));
+  ledger.Note(2, {50, 50, 250}, AtSecond(1));
   EXPECT_EQ(ledger.total(), 350u);
   EXPECT_EQ(ledger.Largest(), 3u);
-  ledger.Note(3, {0, 0, 200}, At(1));
+  ledger.Note(3, {0, 0, 200}, AtSecond(1));
   ledger.Forget(4);
   EXPECT_THAT(ledger.All(), ElementsAre(1u, 2u));
   ledger.Forget(1);
@@ -38,26 +38,26 @@ TEST(OutputLedger, Total_FollowsWhatWaits) {
 
 TEST(OutputLedger, Stuck_AreThoseWithoutProgress) {
   OutputLedger ledger;
-  ledger.Note(1, {100, 100, 0}, At(0));
-  ledger.Note(2, {100, 100, 0}, At(0));
-  ledger.Note(3, {10, 10, 0}, At(0));
+  ledger.Note(1, {100, 100, 0}, AtSecond(0));
+  ledger.Note(2, {100, 100, 0}, AtSecond(0));
+  ledger.Note(3, {10, 10, 0}, AtSecond(0));
   // More came for the first one, and nothing went; the second read a byte and got many.
-  ledger.Note(1, {200, 200, 0}, At(5));
-  ledger.Note(2, {500, 500, 1}, At(5));
-  EXPECT_THAT(ledger.Stuck(50, At(-1)), IsEmpty());
-  EXPECT_THAT(ledger.Stuck(50, At(0)), ElementsAre(1u));
-  EXPECT_THAT(ledger.Stuck(50, At(5)), ElementsAre(1u, 2u));
-  EXPECT_THAT(ledger.Stuck(5, At(0)), ElementsAre(1u, 3u));
+  ledger.Note(1, {200, 200, 0}, AtSecond(5));
+  ledger.Note(2, {500, 500, 1}, AtSecond(5));
+  EXPECT_THAT(ledger.Stuck(50, AtSecond(-1)), IsEmpty());
+  EXPECT_THAT(ledger.Stuck(50, AtSecond(0)), ElementsAre(1u));
+  EXPECT_THAT(ledger.Stuck(50, AtSecond(5)), ElementsAre(1u, 2u));
+  EXPECT_THAT(ledger.Stuck(5, AtSecond(0)), ElementsAre(1u, 3u));
 }
 
 TEST(OutputLedger, SharedBytes_AreUnreadButLittleMemory) {
   OutputLedger ledger;
-  ledger.Note(1, {900, 10, 0}, At(0));
-  ledger.Note(2, {200, 20, 0}, At(0));
+  ledger.Note(1, {900, 10, 0}, AtSecond(0));
+  ledger.Note(2, {200, 20, 0}, AtSecond(0));
   EXPECT_EQ(ledger.total(), 30u);
   EXPECT_EQ(ledger.Largest(), 2u);
-  EXPECT_THAT(ledger.Stuck(500, At(0)), ElementsAre(1u));
-  ledger.Note(3, {100, 0, 0}, At(0));
+  EXPECT_THAT(ledger.Stuck(500, AtSecond(0)), ElementsAre(1u));
+  ledger.Note(3, {100, 0, 0}, AtSecond(0));
   ledger.Forget(1);
   ledger.Forget(2);
   EXPECT_EQ(ledger.total(), 0u);

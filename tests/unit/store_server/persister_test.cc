@@ -18,7 +18,7 @@
 namespace resilient::store {
 namespace {
 
-constexpr std::chrono::seconds kPatience(20);
+constexpr std::chrono::seconds kPersistPatience(20);
 
 // What the test and the writer thread share. Outlives the engine.
 class Disk {
@@ -38,7 +38,7 @@ class Disk {
     std::unique_lock lock(mutex_);
     ++begun_;
     changed_.notify_all();
-    if (!changed_.wait_for(lock, kPatience, [this] { return !held_; })) {
+    if (!changed_.wait_for(lock, kPersistPatience, [this] { return !held_; })) {
       ADD_FAILURE() << "nobody released the disk";
     }
     if (broken_) return Status(StatusCode::kInternal, "the disk is broken");
@@ -56,7 +56,7 @@ class Disk {
 
   void AwaitBegun(int count) {
     std::unique_lock lock(mutex_);
-    ASSERT_TRUE(changed_.wait_for(lock, kPatience, [&] { return begun_ >= count; }));
+    ASSERT_TRUE(changed_.wait_for(lock, kPersistPatience, [&] { return begun_ >= count; }));
   }
   std::vector<std::vector<Write>> transactions() {
     const std::lock_guard lock(mutex_);
@@ -98,14 +98,14 @@ class FakeEngine final : public Engine {
   Disk& disk_;
 };
 
-class PersisterTest : public testing::Test {
+class PersisterTest : public ::testing::Test {
  protected:
   PersisterTest()
       : guard_(loop_, [] {
           ADD_FAILURE() << "the loop waited for too long";
           abort();
         }) {
-    guard_.Start(std::chrono::milliseconds(kPatience).count(), 0);
+    guard_.Start(std::chrono::milliseconds(kPersistPatience).count(), 0);
     persister_ = std::make_unique<Persister>(
         loop_, std::make_unique<FakeEngine>(disk_),
         PersisterEvents{.on_kept = [this](std::uint64_t ticket) { OnKept(ticket); },
@@ -195,7 +195,7 @@ TEST_F(PersisterTest, Failure_EndsTheWritingAndIsToldOnce) {
   EXPECT_EQ(failure_.message(), "the disk is broken");
   EXPECT_EQ(disk_.transactions().size(), 1u);
   uv_run(loop_.get(), UV_RUN_NOWAIT);
-  EXPECT_THAT(kept_, testing::ElementsAre(1u));
+  EXPECT_THAT(kept_, ::testing::ElementsAre(1u));
 }
 
 TEST_F(PersisterTest, FailedHousekeeping_IsAFailure) {
@@ -233,7 +233,7 @@ TEST(HeldEffects, Steps_ComeOutInOrderWhenTheirTicketIsKept) {
   while (const auto step = held.Pop(2)) {
     seqs.push_back(std::get<Reply>(step->effects.send.at(0).message).seq);
   }
-  EXPECT_THAT(seqs, testing::ElementsAre(1u, 2u, 3u));
+  EXPECT_THAT(seqs, ::testing::ElementsAre(1u, 2u, 3u));
   EXPECT_FALSE(held.empty());
   EXPECT_TRUE(held.Pop(3));
   EXPECT_TRUE(held.empty());

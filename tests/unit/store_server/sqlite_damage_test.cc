@@ -15,7 +15,7 @@
 namespace resilient::store {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kFrameHeaderBytes = 24;

@@ -20,7 +20,7 @@
 namespace resilient::store {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST(SqliteEngine, NewDirectory_IsMadeForThisUserAlone) {
   TestDirectory directory;
