@@ -384,7 +384,8 @@ Membership SessionImpl::MembershipLocked() const {
           .generation = view.generation,
           .rank = rank_,
           .members = view.members,
-          .fence_token = acknowledged_.fence_token};
+          .fence_token = acknowledged_.fence_token,
+          .world_secret = view.world_secret};
 }
 
 Status SessionImpl::failure() const {

@@ -131,6 +131,7 @@ struct EventWriter {
     message->set_generation(view.generation);
     message->set_attempt(view.attempt);
     message->set_secret(view.secret);
+    message->set_world_secret(view.world_secret);
     for (const Member& member : view.members) {
       pb::ViewMember* entry = message->add_members();
       entry->set_rank(member.rank);
@@ -413,6 +414,7 @@ View ToView(const pb::ViewEvent& message) {
   view.generation = message.generation();
   view.attempt = message.attempt();
   view.secret = message.secret();
+  view.world_secret = message.world_secret();
   view.members.reserve(static_cast<std::size_t>(message.members_size()));
   for (const pb::ViewMember& entry : message.members()) {
     Member member;

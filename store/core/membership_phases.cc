@@ -22,6 +22,8 @@ void Membership::BuildIfComplete(World& world, MembershipEffects& effects) {
   view.generation = world.generation;
   view.attempt = 1;
   view.secret = make_secret_();
+  if (world.secret.empty()) world.secret = make_secret_();
+  view.world_secret = world.secret;
   view.members.reserve(world.seats.size());
   for (Seat& seat : world.seats) {
     seat.state = SeatState::kMember;

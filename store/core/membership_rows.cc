@@ -43,7 +43,7 @@ void Fields(Archive& archive, WorldState& state) {
   archive(state.size, world.generation, world.launcher_attempt);
   archive.Enum(world.phase, Phase::kRefused);
   archive(world.viewed, world.join_timeout, world.seat_wait, world.first_cause, world.shrinking,
-          world.resized_at, world.grown_from, world.former);
+          world.resized_at, world.grown_from, world.former, world.secret);
 }
 
 std::string WorldRowValue(const World& world) {

@@ -23,7 +23,7 @@
 // kRowFormat says which fields there are; it is kept in the store's own row.
 namespace resilient::store {
 
-inline constexpr std::uint64_t kRowFormat = 7;
+inline constexpr std::uint64_t kRowFormat = 8;
 
 // Thread: value type on the stack.
 class RowWriter {
@@ -227,7 +227,8 @@ void Fields(Archive& archive, Member& member) {
 
 template <typename Archive>
 void Fields(Archive& archive, View& view) {
-  archive(view.life, view.round, view.generation, view.attempt, view.secret, view.members);
+  archive(view.life, view.round, view.generation, view.attempt, view.secret, view.world_secret,
+          view.members);
 }
 
 }  // namespace resilient::store

@@ -5,8 +5,8 @@
 
 namespace resilient::store {
 
-// Makes the secret of a view, by which its members recognise each other. A secret cannot be guessed
-// from other secrets: a server takes each from the kernel.
+// Makes the secrets of worlds and of their views, by which members recognise each other. A secret
+// cannot be guessed from other secrets: a server takes each from the kernel.
 using SecretMaker = std::function<std::string()>;
 
 }  // namespace resilient::store

@@ -106,6 +106,7 @@ struct World {
   // So many seats it had before those behind them were added, which have had no view; 0: none was.
   std::uint64_t grown_from = 0;
   std::vector<std::string> former;  // Incarnations of holders of seats that are no more.
+  std::string secret;               // View::world_secret; made for the first view.
   Seats seats;                      // Each in a row of its own.
   // Likewise; of the present generation from BUILDING on. Null: there was none.
   SharedViewEvent view;

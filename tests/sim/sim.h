@@ -480,9 +480,11 @@ class Sim {
   bool truth_changed_ = false;
   std::map<std::uint64_t, std::vector<Process*>> views_;  // Members by generation.
   std::map<std::uint64_t, std::string> secrets_;          // Of each view.
-  std::set<std::pair<Process*, std::uint64_t>> ready_;    // Handed to the server.
-  std::set<std::uint64_t> fenced_;                        // Generations.
-  std::uint64_t running_ = 0;                             // The generation that ran last.
+  // Of each (life, round).
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::string> world_secrets_;
+  std::set<std::pair<Process*, std::uint64_t>> ready_;  // Handed to the server.
+  std::set<std::uint64_t> fenced_;                      // Generations.
+  std::uint64_t running_ = 0;                           // The generation that ran last.
   std::map<std::uint64_t, Process*> watches_;
   // Of the commits of each generation the lowest and the highest revision.
   std::map<std::uint64_t, std::pair<std::uint64_t, std::uint64_t>> commits_;

@@ -349,6 +349,10 @@ void Sim::OnServerSent(const Connection& connection, const ServerMessage& messag
       Violated(StrCat("generation ", view->generation, " after ", secrets_.rbegin()->first));
     }
     secrets_[view->generation] = view->secret;
+    const auto of_round = world_secrets_.try_emplace({view->life, view->round}, view->world_secret);
+    if (of_round.first->second != view->world_secret || view->world_secret.empty()) {
+      Violated(StrCat("round ", view->round, " has two secrets, or none"));
+    }
     ++count_.views;
     std::vector<Process*>& members = views_[view->generation];
     for (const Member& member : view->members) {

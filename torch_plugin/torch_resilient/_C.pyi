@@ -125,6 +125,7 @@ class Session:
     def store(self, timeout: timedelta) -> Store: ...  # Round-scoped keys; its waits end on a fence.
     def membership(self) -> dict[str, Any]: ...  # state life round generation fence_token rank members=[{rank,host,pid,incarnation}]
     def acknowledged(self) -> dict[str, Any]: ...  # As membership(), of the generation that ran here last.
+    def world_secret(self) -> bytes: ...  # Known to the members of this world and to its store.
     def epoch(self) -> int: ...  # The generation in which the program has begun, by init or its last rebuild.
     def failure(self) -> BaseException | None: ...
     def await_joined(self) -> None: ...  # Until all has ended whose wait() let the program go on before that.

@@ -19,11 +19,13 @@ from torch_resilient import (
     _places,
     _replicas,
     _restore,
+    _sealed,
     _snapshot,
     _worlds,
 )
 
-# A per-rank part is one value of the store; its limit for values is 8 MiB with key and framing.
+# A per-rank part is one value of the store; its limit for values is 8 MiB, with key, seal
+# and framing.
 PER_RANK_LIMIT_BYTES = 8 * 1024 * 1024 - 4096
 _KEPT_COMMITS = 2
 _MISFIT_CHARACTERS = 2000  # Of the text of each rank.
@@ -194,10 +196,13 @@ class State:
             holders = [rank for rank, keys in enumerate(held) if chosen in keys]
             if len(holders) < world.world_size:
                 snapshot = _snapshot.broadcast(snapshot, holders[0])
-        part = None
+        part, misfits = None, []
         if chosen is not None:
-            chosen, part = self._settle(world, held, chosen, generation, snapshot)
-        misfits = self._load(snapshot, part)
+            try:
+                chosen, part = self._settle(world, held, chosen, generation, snapshot)
+            except _sealed.ForgedError as forged:
+                misfits = [_forged_text(forged)]
+        misfits = misfits or self._load(snapshot, part)
         # Nobody goes on before everybody has read, so that no part is dropped too early.
         _refuse_misfits_of_any(world, misfits)
         own = self.__dict__
@@ -221,7 +226,7 @@ class State:
             # It may share memory with the other part.
             return misfits + _restore.load(self._per_rank, mine)
         misfits = _restore.load(self._replicated, snapshot)
-        # Written by a rank of this job.
+        # From the memory of a member, or under a member's seal.
         mine, own["_generators"] = pickle.loads(memoryview(part)[part.index(b"\n") + 1 :])
         misfits += _restore.load(self._per_rank, mine)
         _load_random_state(own["_generators"])
@@ -242,7 +247,7 @@ class State:
         """To a store that has none of the commits that this rank holds."""
         for key, commit in self._commits.items():
             if commit.parts is None:
-                world.store.set(self._part_key(key, commit.rank), commit.part)
+                self._store_part(world, self._part_key(key, commit.rank), commit.part)
                 self._parts.append((key, commit.rank))
 
     def _check_replicas(self, world, snapshot):
@@ -303,7 +308,9 @@ class State:
         if self._keep_per_rank == "buddy":
             part = self._fetch_part(world, held, chosen, seats)
         elif seats[world.rank] is not None:
-            part = world.store.get(self._part_key(chosen, seats[world.rank]))
+            part_key = self._part_key(chosen, seats[world.rank])
+            kept = world.store.get(part_key)
+            part = _sealed.open_sealed(world.session.world_secret(), part_key, kept)
         else:
             part = None
         if part is None:
@@ -356,9 +363,12 @@ class State:
             hosts = [member["host"] for member in world.session.acknowledged()["members"]]
             ward, copy = _buddies.swap(part, _buddies.choose(hosts))
             return {ward: copy, world.rank: part}
-        world.store.set(self._part_key(key, world.rank), part)
+        self._store_part(world, self._part_key(key, world.rank), part)
         self._parts.append((key, world.rank))
         return None
+
+    def _store_part(self, world, part_key, part):
+        world.store.set(part_key, _sealed.seal(world.session.world_secret(), part_key, part))
 
     def _drop_old_parts(self, world):
         # One more than the commits in memory: a peer may be one commit behind.
@@ -421,6 +431,14 @@ def _raise_on_all(text, kind=_errors.ConfigError):
     error = kind(text)
     error.on_all_ranks = True
     raise error
+
+
+def _forged_text(forged):
+    return (
+        f"the per-rank part {forged} in the store was not put there by a member of this world, and"
+        " nothing of it was read: somebody else can write the keys of this job. Start the job again"
+        " from a checkpoint, with a token that only its ranks have (RESILIENT_TOKEN_FILE)"
+    )
 
 
 def _refuse_misfits(misfits):

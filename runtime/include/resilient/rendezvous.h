@@ -31,7 +31,10 @@ struct View {
   std::uint64_t generation = 0;  // Strictly grows in a job, over lives and rounds.
   std::uint64_t attempt = 0;     // Try to build the communicators of this generation.
   std::string secret;            // Random per view: lets members recognise each other.
-  std::vector<Member> members;   // members[i].rank == i.
+  // Random per round, the same in all its views: by it members recognise what one of them has put
+  // where others may write, also when the one that reads it has come later.
+  std::string world_secret;
+  std::vector<Member> members;  // members[i].rank == i.
   // For writers to something outside (a store of checkpoints), which refuses a lower one than the
   // highest it has seen. Grows with each generation of the job, over lives, and over stores that
   // begin anew; below 2^63.

@@ -69,9 +69,9 @@ struct Membership {
   std::uint64_t generation = 0;
   int rank = -1;
   std::vector<Member> members;
-  // View::fence_token of the generation that ran here last, however far the next one is: who has
-  // not acknowledged a failure cannot come by a newer one. 0 before the first.
+  // Of the generation that ran here last: who acknowledges no failure comes by no newer one.
   std::uint64_t fence_token = 0;
+  std::string world_secret;  // View::world_secret: not for others.
 };
 
 // When the phases of the last recovery ended, for the time line of the demo and for incident logs.

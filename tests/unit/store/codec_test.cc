@@ -409,6 +409,7 @@ std::vector<ServerMessage> AllServerMessages() {
   view.generation = 3;
   view.attempt = 4;
   view.secret = "s";
+  view.world_secret = "w";
   view.members = {{0, "i", "h", 5, std::string("\xff", 1)}, {1, "j", "g", 6, "e"}};
   return {reply,
           Reply{},

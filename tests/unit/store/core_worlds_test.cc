@@ -326,9 +326,36 @@ TEST_F(CoreMembership, EachView_HasASecretOfItsOwn) {
     hello.job = "job " + std::to_string(process);
     const ConnectionId control = Open(hello);
     Send(control, JoinOp{JoinOf(0, 1)});
-    EXPECT_EQ(Take<View>(control)->secret, "secret " + std::to_string(process));
+    const std::optional<View> view = Take<View>(control);
+    ASSERT_TRUE(view);
+    EXPECT_EQ(view->secret, made[made.size() - 2]);
+    EXPECT_EQ(view->world_secret, made.back());
   }
-  EXPECT_EQ(made.size(), 3u);
+  EXPECT_EQ(made.size(), 6u);
+}
+
+TEST_F(CoreMembership, WorldSecret_IsOfAllViewsOfARoundAndOfNoOther) {
+  const auto view_of = [this](const std::vector<ConnectionId>& control) {
+    for (const int rank : {0, 1}) Send(control[At(rank)], JoinOp{JoinOf(rank, 2)});
+    const std::optional<View> view = Take<View>(control[0]);
+    const std::optional<View> same = Take<View>(control[1]);
+    EXPECT_TRUE(view && same && view->world_secret == same->world_secret);
+    return view.value_or(View());
+  };
+  const std::vector<ConnectionId> control{OpenControl(0), OpenControl(1)};
+  const View first = view_of(control);
+  EXPECT_FALSE(first.world_secret.empty());
+  Close(control[0]);
+  Advance(std::chrono::seconds(20), {control[1]});
+  ASSERT_TRUE(Take<Fence>(control[1]));
+  Recover();
+  const std::vector<ConnectionId> replaced{OpenControl(2), OpenControl(1)};
+  const View second = view_of(replaced);
+  EXPECT_EQ(second.round, first.round);
+  EXPECT_NE(second.secret, first.secret);
+  EXPECT_EQ(second.world_secret, first.world_secret);
+  for (const ConnectionId member : replaced) Send(member, LeaveOp{});
+  EXPECT_NE(view_of({OpenControl(3), OpenControl(4)}).world_secret, first.world_secret);
 }
 
 TEST_F(CoreMembership, Status_ShowsWorldsAndMembers) {

@@ -233,12 +233,25 @@ py::dict MembershipObject(SessionContext& context) {
   return ToDict(membership);
 }
 
-}  // namespace
+py::bytes WorldSecret(SessionContext& context) {
+  std::string secret;
+  {
+    const py::gil_scoped_release unlocked;
+    secret = context.session().acknowledged().world_secret;
+  }
+  return {secret};
+}
 
-void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
+void DefineEnd(py::module_& m) {
   m.def("exit_begins", &ExitBegins);
   m.def("await_abort_hooks", &AwaitHooks, py::arg("seconds"),
         py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace
+
+void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
+  DefineEnd(m);
   py::class_<SessionContext, ContextPtr> session(m, "Session");
   DefineInit(session, host);
   session
@@ -255,6 +268,7 @@ void RegisterSession(py::module_& m, const std::shared_ptr<PythonHost>& host) {
           py::arg("timeout"))
       .def("membership", &MembershipObject<&Session::membership>)
       .def("acknowledged", &MembershipObject<&Session::acknowledged>)
+      .def("world_secret", &WorldSecret)
       .def(
           "epoch", [](SessionContext& self) { return self.session().epoch(); },
           py::call_guard<py::gil_scoped_release>())
