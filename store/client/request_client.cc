@@ -88,8 +88,15 @@ void RequestClient::Close() {
   if (led_) {
     wake_.Wake();  // The leader polls the descriptor: it closes.
   } else {
-    link_.Close();
+    CloseLink();
   }
+}
+
+// A goodbye that the socket does not take at once is not sent: then the store remembers the session
+// for its hour.
+void RequestClient::CloseLink() {
+  if (link_.open()) link_.Send(Request{.op = LeaveOp{}});
+  link_.Close();
 }
 
 Result<Reply> RequestClient::Perform(const Ask& ask, Op&& op, const Call& call) {
@@ -213,7 +220,7 @@ void RequestClient::Lead(Lock& lock, Instant until, bool quickly) {
   lock.lock();
   led_ = false;
   if (closed_) {
-    link_.Close();
+    CloseLink();
     return;
   }
   Instant now = clock_.Now();

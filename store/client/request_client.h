@@ -101,6 +101,8 @@ class RequestClient final : public Client {
   bool OnStop(Waiter& waiter, const Call& call, Status stop);
   void Lead(Lock& lock, Instant until, bool quickly);
   void HandOver();
+  // With a goodbye, so that the store need not remember the session.
+  void CloseLink();
   void SendNow(const Request& request);
   void SendCancel(const Waiter& waiter);
   void Dispatch(ServerMessage& message);

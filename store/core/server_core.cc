@@ -59,6 +59,7 @@ void ServerCore::Impl::OnHello(ConnectionId connection, const Request& request, 
   if (Status why = CheckHello(hello); !why.ok()) {
     return Reject(connection, request, std::move(why), moment, effects);
   }
+  MakeRoomForSession(hello, effects);
   const Result<SessionTable::Opened> opened = sessions_.Open(connection, hello);
   if (!opened) return Reject(connection, request, opened.status(), moment, effects);
   Counts(request).Add(StatusCode::kOk);
@@ -104,7 +105,6 @@ void ServerCore::Impl::Reject(ConnectionId connection, const Request& request, S
 }
 
 void ServerCore::Impl::OnDisconnect(ConnectionId connection, Moment moment, Effects& effects) {
-  (void)effects;
   const SessionTable::Bound bound = sessions_.Of(connection);
   Job* job = bound.session ? FindJob(bound.session->hello.job) : nullptr;
   const SessionTable::Closed closed = sessions_.Disconnect(connection, moment.now);
@@ -112,6 +112,8 @@ void ServerCore::Impl::OnDisconnect(ConnectionId connection, Moment moment, Effe
   if (closed.role == Role::kControl) return job->membership.OnControlClosed(closed.session, moment);
   // Repeated requests register the waits again.
   job->keys.DropWaits(closed.session);
+  const Session* session = sessions_.Find(closed.session);
+  if (session != nullptr && session->Over()) ForgetSession(closed.session, effects);
 }
 
 void ServerCore::Impl::OnProcessExit(std::uint64_t watch, Moment moment, Effects& effects) {
@@ -210,6 +212,11 @@ Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {
   const SessionId session = exchange.session.id;
   const Moment moment = exchange.moment;
   const bool control = exchange.role == Role::kControl;
+  if (exchange.role == Role::kRequest && std::holds_alternative<LeaveOp>(request.op)) {
+    exchange.silent = true;
+    exchange.session.said_goodbye = true;
+    return {};
+  }
   if (control ? IsKeyOp(request.op) : IsMembershipOp(request.op)) {
     return Status(StatusCode::kInvalidArgument,
                   control ? "key operations go over the request connection"

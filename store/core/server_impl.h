@@ -141,6 +141,11 @@ class ServerCore::Impl {
   static void FinishSurvived(Job& job, std::vector<EndedWait>& ended);
   void Apply(Job& job, MembershipEffects& members, Moment moment, Effects& effects);
   void AnswerWaits(std::vector<EndedWait>& ended, Effects& effects);
+  // Whether nothing but its client's memory needs a session that has no connection.
+  bool MayForget(SessionId id);
+  // REQUIRES: MayForget(id).
+  void ForgetSession(SessionId id, Effects& effects);
+  void MakeRoomForSession(const Hello& hello, Effects& effects);
   void ForgetIdle(Instant now, Effects& effects);
   void ForgetJob(Jobs::iterator job, Effects& effects);
   Job* FindJob(const std::string& name);

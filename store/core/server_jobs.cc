@@ -18,16 +18,31 @@ constexpr int kSpareLeases = 6;  // So long spares wait for the next world when 
 
 }  // namespace
 
+bool ServerCore::Impl::MayForget(SessionId id) {
+  const Session* session = sessions_.Find(id);
+  Job* job = session != nullptr ? FindJob(session->hello.job) : nullptr;
+  return job != nullptr && !session->Connected() && !leases_.Has(id) && !job->membership.Needs(id);
+}
+
+void ServerCore::Impl::ForgetSession(SessionId id, Effects& effects) {
+  const auto job = jobs_.find(sessions_.Find(id)->hello.job);
+  sessions_.Forget(id);
+  job->second.membership.Forget(id);
+  job->second.membership.Keep();
+  --job->second.sessions;
+  if (job->second.sessions == 0 && job->second.keys.keys() == 0) ForgetJob(job, effects);
+}
+
+void ServerCore::Impl::MakeRoomForSession(const Hello& hello, Effects& effects) {
+  if (!sessions_.IsFull(hello)) return;
+  const std::optional<SessionId> one =
+      sessions_.Expendable(hello.job, [this](SessionId id) { return MayForget(id); });
+  if (one) ForgetSession(*one, effects);
+}
+
 void ServerCore::Impl::ForgetIdle(Instant now, Effects& effects) {
   for (const SessionId id : sessions_.Idle(now)) {
-    const auto job = jobs_.find(sessions_.Find(id)->hello.job);
-    RESILIENT_CHECK(job != jobs_.end());
-    if (leases_.Has(id) || job->second.membership.Needs(id)) continue;
-    sessions_.Forget(id);
-    job->second.membership.Forget(id);
-    job->second.membership.Keep();
-    --job->second.sessions;
-    if (job->second.sessions == 0 && job->second.keys.keys() == 0) ForgetJob(job, effects);
+    if (MayForget(id)) ForgetSession(id, effects);
   }
   // What an admin has asked for, or has emptied, leaves none behind.
   for (auto next = jobs_.begin(); next != jobs_.end();) {

@@ -8,6 +8,8 @@
 namespace resilient::store {
 namespace {
 
+constexpr int kLookedAtMax = 64;  // Of a job's idle sessions, when one has to go.
+
 std::size_t BytesOf(const Reply& reply) {
   std::size_t bytes = reply.value.size() + reply.status.message().size();
   for (const std::string& value : reply.values) bytes += value.size();
@@ -142,12 +144,10 @@ Result<SessionTable::Opened> SessionTable::Open(ConnectionId connection, const H
       session.hello = hello;  // It is the one that joins.
       KeepHello(session);
     }
-    if (const auto idle = idle_since_.find(session.id); idle != idle_since_.end()) {
-      idle_.erase({idle->second, session.id});
-      idle_since_.erase(idle);
-    }
+    session.said_goodbye = false;
+    EndIdle(session);
   } else {
-    if (sessions_.size() >= sessions_max_) {
+    if (IsFull(hello)) {
       return Status(StatusCode::kResourceExhausted,
                     "the store keeps " + std::to_string(sessions_max_) +
                         " sessions, the most it can; use another store or try again later");
@@ -174,7 +174,50 @@ Session& SessionTable::Add(SessionId id, const Hello& hello) {
   session.request.results = ResultLog(journal_, &shared_, id, Role::kRequest);
   session.control.results = ResultLog(journal_, &shared_, id, Role::kControl);
   by_name_.emplace(std::pair(hello.job, hello.session), id);
+  ++jobs_[hello.job].sessions;
   return session;
+}
+
+void SessionTable::BeginIdle(const Session& session, Instant now) {
+  idle_since_[session.id] = now;
+  idle_.emplace(now, session.id);
+  jobs_.at(session.hello.job).idle.emplace(now, session.id);
+}
+
+void SessionTable::EndIdle(const Session& session) {
+  const auto idle = idle_since_.find(session.id);
+  if (idle == idle_since_.end()) return;
+  idle_.erase({idle->second, session.id});
+  jobs_.at(session.hello.job).idle.erase({idle->second, session.id});
+  idle_since_.erase(idle);
+}
+
+bool SessionTable::IsFull(const Hello& hello) const {
+  return hello.role != Role::kAdmin && by_name_.size() >= sessions_max_ &&
+         !by_name_.contains({hello.job, hello.session});
+}
+
+std::optional<SessionId> SessionTable::Expendable(
+    const std::string& job, const std::function<bool(SessionId)>& may_go) const {
+  const OfJob* largest = nullptr;
+  std::size_t most = 0;
+  for (const auto& [name, of_job] : jobs_) {
+    const std::size_t wanted = of_job.sessions + (name == job ? 1 : 0);
+    if (wanted < most || (wanted == most && name != job)) continue;
+    most = wanted;
+    largest = &of_job;
+  }
+  if (largest == nullptr) return std::nullopt;
+  std::optional<SessionId> oldest;
+  int looked_at = 0;
+  for (const auto& [since, id] : largest->idle) {
+    if (++looked_at > kLookedAtMax) break;
+    if (!may_go(id)) continue;
+    const Session& session = sessions_.at(id);
+    if (!session.request.results.Owes() && !session.control.results.Owes()) return id;
+    if (!oldest) oldest = id;
+  }
+  return oldest;
 }
 
 void SessionTable::KeepHello(const Session& session) {
@@ -220,8 +263,7 @@ SessionTable::Closed SessionTable::Disconnect(ConnectionId connection, Instant n
   if (bind.role == Role::kAdmin) {
     sessions_.erase(bind.session);
   } else if (!session.Connected()) {
-    idle_since_[bind.session] = now;
-    idle_.emplace(now, bind.session);
+    BeginIdle(session, now);
   }
   return {bind.session, bind.role};
 }
@@ -240,10 +282,9 @@ void SessionTable::Forget(SessionId id) {
   if (found == sessions_.end()) return;
   RESILIENT_CHECK(!found->second.Connected());
   by_name_.erase({found->second.hello.job, found->second.hello.session});
-  if (const auto idle = idle_since_.find(id); idle != idle_since_.end()) {
-    idle_.erase({idle->second, id});
-    idle_since_.erase(idle);
-  }
+  EndIdle(found->second);
+  const auto of_job = jobs_.find(found->second.hello.job);
+  if (--of_job->second.sessions == 0) jobs_.erase(of_job);
   if (Keeps()) {
     found->second.request.results.RemoveRows();
     found->second.control.results.RemoveRows();
@@ -283,10 +324,7 @@ void SessionTable::FinishRestore(SessionId last, Instant now) {
   last_kept_ = std::max(last_kept_, last);
   last_id_ = last_kept_;
   shared_.FinishRestore();
-  for (const auto& [id, session] : sessions_) {
-    idle_since_[id] = now;
-    idle_.emplace(now, id);
-  }
+  for (const auto& [id, session] : sessions_) BeginIdle(session, now);
 }
 
 void SessionTable::AppendRows(Rows& rows) const {
@@ -310,7 +348,7 @@ std::vector<ConnectionId> SessionTable::ControlConnections() const {
 
 std::map<std::string, std::size_t> SessionTable::Jobs() const {
   std::map<std::string, std::size_t> jobs;
-  for (const auto& [name, id] : by_name_) ++jobs[name.first];
+  for (const auto& [name, of_job] : jobs_) jobs.emplace(name, of_job.sessions);
   return jobs;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -59,6 +60,10 @@ class ResultLog {
   // Removes all rows: the session is forgotten.
   void RemoveRows();
 
+  // Whether a client may still ask for an answer: one that it has not acknowledged, or that waits.
+  bool Owes() const {
+    return !open_.empty() || results_.upper_bound(acknowledged_) != results_.end();
+  }
   std::size_t size() const { return results_.size(); }
   std::size_t bytes() const { return bytes_; }
 
@@ -99,13 +104,20 @@ struct Session {
   Hello hello;  // Of the control connection; until there is one, of the first.
   Line request;
   Line control;
+  bool said_goodbye = false;  // Its client closes its request line for good.
 
   bool Connected() const { return request.connection != 0 || control.connection != 0; }
+  // A member is remembered beyond its goodbye: others may ask who it was.
+  bool Over() const { return said_goodbye && !Connected() && hello.role == Role::kRequest; }
   Line& line(Role role) { return role == Role::kControl ? control : request; }
 };
 
 // Connections, the sessions behind them, and how long a session outlives them. An admin connection
-// is a session of its own that ends with it. Owner: ServerCore. Thread: caller-synchronised. Pure.
+// is a session of its own that ends with it, and counts for no limit.
+//
+// A full table has room for who comes as long as somebody is idle: of the job with most sessions
+// one goes that has no connection, the oldest that owes no answer first, so that a job that fills
+// the table displaces itself. Owner: ServerCore. Thread: caller-synchronised. Pure.
 class SessionTable {
  public:
   // `journal` outlives this, or is null.
@@ -123,6 +135,7 @@ class SessionTable {
   };
   // Binds a connection to its session. kProtocol: another process claims the session;
   // kResourceExhausted above the limit. REQUIRES: Knows(connection), no session yet.
+  // Where the table is full Expendable() makes room.
   Result<Opened> Open(ConnectionId connection, const Hello& hello);
 
   // What a connection belongs to; session == null before Open.
@@ -143,6 +156,13 @@ class SessionTable {
     Role role = Role::kRequest;
   };
   Closed Disconnect(ConnectionId connection, Instant now);
+
+  // Whether a new session finds no place.
+  bool IsFull(const Hello& hello) const;
+  // Who is to be forgotten for a new session of `job`; nullopt: nobody. `may_go`: whether a session
+  // without a connection may be, asked of a few.
+  std::optional<SessionId> Expendable(const std::string& job,
+                                      const std::function<bool(SessionId)>& may_go) const;
 
   // Sessions without a connection for longer than the memory, oldest first.
   std::vector<SessionId> Idle(Instant now) const;
@@ -173,6 +193,8 @@ class SessionTable {
   };
   bool Keeps() const { return journal_ && journal_->on(); }
   Session& Add(SessionId id, const Hello& hello);
+  void BeginIdle(const Session& session, Instant now);
+  void EndIdle(const Session& session);
   void KeepHello(const Session& session);
 
   Journal* const journal_;
@@ -185,7 +207,14 @@ class SessionTable {
   std::unordered_map<SessionId, Session> sessions_;
   std::map<std::pair<std::string, std::string>, SessionId> by_name_;  // (job, session).
   std::unordered_map<SessionId, Instant> idle_since_;
-  std::set<std::pair<Instant, SessionId>> idle_;
+  using IdleSet = std::set<std::pair<Instant, SessionId>>;  // The longest idle first.
+  IdleSet idle_;
+  // Without those of admins.
+  struct OfJob {
+    std::size_t sessions = 0;
+    IdleSet idle;
+  };
+  std::map<std::string, OfJob> jobs_;
 };
 
 }  // namespace resilient::store

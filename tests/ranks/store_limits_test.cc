@@ -175,6 +175,34 @@ TEST(StoreLimits, Sessions_AtTheLimitAndBeyond) {
   ExpectWorks(*one);
 }
 
+TEST(StoreLimits, Sessions_AFloodOfOneJobKeepsNobodyOut) {
+  TestServer server(WithLimits({"sessions=8"}));
+  const auto other = Greeted(server, "other");
+  for (int i = 0; i < 40; ++i) {
+    const auto flood = Greeted(server, "flood");
+    ASSERT_TRUE(flood->Call(SetOp{"k", "v"}));  // Its answer is never acknowledged.
+  }
+  ExpectWorks(*other);
+  ExpectWorks(*Greeted(server, "third"));
+  EXPECT_EQ(RunCommand({"status", "--store", server.address_text()}).exit_code, 0);
+  EXPECT_LE(Scrape(server)["resilient_store_sessions"], 8);
+}
+
+TEST(StoreLimits, Sessions_OfClientsThatSayGoodbyeAreGone) {
+  TestServer server(WithLimits({}));
+  const auto there = Greeted(server);
+  for (int i = 0; i < 5; ++i) {
+    const auto set =
+        RunCommand({"set", "k", "v", "--store", server.address_text(), "--job", "job"});
+    ASSERT_EQ(set.exit_code, 0) << set.errors;
+  }
+  const SystemClock clock;
+  for (const Deadline end = In(kPatience); Scrape(server)["resilient_store_sessions"] != 1;) {
+    ASSERT_FALSE(end.ExpiredAt(clock.Now()));
+  }
+  ExpectWorks(*there);
+}
+
 TEST(StoreLimits, Connections_BeyondAreToldAndTheCommandLineStillGetsIn) {
   TestServer server(WithLimits({"connections=3"}));
   std::vector<std::unique_ptr<RawClient>> clients;

@@ -1,8 +1,14 @@
 // Goal: sessions outlive connections for as long as promised, and results are kept exactly as long
-// as a client may ask again. Method: ResultLog and SessionTable alone.
+// as a client may ask again; a full table is the trouble of the job that fills it. Method:
+// ResultLog and SessionTable alone, then the server core.
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 #include "store/core/session_table.h"
+#include "tests/numbered_secrets.h"
+#include "tests/unit/store/core_fixture.h"
 
 namespace resilient::store {
 namespace {
@@ -138,14 +144,139 @@ TEST(SessionTable, Admin_EndsWithItsConnection) {
   EXPECT_EQ(table.connections(), 1u);
 }
 
-TEST(SessionTable, Sessions_HaveALimit) {
+TEST(SessionTable, Sessions_HaveALimitThatAdminsAreOutside) {
   SessionTable table(std::chrono::hours(1), 2);
-  for (ConnectionId id : {1, 2, 3, 4}) table.Connect(id);
+  for (ConnectionId id : {1, 2, 3, 4, 5, 6}) table.Connect(id);
+  ASSERT_TRUE(table.Open(5, HelloOf("x", Role::kAdmin)).ok());
   ASSERT_TRUE(table.Open(1, HelloOf("a", Role::kRequest)).ok());
   ASSERT_TRUE(table.Open(2, HelloOf("b", Role::kRequest)).ok());
   EXPECT_EQ(table.Open(3, HelloOf("c", Role::kRequest)).status().code(),
             StatusCode::kResourceExhausted);
   EXPECT_TRUE(table.Open(4, HelloOf("a", Role::kControl)).ok());
+  EXPECT_TRUE(table.Open(6, HelloOf("y", Role::kAdmin)).ok());
+}
+
+const auto kAnyMayGo = [](SessionId) { return true; };
+
+TEST(SessionTable, Expendable_IsTheOldestIdleThatOwesNothing) {
+  SessionTable table(std::chrono::hours(1), 4);
+  std::vector<SessionId> ids;
+  for (ConnectionId id : {1, 2, 3, 4}) {
+    table.Connect(id);
+    ids.push_back(table.Open(id, HelloOf("s" + std::to_string(id), Role::kRequest))->session);
+  }
+  EXPECT_TRUE(table.IsFull(HelloOf("new", Role::kRequest)));
+  EXPECT_FALSE(table.IsFull(HelloOf("s1", Role::kRequest)));
+  EXPECT_FALSE(table.IsFull(HelloOf("new", Role::kAdmin)));
+  EXPECT_EQ(table.Expendable("job", kAnyMayGo), std::nullopt);
+  // The first one owes an answer, the second waits for one, the third has had all of its own.
+  table.Find(ids[0])->request.results.Remember(ReplyOf(1));
+  table.Find(ids[1])->request.results.Open(1);
+  table.Find(ids[2])->request.results.Remember(ReplyOf(1));
+  table.Find(ids[2])->request.results.Acknowledge(2);
+  for (ConnectionId id : {1, 2, 3}) table.Disconnect(id, AtSecond(static_cast<int>(id)));
+  EXPECT_EQ(table.Expendable("job", kAnyMayGo), ids[2]);
+  table.Forget(ids[2]);
+  EXPECT_EQ(table.Expendable("job", kAnyMayGo), ids[0]);
+  EXPECT_EQ(table.Expendable("job", [&](SessionId id) { return id != ids[0]; }), ids[1]);
+  table.Connect(5);
+  ASSERT_TRUE(table.Open(5, HelloOf("s1", Role::kRequest))->known);
+  EXPECT_EQ(table.Expendable("job", kAnyMayGo), ids[1]);
+}
+
+TEST(SessionTable, Expendable_IsOfTheJobWithMostSessions) {
+  SessionTable table(std::chrono::hours(1), 5);
+  std::vector<SessionId> ids;
+  for (ConnectionId id : {1, 2, 3, 4, 5}) {
+    Hello hello = HelloOf("s" + std::to_string(id), Role::kRequest);
+    hello.job = id <= 2 ? "small" : "large";
+    table.Connect(id);
+    ids.push_back(table.Open(id, hello)->session);
+    table.Disconnect(id, AtSecond(static_cast<int>(id)));
+  }
+  EXPECT_EQ(table.Expendable("third", kAnyMayGo), ids[2]);
+  EXPECT_EQ(table.Expendable("large", kAnyMayGo), ids[2]);
+  // With the one that comes it would have as many: then it displaces itself.
+  EXPECT_EQ(table.Expendable("small", kAnyMayGo), ids[0]);
+  table.Forget(ids[0]);
+  EXPECT_EQ(table.Expendable("small", kAnyMayGo), ids[2]);
+}
+
+CoreOptions WithSessions(std::size_t sessions) {
+  CoreOptions options;
+  options.server_id = "server-1";
+  options.durable = true;
+  options.make_secret = NumberedSecrets();
+  options.limits.sessions = sessions;
+  return options;
+}
+
+class CoreSessions : public CoreFixture {
+ protected:
+  CoreSessions() : CoreFixture(WithSessions(4)) {}
+
+  // A session of the job that does something and goes, without a word.
+  void ComeAndGo(const std::string& job, const std::string& name) {
+    Hello hello = HelloOf(0, Role::kRequest, name);
+    hello.job = job;
+    const ConnectionId connection = Open(hello);
+    EXPECT_TRUE(Ask(connection, SetOp{"k", name}).status.ok());
+    Close(connection);
+  }
+};
+
+TEST_F(CoreSessions, AJobThatFillsTheTable_DisplacesItself) {
+  const std::vector<ConnectionId> members{OpenControl(1), OpenControl(2)};
+  for (const int rank : {0, 1}) Send(members[At(rank)], JoinOp{JoinOf(rank, 2)});
+  BecomeReady(members);
+  for (int i = 0; i < 100; ++i) ComeAndGo("flood", "f" + std::to_string(i));
+  EXPECT_EQ(core_->Gauges().sessions, 4u);
+  // The members were never in danger, also without a connection, and another job still comes in.
+  Close(members[0]);
+  ComeAndGo("flood", "again");
+  ComeAndGo("other", "o");
+  EXPECT_EQ(core_->LiveMembers(), 2u);
+  const ConnectionId back = Connect();
+  const Reply welcome = Ask(back, Op(HelloOf(1, Role::kControl)), 0);
+  ASSERT_TRUE(welcome.welcome);
+  EXPECT_TRUE(welcome.welcome->session_known);
+}
+
+TEST_F(CoreSessions, SessionsWithAConnection_AreDisplacedByNobody) {
+  for (int process = 0; process < 4; ++process) OpenRequest(process);
+  const ConnectionId fifth = Connect();
+  EXPECT_EQ(Ask(fifth, Op(HelloOf(5, Role::kRequest)), 0).status.code(),
+            StatusCode::kResourceExhausted);
+  EXPECT_TRUE(Closed(fifth));
+}
+
+TEST_F(CoreSessions, Goodbye_IsTheEndOfASession) {
+  const ConnectionId one = OpenRequest(1);
+  const ConnectionId other = OpenRequest(2);
+  EXPECT_TRUE(Ask(one, SetOp{"k", "v"}).status.ok());
+  Send(one, LeaveOp{}, 0);
+  EXPECT_EQ(core_->Gauges().sessions, 2u);
+  Close(one);
+  EXPECT_EQ(core_->Gauges().sessions, 1u);
+  Close(other);  // Without a goodbye.
+  EXPECT_EQ(core_->Gauges().sessions, 1u);
+  EXPECT_EQ(Ask(OpenRequest(3), GetOp{"k", false}).value, "v");
+}
+
+TEST_F(CoreSessions, Goodbye_OfAMembersRequestsLeavesItsMembership) {
+  const std::vector<ConnectionId> control = Run(2);
+  const ConnectionId requests = OpenRequest(0);
+  Send(requests, LeaveOp{}, 0);
+  Close(requests);
+  Close(control[0]);
+  EXPECT_EQ(core_->Gauges().sessions, 2u);
+  EXPECT_EQ(core_->LiveMembers(), 2u);
+}
+
+TEST_F(CoreSessions, Goodbye_IsTakenBackByTheNextHello) {
+  Send(OpenRequest(1), LeaveOp{}, 0);
+  Close(OpenRequest(1));  // The first connection was replaced.
+  EXPECT_EQ(core_->Gauges().sessions, 1u);
 }
 
 }  // namespace
