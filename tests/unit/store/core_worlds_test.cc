@@ -336,7 +336,7 @@ TEST_F(CoreMembership, EachView_HasASecretOfItsOwn) {
 
 TEST_F(CoreMembership, WorldSecret_IsOfAllViewsOfARoundAndOfNoOther) {
   const auto view_of = [this](const std::vector<ConnectionId>& control) {
-    for (const int rank : {0, 1}) Send(control[At(rank)], JoinOp{JoinOf(rank, 2)});
+    for (const int rank : {0, 1}) Send(control[At(rank)], JoinOp{JoinOf(rank, 2, kWait)});
     const std::optional<View> view = Take<View>(control[0]);
     const std::optional<View> same = Take<View>(control[1]);
     EXPECT_TRUE(view && same && view->world_secret == same->world_secret);
