@@ -8,7 +8,7 @@
 namespace resilient::store {
 namespace {
 
-constexpr int kLookedAtMax = 64;  // Of a job's idle sessions, when one has to go.
+constexpr int kIdleLookedAt = 64;  // Of idle sessions, when one has to go.
 
 std::size_t BytesOf(const Reply& reply) {
   std::size_t bytes = reply.value.size() + reply.status.message().size();
@@ -207,11 +207,17 @@ std::optional<SessionId> SessionTable::Expendable(
     most = wanted;
     largest = &of_job;
   }
-  if (largest == nullptr) return std::nullopt;
+  std::optional<SessionId> found;
+  if (largest != nullptr) found = OldestThatMayGo(largest->idle, may_go);
+  return found ? found : OldestThatMayGo(idle_, may_go);
+}
+
+std::optional<SessionId> SessionTable::OldestThatMayGo(
+    const IdleSet& idle, const std::function<bool(SessionId)>& may_go) const {
   std::optional<SessionId> oldest;
   int looked_at = 0;
-  for (const auto& [since, id] : largest->idle) {
-    if (++looked_at > kLookedAtMax) break;
+  for (const auto& [since, id] : idle) {
+    if (++looked_at > kIdleLookedAt) break;
     if (!may_go(id)) continue;
     const Session& session = sessions_.at(id);
     if (!session.request.results.Owes() && !session.control.results.Owes()) return id;

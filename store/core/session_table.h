@@ -117,7 +117,8 @@ struct Session {
 //
 // A full table has room for who comes as long as somebody is idle: of the job with most sessions
 // one goes that has no connection, the oldest that owes no answer first, so that a job that fills
-// the table displaces itself. Owner: ServerCore. Thread: caller-synchronised. Pure.
+// the table displaces itself; where that job has none, one of any job. Owner: ServerCore. Thread:
+// caller-synchronised. Pure.
 class SessionTable {
  public:
   // `journal` outlives this, or is null.
@@ -193,6 +194,9 @@ class SessionTable {
   };
   bool Keeps() const { return journal_ && journal_->on(); }
   Session& Add(SessionId id, const Hello& hello);
+  using IdleSet = std::set<std::pair<Instant, SessionId>>;  // The longest idle first.
+  std::optional<SessionId> OldestThatMayGo(const IdleSet& idle,
+                                           const std::function<bool(SessionId)>& may_go) const;
   void BeginIdle(const Session& session, Instant now);
   void EndIdle(const Session& session);
   void KeepHello(const Session& session);
@@ -207,7 +211,6 @@ class SessionTable {
   std::unordered_map<SessionId, Session> sessions_;
   std::map<std::pair<std::string, std::string>, SessionId> by_name_;  // (job, session).
   std::unordered_map<SessionId, Instant> idle_since_;
-  using IdleSet = std::set<std::pair<Instant, SessionId>>;  // The longest idle first.
   IdleSet idle_;
   // Without those of admins.
   struct OfJob {

@@ -202,6 +202,20 @@ TEST(SessionTable, Expendable_IsOfTheJobWithMostSessions) {
   EXPECT_EQ(table.Expendable("small", kAnyMayGo), ids[2]);
 }
 
+// Where jobs cost nothing, one that has many sessions in use is not to be the only one to look at.
+TEST(SessionTable, Expendable_IsOfAnyJobWhereTheLargestHasNone) {
+  SessionTable table(std::chrono::hours(1), 4);
+  std::vector<SessionId> ids;
+  for (ConnectionId id : {1, 2, 3, 4}) {
+    Hello hello = HelloOf("s" + std::to_string(id), Role::kRequest);
+    hello.job = id <= 2 ? "in use" : "small " + std::to_string(id);
+    table.Connect(id);
+    ids.push_back(table.Open(id, hello)->session);
+    if (id > 2) table.Disconnect(id, AtSecond(static_cast<int>(id)));
+  }
+  EXPECT_EQ(table.Expendable("another", kAnyMayGo), ids[2]);
+}
+
 CoreOptions WithSessions(std::size_t sessions) {
   CoreOptions options;
   options.server_id = "server-1";
