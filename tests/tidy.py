@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+import tidy_names
 import tidy_statics
 
 COLUMNS_MAX = 100
@@ -607,6 +608,8 @@ def check(sources: list[Source]) -> list[Finding]:
         found = [finding for rule in simple for finding in rule(source)]
         found += check_switches(source, enums)
         findings += [finding for finding in found if not allowed(source, finding)]
+    repeated = tidy_names.repeated((source.path, source.lines) for source in sources)
+    findings += [Finding(path, line, "own-name", text) for path, line, text in repeated]
     return sorted(findings)
 
 

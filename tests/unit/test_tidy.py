@@ -386,6 +386,35 @@ def test_functions_and_threads_own_variables_are_no_statics() -> None:
     assert rules("runtime/base/a.h", in_namespace(text)) == []
 
 
+OWN = "namespace resilient {{\nnamespace {{\n{}\n}}  // namespace\n}}  // namespace resilient\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "constexpr int kMost = 3;",
+        "constexpr char kMost[] = {};",
+        "const Status kMost(1);\nconstexpr std::array kMost = {1};",
+        "class Taker {\n};",
+        "struct Taker : Base {\n};",
+        "class Taker final : public Base {\n};",
+    ],
+)
+def test_a_name_of_two_sources_of_a_module_is_found(line: str) -> None:
+    other = ("store/core/a.cc", OWN.format("constexpr long kMost = 5;\nclass Taker {\n};"))
+    assert "own-name" in rules("store/core/b.cc", OWN.format(line), other)
+
+
+def test_names_of_other_modules_of_functions_and_within_functions_are_free() -> None:
+    text = OWN.format("constexpr int kMost = 3;\nint Most(int a) {\n  constexpr int kIn = 1;\n}")
+    others = [
+        ("store/client/a.cc", text),
+        ("store/core/a.h", text),
+        ("store/core/c.cc", OWN.format("int Most(long a) {\n  constexpr int kIn = 2;\n}")),
+    ]
+    assert "own-name" not in rules("store/core/b.cc", text, *others)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
