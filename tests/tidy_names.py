@@ -4,7 +4,8 @@ What a source has for itself stands in a namespace without a name. Trees of the 
 several sources of a module as one, where a name that two of them have is an error; and for a reader
 a name that means two things in one folder is one too many.
 
-Looked at are constants and classes. Functions of one name with other parameters can live together.
+Looked at are constants, classes, and functions that have the same parameters too, as far as these
+stand on one line.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _NAMED = re.compile(
     r"^(?:(?:inline )?(?:constexpr|const)\b[^=(]*?\b(k[A-Z]\w*)(?:\[[^\]]*\])*\s*(?:=|\{|;)"
     r"|(?:class|struct|enum class|enum) (\w+)(?: final)?(?: :[^:].*)?\s*\{)"
 )
+_FUNCTION = re.compile(r"^[A-Za-z_][\w:<>,&* ]*[ &*](\w+)(\([^()]*\)) \{")
 
 
 def own_names(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -33,6 +35,8 @@ def own_names(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
             within = False
         elif within and (found := _NAMED.match(line)):
             yield number, found.group(1) or found.group(2)
+        elif within and (found := _FUNCTION.match(line)):
+            yield number, found.group(1) + found.group(2)
 
 
 def repeated(sources: Iterable[tuple[str, Iterable[str]]]) -> Iterator[tuple[str, int, str]]:

@@ -79,6 +79,11 @@ int ComplainStatus(const Status& status) {
                   status.code() == StatusCode::kSetting ? kExitUsage : kExitFailed);
 }
 
+bool Print(const std::string& text) {
+  return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() &&
+         std::fflush(stdout) == 0;
+}
+
 int WithClient(const ClientArguments& arguments, const CliContext& context,
                const InterruptCheck& interrupt, const UseClient& use) {
   Result<ConnectOptions> options = OptionsOf(arguments);

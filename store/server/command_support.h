@@ -25,6 +25,8 @@ Deadline DeadlineOf(const ClientArguments& arguments, const CliContext& context)
 // Where to and as whom; kSetting when nobody said where.
 Result<ConnectOptions> OptionsOf(const ClientArguments& arguments);
 int ComplainStatus(const Status& status);
+// To stdout; false when nobody reads any more.
+bool Print(const std::string& text);
 
 // Connects to the keys of a job and hands the client to `use`; the exit code.
 using UseClient = std::function<Status(Client& client, const Client::Call& call)>;

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <utility>
@@ -46,12 +45,6 @@ struct WatchArguments : ClientArguments {
   std::uint64_t count = 0;
   bool json = false;
 };
-
-// False when nobody reads any more.
-bool Print(const std::string& text) {
-  return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() &&
-         std::fflush(stdout) == 0;
-}
 
 int RunGet(const KeyArguments& arguments, const CliContext& context) {
   return WithClient(arguments, context, {}, [&](Client& client, const Client::Call& call) {

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <utility>
@@ -41,8 +40,6 @@ struct DrainArguments : ClientArguments {
   bool force = false;
   bool json = false;
 };
-
-void Print(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }
 
 int RunMembers(const MembersArguments& arguments, const CliContext& context) {
   Result<ConnectOptions> options = OptionsOf(arguments);

@@ -389,6 +389,12 @@ def test_functions_and_threads_own_variables_are_no_statics() -> None:
 OWN = "namespace resilient {{\nnamespace {{\n{}\n}}  // namespace\n}}  // namespace resilient\n"
 
 
+THEIRS = """constexpr long kMost = 5;
+class Taker {
+};
+void Take(const std::string& text) { Put(text); }"""
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -398,10 +404,11 @@ OWN = "namespace resilient {{\nnamespace {{\n{}\n}}  // namespace\n}}  // namesp
         "class Taker {\n};",
         "struct Taker : Base {\n};",
         "class Taker final : public Base {\n};",
+        "int Take(const std::string& text) {\n  return 1;\n}",
     ],
 )
 def test_a_name_of_two_sources_of_a_module_is_found(line: str) -> None:
-    other = ("store/core/a.cc", OWN.format("constexpr long kMost = 5;\nclass Taker {\n};"))
+    other = ("store/core/a.cc", OWN.format(THEIRS))
     assert "own-name" in rules("store/core/b.cc", OWN.format(line), other)
 
 
