@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What can be said about the sources without running them: tests/lint.sh [BUILD_DIR [all]]
-# BUILD_DIR (default: build) holds compile_commands.json and the generated headers. $RUFF and $CLANG_TIDY name the programs
+# BUILD_DIR (default: build) says which Python and torch; the tree that is looked at is configured beside it. $RUFF and $CLANG_TIDY name the programs
 # of the environment that setup.sh makes, or PATH has them. From 22 on clang-tidy leaves system headers alone: with
 # torch's headers that is a third of the time.
 # clang-tidy looks at what has changed since it last passed on everything (tests/affected.py); `all`: at everything.
@@ -24,15 +24,26 @@ part() {
   echo "lint: $name, $((SECONDS - start)) s"
 }
 
+# A tree that is configured and not built: each source by itself and without precompiled headers, so that it has to include
+# what it uses.
+database() {
+  local cache="$build/CMakeCache.txt" of_tree="$build/lint"
+  cmake -S . -B "$of_tree" -G Ninja -D CMAKE_UNITY_BUILD=OFF -D CMAKE_DISABLE_PRECOMPILE_HEADERS=ON -D RESILIENT_BUILD_TESTS=OFF \
+    -D "RESILIENT_BUILD_TORCH=$(sed -n 's/^RESILIENT_BUILD_TORCH:[^=]*=//p' "$cache")" \
+    -D "Python_EXECUTABLE=$(sed -n 's/^Python_EXECUTABLE:[^=]*=//p' "$cache")" >/dev/null &&
+    ninja -C "$of_tree" --quiet store/core/store.pb.h
+}
+
 sources() { git ls-files -co --exclude-standard -- "$@"; }
 
 format() { sources '*.h' '*.cc' | xargs -r "$clang_format" --dry-run -Werror; }
 
 # Our own compiled sources only: tests are held by the compilers' warnings, generated code by nobody.
 tidy() {
-  local root files known commands
+  local root files known
   root="$(pwd -P)"
-  files="$(python3 - "$build/compile_commands.json" "$root" <<'PY'
+  database || { echo "lint: $build/lint could not be configured" >&2; return 1; }
+  files="$(python3 - "$build/lint/compile_commands.json" "$root" <<'PY'
 import json, os, sys
 root = sys.argv[2] + "/"
 folders = ("runtime/", "store/", "torch_plugin/csrc/")
@@ -42,20 +53,15 @@ names = sorted(f[len(root):] for f in files if f.startswith(root))
 print("\n".join(sorted((n for n in names if n.startswith(folders)), key=lambda n: not n.startswith("torch_plugin/"))))
 PY
 )" || return 1
-  [ -n "$files" ] || { echo "lint: $build/compile_commands.json names no source of this tree" >&2; return 1; }
+  [ -n "$files" ] || { echo "lint: $build/lint/compile_commands.json names no source of this tree" >&2; return 1; }
   known="$(wc -l <<<"$files")"
   [ "$all" = all ] || files="$(xargs python3 tests/affected.py passed <<<"$files")" || return 1
   [ -n "$files" ] || { echo "lint: none of $known sources has changed since clang-tidy passed on all of them"; return 0; }
   echo "lint: clang-tidy looks at $(wc -l <<<"$files") of $known sources"
-  # Without the precompiled headers: a source includes what it uses. gcc's own options are not known to clang.
-  commands="$(mktemp -d)"
-  sed -E 's/ -Winvalid-pch//; s/ -include [^ ]*cmake_pch\.hxx//' "$build/compile_commands.json" >"$commands/compile_commands.json"
-  tr '\n' '\0' <<<"${files}" | xargs -0 -r -n 1 -P "$jobs" "$clang_tidy" -p "$commands" --quiet \
+  # gcc's own options are not known to clang.
+  tr '\n' '\0' <<<"${files}" | xargs -0 -r -n 1 -P "$jobs" "$clang_tidy" -p "$build/lint" --quiet \
     --extra-arg=-Wno-unknown-warning-option --extra-arg=-Wno-ignored-optimization-argument \
     2> >(grep -vE '^[0-9]+ warnings? (generated|treated)|^Suppressed|^Use -header-filter|^$' >&2)
-  local found=$?
-  rm -r "$commands"
-  return "$found"
 }
 
 ruff_all() {
@@ -67,10 +73,10 @@ ruff_all() {
 part clang-format format
 part tidy.py python3 tests/tidy.py
 part ruff ruff_all
-if [ -f "$build/compile_commands.json" ]; then
+if [ -f "$build/CMakeCache.txt" ]; then
   part clang-tidy tidy
 else
-  echo "lint: $build/compile_commands.json is missing: configure first (cmake --preset dev, or make build)" >&2
+  echo "lint: $build/CMakeCache.txt is missing: configure first (cmake --preset dev, or make build)" >&2
   failed+=(clang-tidy)
 fi
 if [ ${#failed[@]} -gt 0 ]; then

@@ -17,11 +17,6 @@
 namespace resilient {
 namespace {
 
-struct Entry {
-  std::string text;
-  std::uint64_t lines = 0;  // Lost with it: its own, or those that it reports.
-};
-
 // Blocks until all of it is written; 0, or the error.
 int WriteAll(int fd, std::string_view text) {
   while (!text.empty()) {
@@ -43,6 +38,11 @@ int WriteAll(int fd, std::string_view text) {
 }  // namespace
 
 struct LogWriter::State {
+  struct Entry {
+    std::string text;
+    std::uint64_t lines = 0;  // Lost with it: its own, or those that it reports.
+  };
+
   State(int fd_of, std::size_t bytes, LossLine line)
       : fd(fd_of), bytes_max(bytes), loss_line(line) {}
 

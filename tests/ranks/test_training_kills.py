@@ -188,6 +188,7 @@ def check_on_hosts(tmp_path, network, kills, epochs, seed, seconds, calm=None):
     assert said == {"alpha", "beta"}
 
 
+@pytest.mark.slow
 def test_a_kill_on_two_hosts(tmp_path, network, calm):
     check_on_hosts(tmp_path, network, 1, 2, 7, 240, calm)
 

@@ -146,6 +146,7 @@ def agrees_until_it_fails(victim, delay):
             return outcomes
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_divides_nobody(world):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

@@ -47,6 +47,7 @@ def run_on_fake(tmp_path, parts, **environment):
     return report
 
 
+@pytest.mark.slow
 def test_parts_of_them_run_on_the_fake(tmp_path):
     report = run_on_fake(tmp_path, ["conformance", "rebuilds"], GPU_REBUILDS="7")
     assert len(report["figures"]) == 2

@@ -191,6 +191,7 @@ def without_room():
     return size
 
 
+@pytest.mark.slow
 def test_a_spare_is_not_taken_in_where_nobody_wants_more(quick_world):
     ranks = quick_world.start(without_room, 3, env=SPARE)
     assert ranks[0].told() == "ready"

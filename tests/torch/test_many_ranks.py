@@ -55,6 +55,7 @@ def run(world, size, times, shm_limit, longer=0):
         assert not told
 
 
+@pytest.mark.slow
 def test_64_ranks(world):
     run(world, 64, 3, "0")
 

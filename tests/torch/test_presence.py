@@ -305,6 +305,7 @@ def test_a_rank_in_the_init_of_another_job_is_missing_until_that_has_ended(netwo
     ended_well([second, other])
 
 
+@pytest.mark.slow
 def test_under_take_over_it_waits_at_the_address_of_the_store(network):
     ranks = on_hosts(network, 2, "10.1.0.2", RESILIENT_TAKE_OVER="gloo", BACKEND="gloo")
     say(ranks[0])  # Starts the store.
