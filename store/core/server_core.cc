@@ -212,7 +212,8 @@ Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {
   const SessionId session = exchange.session.id;
   const Moment moment = exchange.moment;
   const bool control = exchange.role == Role::kControl;
-  if (exchange.role == Role::kRequest && std::holds_alternative<LeaveOp>(request.op)) {
+  const bool leaves = std::holds_alternative<LeaveOp>(request.op);
+  if (leaves && exchange.role == Role::kRequest && request.seq == 0) {  // A goodbye.
     exchange.silent = true;
     exchange.session.said_goodbye = true;
     return {};

@@ -386,7 +386,9 @@ void Script::Send(Peer& peer, const Request& request) {
     const auto* reply = std::get_if<Reply>(&out.message);
     return out.connection == peer.id && reply && reply->seq == request.seq;
   });
-  const bool silent = std::holds_alternative<CancelOp>(request.op) ||
+  const bool goodbye = std::holds_alternative<LeaveOp>(request.op) && request.seq == 0 &&
+                       peer.hello.role == Role::kRequest;
+  const bool silent = goodbye || std::holds_alternative<CancelOp>(request.op) ||
                       std::holds_alternative<HeartbeatOp>(request.op);
   const ConnectionId id = peer.id;
   if (id != 0 && peer.greeted && !answered && !silent)

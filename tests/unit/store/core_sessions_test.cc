@@ -287,6 +287,13 @@ TEST_F(CoreSessions, Goodbye_OfAMembersRequestsLeavesItsMembership) {
   EXPECT_EQ(core_->LiveMembers(), 2u);
 }
 
+TEST_F(CoreSessions, Goodbye_HasNoNumber) {
+  const ConnectionId one = OpenRequest(1);
+  EXPECT_EQ(Ask(one, LeaveOp{}, 7).status.code(), StatusCode::kInvalidArgument);
+  Close(one);
+  EXPECT_EQ(core_->Gauges().sessions, 1u);
+}
+
 TEST_F(CoreSessions, Goodbye_IsTakenBackByTheNextHello) {
   Send(OpenRequest(1), LeaveOp{}, 0);
   Close(OpenRequest(1));  // The first connection was replaced.
