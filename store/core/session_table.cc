@@ -178,18 +178,18 @@ Session& SessionTable::Add(SessionId id, const Hello& hello) {
   return session;
 }
 
-void SessionTable::BeginIdle(const Session& session, Instant now) {
-  idle_since_[session.id] = now;
+void SessionTable::BeginIdle(Session& session, Instant now) {
+  session.idle_since = now;
   idle_.emplace(now, session.id);
   jobs_.at(session.hello.job).idle.emplace(now, session.id);
 }
 
-void SessionTable::EndIdle(const Session& session) {
-  const auto idle = idle_since_.find(session.id);
-  if (idle == idle_since_.end()) return;
-  idle_.erase({idle->second, session.id});
-  jobs_.at(session.hello.job).idle.erase({idle->second, session.id});
-  idle_since_.erase(idle);
+void SessionTable::EndIdle(Session& session) {
+  if (!session.idle_since) return;
+  const std::pair entry(*session.idle_since, session.id);
+  idle_.erase(entry);
+  jobs_.at(session.hello.job).idle.erase(entry);
+  session.idle_since.reset();
 }
 
 bool SessionTable::IsFull(const Hello& hello) const {
@@ -330,7 +330,7 @@ void SessionTable::FinishRestore(SessionId last, Instant now) {
   last_kept_ = std::max(last_kept_, last);
   last_id_ = last_kept_;
   shared_.FinishRestore();
-  for (const auto& [id, session] : sessions_) BeginIdle(session, now);
+  for (auto& [id, session] : sessions_) BeginIdle(session, now);
 }
 
 void SessionTable::AppendRows(Rows& rows) const {

@@ -104,7 +104,8 @@ struct Session {
   Hello hello;  // Of the control connection; until there is one, of the first.
   Line request;
   Line control;
-  bool said_goodbye = false;  // Its client closes its request line for good.
+  std::optional<Instant> idle_since;  // While it has no connection.
+  bool said_goodbye = false;          // Its client closes its request line for good.
 
   bool Connected() const { return request.connection != 0 || control.connection != 0; }
   // A member is remembered beyond its goodbye: others may ask who it was.
@@ -197,8 +198,8 @@ class SessionTable {
   using IdleSet = std::set<std::pair<Instant, SessionId>>;  // The longest idle first.
   std::optional<SessionId> OldestThatMayGo(const IdleSet& idle,
                                            const std::function<bool(SessionId)>& may_go) const;
-  void BeginIdle(const Session& session, Instant now);
-  void EndIdle(const Session& session);
+  void BeginIdle(Session& session, Instant now);
+  void EndIdle(Session& session);
   void KeepHello(const Session& session);
 
   Journal* const journal_;
@@ -210,7 +211,6 @@ class SessionTable {
   std::unordered_map<ConnectionId, Bind> connections_;
   std::unordered_map<SessionId, Session> sessions_;
   std::map<std::pair<std::string, std::string>, SessionId> by_name_;  // (job, session).
-  std::unordered_map<SessionId, Instant> idle_since_;
   IdleSet idle_;
   // Without those of admins.
   struct OfJob {
