@@ -64,6 +64,8 @@ class FrameSplitter {
   Status Feed(std::string_view bytes);
 
   bool HasFrame() const { return taken_ < frames_.size(); }
+  // Bytes kept of what is not whole yet.
+  std::size_t PartialBytes() const { return current_.body.size() + held_.size() + head_.size(); }
   Frame TakeFrame();  // REQUIRES: HasFrame().
 
   bool preamble_seen() const { return preamble_seen_; }

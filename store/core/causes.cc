@@ -49,7 +49,7 @@ std::string HowItEnded(const ExitReportOp& report) {
   std::string how = report.signal != 0 ? "was killed by signal " + std::to_string(report.signal) +
                                              SignalName(report.signal)
                                        : "exited with code " + std::to_string(report.exit_code);
-  if (!report.text.empty()) how += " (" + Cut(report.text) + ")";
+  if (!report.text.empty()) how += " (" + report.text + ")";
   return how;
 }
 

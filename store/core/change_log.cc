@@ -27,7 +27,7 @@ void ChangeLog::Add(Entry entry) {
   if (!begun_) return;
   bytes_ += BytesOf(entry);
   entries_.push_back(std::move(entry));
-  while (entries_.size() > entries_max_ || bytes_ > bytes_max_) {
+  while (entries_.size() > entries_max_ || !bytes_.Fits(0)) {
     bytes_ -= BytesOf(entries_.front());
     oldest_ = entries_.front().revision + 1;
     entries_.pop_front();

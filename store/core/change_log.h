@@ -9,17 +9,18 @@
 #include <vector>
 
 #include "store/core/messages.h"
+#include "store/core/quota.h"
 
 namespace resilient::store {
 
 // The latest changes of the keys of one job, for its watches: bounded in number and bytes, not kept
 // over a restart of the server, and kept at all only from the first watch or such a restart on.
-// Owner: Keyspace.
-// Thread: caller-synchronised. Pure.
+// Owner: Keyspace. Thread: caller-synchronised. Pure.
 class ChangeLog {
  public:
-  ChangeLog(std::size_t entries_max, std::size_t bytes_max)
-      : entries_max_(entries_max), bytes_max_(bytes_max) {}
+  // `all`: what the bytes of all jobs are part of; outlives this, or is null.
+  ChangeLog(std::size_t entries_max, std::size_t bytes_max, Pool* all = nullptr)
+      : entries_max_(entries_max), bytes_(bytes_max, all) {}
 
   // From now on changes are kept; those up to `revision` are not known. The first call counts.
   void Begin(std::uint64_t revision);
@@ -43,7 +44,7 @@ class ChangeLog {
                 std::uint64_t present) const;
 
   std::size_t size() const { return entries_.size(); }
-  std::size_t bytes() const { return bytes_; }
+  std::size_t bytes() const { return bytes_.taken(); }
 
  private:
   struct Entry {
@@ -57,9 +58,8 @@ class ChangeLog {
   static std::size_t BytesOf(const Entry& entry);
 
   const std::size_t entries_max_;
-  const std::size_t bytes_max_;
   std::deque<Entry> entries_;
-  std::size_t bytes_ = 0;
+  Quota bytes_;
   bool begun_ = false;
   std::uint64_t oldest_ = 0;  // All changes from this revision on are here.
 };

@@ -110,6 +110,9 @@ struct CoreGauges {
   std::size_t keys = 0;
   std::size_t bytes = 0;
   std::size_t waits = 0;
+  std::size_t result_bytes = 0;  // Answers that may be asked for again.
+  std::size_t change_bytes = 0;  // Changes that watches may ask for.
+  std::size_t seats = 0;         // Of all worlds.
 };
 
 }  // namespace resilient::store

@@ -12,9 +12,6 @@
 namespace resilient::store {
 namespace {
 
-// What an item takes besides its bytes, so that empty ones count as well.
-constexpr std::size_t kItemOverhead = sizeof(std::string);
-
 Status CheckSizes(const std::string& key, std::size_t value_bytes) {
   RESILIENT_RETURN_IF_ERROR(CheckKeySize(key));
   return CheckValueSize(value_bytes);
@@ -36,12 +33,13 @@ Status Keyspace::CheckRoom(std::size_t new_keys, std::size_t bytes_freed,
 }
 
 Status Keyspace::CheckBytes(std::size_t more) const {
-  const bool of_job = bytes_.own() + more > limits_.bytes;
-  if (!of_job && bytes_.total() + more <= limits_.all_bytes) return {};
+  const Quota::Room room = bytes_.RoomFor(more);
+  if (room == Quota::Room::kThere) return {};
+  const bool of_job = room == Quota::Room::kNoneForJob;
   return Status(StatusCode::kResourceExhausted,
                 std::string("keys, values and waits of ") + (of_job ? "the job" : "all jobs") +
-                    " take " + std::to_string(of_job ? bytes_.own() : bytes_.total()) + " of " +
-                    std::to_string(of_job ? limits_.bytes : limits_.all_bytes) +
+                    " take " + std::to_string(of_job ? bytes_.taken() : bytes_.pool()->taken) +
+                    " of " + std::to_string(of_job ? bytes_.most() : bytes_.pool()->most) +
                     " bytes, and this would go beyond; delete keys no longer used");
 }
 
@@ -60,13 +58,13 @@ void Keyspace::Store(const Place& place, std::uint64_t scope, const std::string&
   if (place.value == nullptr) {
     auto& values = (place.scope == nullptr ? scopes_[scope] : *place.scope).values;
     entry = values.emplace_hint(place.scope == nullptr ? values.end() : place.at, key, "");
-    bytes_ += key.size();
+    bytes_ += key.size() + kKeyOverhead;
     ++keys_;
   }
   bytes_ += value.size();
   bytes_ -= entry->second.size();
   if (Noting()) journal_->Put(KeyRow(job_, scope, key), value);
-  entry->second = std::move(value);
+  entry->second.swap(value);  // An assignment of a short one keeps the memory of the long one.
   NoteChange(scope, key, &entry->second);
 }
 
@@ -75,7 +73,7 @@ Status Keyspace::SetAt(const Place& place, std::uint64_t scope, const std::strin
   RESILIENT_RETURN_IF_ERROR(CheckSizes(key, value.size()));
   const bool is_new = place.value == nullptr;
   RESILIENT_RETURN_IF_ERROR(CheckRoom(is_new ? 1 : 0, is_new ? 0 : place.value->size(),
-                                      value.size() + (is_new ? key.size() : 0)));
+                                      value.size() + (is_new ? key.size() + kKeyOverhead : 0)));
   Store(place, scope, key, std::move(value));
   Wake(scope, key, false, ended);
   return {};
@@ -105,7 +103,7 @@ Status Keyspace::MultiSet(std::uint64_t scope, const std::vector<std::string>& k
     const std::string* present = Find(scope, std::string(key));
     new_keys += present ? 0 : 1;
     freed += present ? present->size() : 0;
-    needed += value->size() + (present ? 0 : key.size());
+    needed += value->size() + (present ? 0 : key.size() + kKeyOverhead);
   }
   RESILIENT_RETURN_IF_ERROR(CheckRoom(new_keys, freed, needed));
   // Nobody may wake up to the old value of another key.
@@ -162,7 +160,7 @@ bool Keyspace::Delete(std::uint64_t scope, const std::string& key) {
   if (found == scopes_.end()) return false;
   bool existed = false;
   if (const auto entry = found->second.values.find(key); entry != found->second.values.end()) {
-    bytes_ -= key.size() + entry->second.size();
+    bytes_ -= key.size() + kKeyOverhead + entry->second.size();
     --keys_;
     found->second.values.erase(entry);
     if (Noting()) journal_->Remove(KeyRow(job_, scope, key));
@@ -294,7 +292,8 @@ Result<std::size_t> Keyspace::Push(std::uint64_t scope, const std::string& key, 
                   "queue '" + key + "' holds " + std::to_string(length) +
                       " items, the most that the store keeps; pop before pushing more");
   }
-  const std::size_t bytes = item.size() + kItemOverhead + (length == 0 ? key.size() : 0);
+  const std::size_t bytes =
+      item.size() + kItemOverhead + (length == 0 ? key.size() + kKeyOverhead : 0);
   RESILIENT_RETURN_IF_ERROR(CheckRoom(length == 0 ? 1 : 0, 0, bytes));
   Queue& queue = scopes_[scope].queues[key];
   bytes_ += bytes;
@@ -324,7 +323,7 @@ void Keyspace::RemoveItem(std::uint64_t scope, const std::string& key, Queue& qu
   queue.items.pop_front();
   ++queue.first;
   if (!queue.items.empty()) return;
-  bytes_ -= key.size();
+  bytes_ -= key.size() + kKeyOverhead;
   --keys_;
 }
 
@@ -339,7 +338,7 @@ void Keyspace::DropKeys(std::uint64_t scope) {
   const auto found = scopes_.find(scope);
   if (found == scopes_.end()) return;
   for (const auto& [key, value] : found->second.values) {
-    bytes_ -= key.size() + value.size();
+    bytes_ -= key.size() + kKeyOverhead + value.size();
     if (Noting()) journal_->Remove(KeyRow(job_, scope, key));
   }
   keys_ -= found->second.values.size();
@@ -375,7 +374,7 @@ void Keyspace::EraseScopeIfEmpty(std::uint64_t scope) {
 Status Keyspace::Restore(const RowName& name, std::string_view value) {
   bool fits = false;
   if (name.kind == RowKind::kKey) {
-    bytes_ += name.key.size() + value.size();
+    bytes_ += name.key.size() + kKeyOverhead + value.size();
     ++keys_;
     fits = scopes_[name.scope].values.try_emplace(name.key, value).second;
   } else if (name.kind == RowKind::kQueueItem) {
@@ -388,7 +387,7 @@ Status Keyspace::Restore(const RowName& name, std::string_view value) {
 bool Keyspace::RestoreItem(Queue& queue, const RowName& name, std::string_view item) {
   if (queue.items.empty()) {
     queue.first = name.index;
-    bytes_ += name.key.size();
+    bytes_ += name.key.size() + kKeyOverhead;
     ++keys_;
   }
   if (name.index != queue.first + queue.items.size()) return false;

@@ -21,6 +21,7 @@
 #include "store/core/journal.h"
 #include "store/core/limits.h"
 #include "store/core/messages.h"
+#include "store/core/quota.h"
 
 namespace resilient::store {
 
@@ -44,13 +45,22 @@ struct EndedWait {
 
 // What a job may hold. Thread: value type.
 struct KeyspaceLimits {
-  std::size_t keys = kKeysPerJobMax;    // Values, and queues with items.
-  std::size_t bytes = kBytesPerJobMax;  // Keys, values, items, and what waits name and bring.
+  std::size_t keys = kKeysPerJobMax;  // Values, and queues with items.
+  // Keys, values, items, and what waits name and bring, each with what keeping it takes.
+  std::size_t bytes = kBytesPerJobMax;
   std::size_t queue_items = kQueueItemsMax;
   std::size_t changes = kChangesPerJobMax;  // That are kept for watches, apart from the above.
   std::size_t change_bytes = kChangeBytesPerJobMax;
-  std::size_t all_bytes = kBytesMax;  // Of all jobs.
 };
+
+// What a key, an item, a wait, and each key that a wait is for take beside their bytes: nodes of
+// trees and tables, as measured.
+inline constexpr std::size_t kKeyOverhead = 128;
+inline constexpr std::size_t kItemOverhead = 48;
+inline constexpr std::size_t kWaitOverhead = 384;
+inline constexpr std::size_t kWaitKeyOverhead = 256;
+// Of all waits of one session: what ends with its connection ends in one step.
+inline constexpr std::size_t kWaitKeysPerSessionMax = 2 * kKeysPerRequestMax;
 
 // The keys of one job, by scope (0: the job's own; else a round), and all that waits for them.
 //
@@ -68,15 +78,15 @@ struct KeyspaceLimits {
 // COMPACTED. Items of queues are not watched. Owner: ServerCore. Thread: caller-synchronised. Pure.
 class Keyspace {
  public:
-  // `journal` outlives this, or is null; its rows are named by `job`. `all_bytes`: those of all
-  // jobs, likewise.
+  // `journal` outlives this, or is null; its rows are named by `job`. `all`: what the bytes, and
+  // the changes, of all jobs are part of, likewise.
   explicit Keyspace(KeyspaceLimits limits = {}, std::string job = {}, Journal* journal = nullptr,
-                    std::size_t* all_bytes = nullptr)
+                    Pool* all = nullptr, Pool* all_changes = nullptr)
       : limits_(limits),
         job_(std::move(job)),
         journal_(journal ? journal : &own_journal_),
-        changes_(limits.changes, limits.change_bytes),
-        bytes_(all_bytes) {}
+        changes_(limits.changes, limits.change_bytes, all_changes),
+        bytes_(limits.bytes, all) {}
   Keyspace(const Keyspace&) = delete;
   Keyspace& operator=(const Keyspace&) = delete;
 
@@ -140,7 +150,8 @@ class Keyspace {
   std::size_t QueueLength(std::uint64_t scope, const std::string& key) const;
 
   // ---- Waits. An existing wait of that id is replaced. kResourceExhausted above
-  // kInFlightPerSessionMax waits of the session or the bytes of the job.
+  // kInFlightPerSessionMax waits of the session, kWaitKeysPerSessionMax keys of them, or the bytes
+  // of the job.
 
   enum class WaitFor : std::uint8_t {
     kKeys,    // Until each key has existed once.
@@ -213,9 +224,10 @@ class Keyspace {
   void AppendRows(std::map<std::string, std::string>& rows) const;
 
   std::size_t keys() const { return keys_; }
-  std::size_t bytes() const { return bytes_.own(); }
+  std::size_t bytes() const { return bytes_.taken(); }
   std::size_t waits() const { return waits_; }
   std::size_t WaitsOf(SessionId session) const;
+  std::size_t change_bytes() const { return changes_.bytes(); }
 
  private:
   enum class Kind : std::uint8_t {
@@ -236,7 +248,12 @@ class Keyspace {
     std::set<std::string> missing;  // Of kKeys, kTurn, kValue and kValues.
     std::uint64_t ticket = 0;       // Of kPop and kTurn.
     std::uint64_t from = 0;         // Of kWatch.
-    std::size_t bytes = 0;          // That it counts for.
+    std::size_t names = 0;          // Keys that it counts for.
+    std::size_t bytes = 0;          // Likewise, with all that it takes.
+  };
+  struct SessionWaits {
+    std::map<std::uint64_t, Wait> by_seq;
+    std::size_t names = 0;
   };
   // Items are numbered without gaps; nobody waits while there are any.
   struct Queue {
@@ -250,7 +267,7 @@ class Keyspace {
     std::unordered_map<std::string, std::set<WaitId>> waiting;  // For keys to come.
     std::map<std::string, Gathering> barriers;
     std::map<std::string, Gathering> exchanges;
-    std::map<std::string, std::set<WaitId>> watches;  // By prefix.
+    std::map<std::string, std::set<WaitId>, std::less<>> watches;  // By prefix.
   };
 
   // kResourceExhausted: `more` bytes would go beyond what the job, or all of them, may hold.
@@ -272,13 +289,22 @@ class Keyspace {
   void Store(const Place& place, std::uint64_t scope, const std::string& key, std::string value);
   void RemoveItem(std::uint64_t scope, const std::string& key, Queue& queue);
   void RemoveItems(std::uint64_t scope, const std::string& key, Queue& queue);
+  static std::size_t CostOfWait(std::size_t names, std::size_t bytes) {
+    return kWaitOverhead + names * kWaitKeyOverhead + bytes;
+  }
+  // Null: there is none of that id.
+  Wait* FindWait(WaitId id);
+  // REQUIRES: there is one.
+  Wait& WaitOf(WaitId id) { return waits_of_.at(id.session).by_seq.at(id.seq); }
+  const Wait& WaitOf(WaitId id) const { return waits_of_.at(id.session).by_seq.at(id.seq); }
   // Those whom an item of `key`, or its value, is to be told of.
   std::vector<WaitId> ToBeWoken(const std::set<WaitId>& waiting, bool item) const;
   // Tells those who wait for `key` that it has a value, or an item.
   void Wake(std::uint64_t scope, const std::string& key, bool item, std::vector<EndedWait>& ended);
 
-  Status CheckWait(WaitId id, std::size_t bytes) const;
-  Wait& Register(WaitId id, Kind kind, std::uint64_t scope, std::size_t bytes);
+  // `names`: keys that it is for. `bytes`: of these, and of what it brings.
+  Status CheckWait(WaitId id, std::size_t names, std::size_t bytes) const;
+  Wait& Register(WaitId id, Kind kind, std::uint64_t scope, std::size_t names, std::size_t bytes);
   // The wait taken out of all there is.
   std::optional<Wait> Detach(WaitId id);
   void End(WaitId id, const Status& why, std::vector<EndedWait>& ended);
@@ -291,6 +317,7 @@ class Keyspace {
   void EraseScopeIfEmpty(std::uint64_t scope);
   // What every change of a value ends with.
   void NoteChange(std::uint64_t scope, const std::string& key, const std::string* value);
+  void NoteWatches(const Scope& scope, std::string_view key);
   void NoteDrop(std::uint64_t scope);
   bool Noting() const { return journal_->on(); }
 
@@ -301,10 +328,10 @@ class Keyspace {
   ChangeLog changes_;
   std::set<WaitId> changed_;  // Watches to be answered at the end of the step.
   std::map<std::uint64_t, Scope> scopes_;
-  std::unordered_map<SessionId, std::map<std::uint64_t, Wait>> waits_of_;
+  std::unordered_map<SessionId, SessionWaits> waits_of_;
   std::uint64_t last_ticket_ = 0;
   std::size_t keys_ = 0;
-  SharedCount bytes_;
+  Quota bytes_;
   std::size_t waits_ = 0;
 };
 

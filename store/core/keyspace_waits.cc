@@ -31,32 +31,52 @@ std::map<std::string, Gathering>& Keyspace::Gatherings(Scope& scope, Kind kind) 
 
 // ---- The registry ----
 
-Status Keyspace::CheckWait(WaitId id, std::size_t bytes) const {
-  if (WaitsOf(id.session) >= kInFlightPerSessionMax) {
+Status Keyspace::CheckWait(WaitId id, std::size_t names, std::size_t bytes) const {
+  const auto present = waits_of_.find(id.session);
+  if (present != waits_of_.end() && present->second.by_seq.size() >= kInFlightPerSessionMax) {
     return Status(StatusCode::kResourceExhausted,
                   "the session has " + std::to_string(kInFlightPerSessionMax) +
                       " requests waiting, the most that the store keeps for one");
   }
-  return CheckBytes(bytes);
+  if (present != waits_of_.end() && present->second.names + names > kWaitKeysPerSessionMax) {
+    return Status(StatusCode::kResourceExhausted,
+                  "the session waits for " + std::to_string(present->second.names) +
+                      " keys, and for " + std::to_string(names) + " more it would be beyond the " +
+                      std::to_string(kWaitKeysPerSessionMax) +
+                      " that the store keeps for one; wait for fewer at a time");
+  }
+  return CheckBytes(CostOfWait(names, bytes));
 }
 
-Keyspace::Wait& Keyspace::Register(WaitId id, Kind kind, std::uint64_t scope, std::size_t bytes) {
-  Wait& wait = waits_of_[id.session][id.seq];
+Keyspace::Wait& Keyspace::Register(WaitId id, Kind kind, std::uint64_t scope, std::size_t names,
+                                   std::size_t bytes) {
+  SessionWaits& session = waits_of_[id.session];
+  session.names += names;
+  Wait& wait = session.by_seq[id.seq];
   wait.kind = kind;
   wait.scope = scope;
-  wait.bytes = bytes;
-  bytes_ += bytes;
+  wait.names = names;
+  wait.bytes = CostOfWait(names, bytes);
+  bytes_ += wait.bytes;
   ++waits_;
   return wait;
+}
+
+Keyspace::Wait* Keyspace::FindWait(WaitId id) {
+  const auto session = waits_of_.find(id.session);
+  if (session == waits_of_.end()) return nullptr;
+  const auto wait = session->second.by_seq.find(id.seq);
+  return wait == session->second.by_seq.end() ? nullptr : &wait->second;
 }
 
 std::optional<Keyspace::Wait> Keyspace::Detach(WaitId id) {
   const auto session = waits_of_.find(id.session);
   if (session == waits_of_.end()) return std::nullopt;
-  auto node = session->second.extract(id.seq);
+  auto node = session->second.by_seq.extract(id.seq);
   if (node.empty()) return std::nullopt;
-  if (session->second.empty()) waits_of_.erase(session);
   Wait wait = std::move(node.mapped());
+  session->second.names -= wait.names;
+  if (session->second.by_seq.empty()) waits_of_.erase(session);
   --waits_;
   bytes_ -= wait.bytes;
   Scope& scope = scopes_.at(wait.scope);
@@ -89,15 +109,13 @@ void Keyspace::End(WaitId id, const Status& why, std::vector<EndedWait>& ended) 
 }
 
 std::optional<std::string> Keyspace::CancelWait(WaitId id) {
-  const auto session = waits_of_.find(id.session);
-  if (session == waits_of_.end()) return std::nullopt;
-  const auto wait = session->second.find(id.seq);
-  if (wait == session->second.end()) return std::nullopt;
+  const Wait* wait = FindWait(id);
+  if (wait == nullptr) return std::nullopt;
   std::string late;
-  const Kind kind = wait->second.kind;
+  const Kind kind = wait->kind;
   if (kind == Kind::kBarrier || kind == Kind::kExchange) {
-    const std::string& key = wait->second.keys.front();
-    const Gathering& gathering = Gatherings(scopes_.at(wait->second.scope), kind).at(key);
+    const std::string& key = wait->keys.front();
+    const Gathering& gathering = Gatherings(scopes_.at(wait->scope), kind).at(key);
     late = (kind == Kind::kBarrier ? "barrier " : "exchange ") + key + ": " + gathering.Late();
   }
   Detach(id);
@@ -108,7 +126,7 @@ void Keyspace::DropWaits(SessionId session) {
   while (true) {
     const auto waits = waits_of_.find(session);
     if (waits == waits_of_.end()) return;
-    Detach({session, waits->second.begin()->first});
+    Detach({session, waits->second.by_seq.begin()->first});
   }
 }
 
@@ -116,7 +134,7 @@ void Keyspace::EndScopedWaits(SessionId session, const Status& why, std::vector<
   const auto waits = waits_of_.find(session);
   if (waits == waits_of_.end()) return;
   std::vector<WaitId> ids;
-  for (const auto& [seq, wait] : waits->second) {
+  for (const auto& [seq, wait] : waits->second.by_seq) {
     if (wait.scope != 0) ids.push_back({session, seq});
   }
   for (const WaitId id : ids) End(id, why, ended);
@@ -143,7 +161,7 @@ void Keyspace::EndWaits(std::uint64_t scope, const Status& why, bool of_survivor
 
 std::size_t Keyspace::WaitsOf(SessionId session) const {
   const auto waits = waits_of_.find(session);
-  return waits == waits_of_.end() ? 0 : waits->second.size();
+  return waits == waits_of_.end() ? 0 : waits->second.by_seq.size();
 }
 
 // ---- For keys ----
@@ -161,12 +179,14 @@ Status Keyspace::AddWait(WaitId id, std::uint64_t scope, const std::vector<std::
     if (!there && missing.insert(key).second) bytes += key.size();
   }
   RESILIENT_CHECK(!missing.empty());
-  RESILIENT_RETURN_IF_ERROR(CheckWait(id, bytes));
+  // Of values each may be missing again before the others have come.
+  const std::size_t names = what == WaitFor::kValues ? keys.size() : missing.size();
+  RESILIENT_RETURN_IF_ERROR(CheckWait(id, names, bytes));
   const Kind kind = what == WaitFor::kKeys    ? Kind::kKeys
                     : what == WaitFor::kTurn  ? Kind::kTurn
                     : what == WaitFor::kValue ? Kind::kValue
                                               : Kind::kValues;
-  Wait& wait = Register(id, kind, scope, bytes);
+  Wait& wait = Register(id, kind, scope, names, bytes);
   if (kind == Kind::kValue || kind == Kind::kValues) wait.keys = keys;
   if (kind == Kind::kTurn) wait.ticket = ++last_ticket_;
   Scope& waited = scopes_[scope];
@@ -184,7 +204,7 @@ std::vector<WaitId> Keyspace::ToBeWoken(const std::set<WaitId>& waiting, bool it
   std::vector<WaitId> woken;
   std::optional<std::pair<std::uint64_t, WaitId>> turn;
   for (const WaitId id : waiting) {
-    const Wait& wait = waits_of_.at(id.session).at(id.seq);
+    const Wait& wait = WaitOf(id);
     if (wait.kind == Kind::kKeys) woken.push_back(id);
     if (wait.kind == Kind::kTurn && (!turn || wait.ticket < turn->first)) {
       turn = {wait.ticket, id};
@@ -201,14 +221,14 @@ void Keyspace::Wake(std::uint64_t scope, const std::string& key, bool item,
   if (waiting == keys.waiting.end()) return;
   const std::vector<WaitId> woken = ToBeWoken(waiting->second, item);
   for (const WaitId id : woken) {
-    Wait& wait = waits_of_.at(id.session).at(id.seq);
+    Wait& wait = WaitOf(id);
     wait.missing.erase(key);
     waiting->second.erase(id);
   }
   if (waiting->second.empty()) keys.waiting.erase(waiting);
   if (ended.empty()) ended.reserve(woken.size());
   for (const WaitId id : woken) {
-    Wait& wait = waits_of_.at(id.session).at(id.seq);
+    Wait& wait = WaitOf(id);
     if (wait.missing.empty()) Finish(id, wait, ended);
   }
 }
@@ -241,10 +261,10 @@ void Keyspace::Finish(WaitId id, Wait& wait, std::vector<EndedWait>& ended) {
 Status Keyspace::AddPop(WaitId id, std::uint64_t scope, const std::string& key) {
   Detach(id);
   RESILIENT_RETURN_IF_ERROR(CheckKeySize(key));
-  RESILIENT_RETURN_IF_ERROR(CheckWait(id, key.size()));
+  RESILIENT_RETURN_IF_ERROR(CheckWait(id, 1, key.size()));
   Queue& queue = scopes_[scope].queues[key];
   RESILIENT_CHECK(queue.items.empty());
-  Wait& wait = Register(id, Kind::kPop, scope, key.size());
+  Wait& wait = Register(id, Kind::kPop, scope, 1, key.size());
   wait.keys = {key};
   wait.ticket = ++last_ticket_;
   queue.waiting.emplace(wait.ticket, id);
@@ -268,9 +288,9 @@ Status Keyspace::ArriveAtBarrier(WaitId id, std::uint64_t scope, const BarrierOp
       return OtherSize("barrier " + op.key, present->second.size(), op.size);
     }
   }
-  RESILIENT_RETURN_IF_ERROR(CheckWait(id, op.key.size()));
+  RESILIENT_RETURN_IF_ERROR(CheckWait(id, 1, op.key.size()));
   Gathering& gathering = scopes_[scope].barriers.try_emplace(op.key, op.size).first->second;
-  Register(id, Kind::kBarrier, scope, op.key.size()).keys = {op.key};
+  Register(id, Kind::kBarrier, scope, 1, op.key.size()).keys = {op.key};
   gathering.Arrive(id);
   if (!gathering.complete()) return {};
   for (const WaitId arrived : gathering.Ids()) End(arrived, Status(), ended);
@@ -282,10 +302,10 @@ Status Keyspace::ArriveAtExchange(WaitId id, std::uint64_t scope, const Exchange
   Detach(id);
   RESILIENT_RETURN_IF_ERROR(CheckExchange(scope, op, rival));
   const std::size_t bytes = op.key.size() + op.value.size();
-  RESILIENT_RETURN_IF_ERROR(CheckWait(id, bytes));
+  RESILIENT_RETURN_IF_ERROR(CheckWait(id, 1, bytes));
   Gathering& gathering =
       scopes_[scope].exchanges.try_emplace(op.key, op.size, op.survivors_of).first->second;
-  Register(id, Kind::kExchange, scope, bytes).keys = {op.key};
+  Register(id, Kind::kExchange, scope, 1, bytes).keys = {op.key};
   gathering.Arrive(id, op.rank, op.value);
   if (gathering.complete()) HandOut(gathering, ended);
   return {};

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -15,8 +16,8 @@ Status Keyspace::Compacted(const std::string& prefix, std::uint64_t from, std::u
 
 Status Keyspace::AddWatch(WaitId id, std::uint64_t scope, const std::string& prefix) {
   Detach(id);
-  RESILIENT_RETURN_IF_ERROR(CheckWait(id, prefix.size()));
-  Wait& wait = Register(id, Kind::kWatch, scope, prefix.size());
+  RESILIENT_RETURN_IF_ERROR(CheckWait(id, 1, prefix.size()));
+  Wait& wait = Register(id, Kind::kWatch, scope, 1, prefix.size());
   wait.keys = {prefix};
   wait.from = journal_->revision() + 1;
   scopes_[scope].watches[prefix].insert(id);
@@ -27,9 +28,26 @@ void Keyspace::NoteChange(std::uint64_t scope, const std::string& key, const std
   const std::uint64_t revision = journal_->NextRevision();
   if (!changes_.begun()) return;
   changes_.Note(revision, scope, key, value ? std::optional(*value) : std::nullopt);
-  for (const auto& [prefix, watches] : scopes_.at(scope).watches) {
-    if (std::string_view(key).starts_with(prefix)) {
-      changed_.insert(watches.begin(), watches.end());
+  NoteWatches(scopes_.at(scope), key);
+}
+
+// Looks at the prefixes of the key alone: from one that is none the search goes on where the two
+// part, which is shorter each time.
+void Keyspace::NoteWatches(const Scope& scope, std::string_view key) {
+  const auto& watches = scope.watches;
+  std::string_view rest = key;
+  while (true) {
+    auto next = watches.upper_bound(rest);
+    if (next == watches.begin()) return;
+    const std::string_view prefix = (--next)->first;
+    const auto parts = std::mismatch(prefix.begin(), prefix.end(), rest.begin(), rest.end());
+    const auto common = static_cast<std::size_t>(parts.first - prefix.begin());
+    if (common == prefix.size()) {
+      changed_.insert(next->second.begin(), next->second.end());
+      if (prefix.empty()) return;
+      rest = prefix.substr(0, prefix.size() - 1);
+    } else {
+      rest = rest.substr(0, common);
     }
   }
 }
@@ -46,13 +64,11 @@ void Keyspace::NoteDrop(std::uint64_t scope) {
 void Keyspace::AnswerWatches(std::vector<EndedWait>& ended) {
   if (changed_.empty()) return;
   for (const WaitId id : std::exchange(changed_, {})) {
-    const auto waits = waits_of_.find(id.session);
-    if (waits == waits_of_.end()) continue;
-    const auto wait = waits->second.find(id.seq);
-    if (wait == waits->second.end() || wait->second.kind != Kind::kWatch) continue;
-    const std::string prefix = wait->second.keys.front();
-    const std::uint64_t from = wait->second.from;
-    ChangeLog::Changes changes = ChangesSince(from, wait->second.scope, prefix);
+    const Wait* wait = FindWait(id);
+    if (wait == nullptr || wait->kind != Kind::kWatch) continue;
+    const std::string prefix = wait->keys.front();
+    const std::uint64_t from = wait->from;
+    ChangeLog::Changes changes = ChangesSince(from, wait->scope, prefix);
     EndedWait end{.wait = id};
     if (changes.compacted > 0) end.status = Compacted(prefix, from, changes.compacted);
     end.events = std::move(changes.events);

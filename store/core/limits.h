@@ -6,8 +6,16 @@
 
 namespace resilient::store {
 
-// Keys, values, items and waits of all jobs together.
+// Keys, values, items and waits of all jobs together, with what keeping each of them takes.
 inline constexpr std::size_t kBytesMax = 1u << 30;
+// Seats of the worlds of one job, empty ones too, and of all jobs.
+inline constexpr std::size_t kSeatsPerJobMax = 2 * kWorldSizeMax;
+inline constexpr std::size_t kSeatsMax = 8 * kWorldSizeMax;
+// Answers that clients may ask for again.
+inline constexpr std::size_t kResultBytesPerJobMax = 64u << 20;
+inline constexpr std::size_t kResultTotalBytesMax = 256u << 20;
+// Changes that watches may ask for, of all jobs.
+inline constexpr std::size_t kChangeTotalBytesMax = 256u << 20;
 
 // What one store takes on, where its operator may choose. Beyond: kResourceExhausted as an answer;
 // the connection lives on and what is there can be read. Sizes of single things are constants of
@@ -20,34 +28,11 @@ struct CoreLimits {
   std::size_t bytes_per_job = kBytesPerJobMax;
   std::size_t queue_items = kQueueItemsMax;
   std::size_t bytes = kBytesMax;
-};
-
-// A number of bytes that counts for a total as well, for as long as it lives. Owner: whatever the
-// bytes belong to. Thread: caller-synchronised.
-class SharedCount {
- public:
-  // `total` outlives this, or is null.
-  explicit SharedCount(std::size_t* total) : total_(total) {}
-  ~SharedCount() { *this -= own_; }
-  SharedCount(const SharedCount&) = delete;
-  SharedCount& operator=(const SharedCount&) = delete;
-
-  SharedCount& operator+=(std::size_t bytes) {
-    own_ += bytes;
-    if (total_ != nullptr) *total_ += bytes;
-    return *this;
-  }
-  SharedCount& operator-=(std::size_t bytes) {
-    own_ -= bytes;
-    if (total_ != nullptr) *total_ -= bytes;
-    return *this;
-  }
-  std::size_t own() const { return own_; }
-  std::size_t total() const { return total_ != nullptr ? *total_ : own_; }
-
- private:
-  std::size_t* const total_;
-  std::size_t own_ = 0;
+  std::size_t seats_per_job = kSeatsPerJobMax;
+  std::size_t seats = kSeatsMax;
+  std::size_t result_bytes_per_job = kResultBytesPerJobMax;
+  std::size_t result_total_bytes = kResultTotalBytesMax;
+  std::size_t change_total_bytes = kChangeTotalBytesMax;
 };
 
 }  // namespace resilient::store

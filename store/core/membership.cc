@@ -23,12 +23,13 @@ void MembershipEffects::Tell(SessionId session, Event event) {
 }
 
 Membership::Membership(std::string job, MembershipLimits limits, std::uint64_t first_generation,
-                       const SecretMaker& make_secret, Journal* journal)
+                       const SecretMaker& make_secret, Journal* journal, Pool* all_seats)
     : job_(std::move(job)),
       limits_(limits),
       journal_(journal),
       make_secret_(make_secret),
-      generation_(first_generation) {}
+      generation_(first_generation),
+      seats_(limits.seats, all_seats) {}
 
 Status Membership::Ready(SessionId session, std::uint64_t generation, Moment moment,
                          MembershipEffects& effects) {
@@ -111,7 +112,7 @@ Status Membership::Report(SessionId session, const resilient::Report& report, Mo
                        world->generation == report.generation &&
                        (world->phase == Phase::kBuilding || world->phase == Phase::kRunning);
   if (!current) return {};  // Of the past: whatever it was, it is over.
-  const std::string text = Cut(report.status.message());
+  const std::string& text = report.status.message();
   FailureDetail detail = report.status.detail();
   detail.generation = world->generation;
   switch (report.kind) {
@@ -201,7 +202,7 @@ void Membership::Accuse(World& world, const Participant& reporter, const resilie
   if (seat.state == SeatState::kLeft) {
     // Where an operation waits over that link, the member reports a need as well.
     if (report.kind == ReportKind::kLinkLost) return;
-    const std::string text = Cut(report.status.message());
+    const std::string& text = report.status.message();
     (void)FenceForLeaver(world, MetBy(reporter.request.rank, text), moment, effects);
     return;
   }
@@ -209,7 +210,7 @@ void Membership::Accuse(World& world, const Participant& reporter, const resilie
   // A link that was never up is silent, and silence is no witness.
   if (report.kind == ReportKind::kUnreached) return;
   accused->accusation =
-      Accusation{world.generation, reporter.request.rank, Cut(report.status.message())};
+      Accusation{world.generation, reporter.request.rank, report.status.message()};
   Changed(*accused);
   Ping(*accused, moment, effects);
   ArmLoneClose(*accused, moment.now);

@@ -73,6 +73,7 @@ struct MembershipLimits {
   Duration exit_report_grace = std::chrono::seconds(1);
   Duration presence_life = std::chrono::seconds(6);  // A lease and a beat.
   std::size_t worlds = kWorldsPerJobMax;
+  std::size_t seats = kSeatsPerJobMax;  // Of all worlds.
   // How long spares wait for the next world when theirs has ended: six leases.
   Duration spare_grace = std::chrono::seconds(30);
 };
@@ -83,9 +84,10 @@ struct MembershipLimits {
 // Owner: ServerCore, one per job. Thread: caller-synchronised. Pure.
 class Membership {
  public:
-  // `make_secret` and `journal` outlive this; `journal` may be null.
+  // `make_secret`, `journal`, and what the seats of all jobs are part of outlive this; the latter
+  // two may be null.
   Membership(std::string job, MembershipLimits limits, std::uint64_t first_generation,
-             const SecretMaker& make_secret, Journal* journal = nullptr);
+             const SecretMaker& make_secret, Journal* journal = nullptr, Pool* all_seats = nullptr);
 
   // ---- Asked by sessions. What is not OK is the answer to the request. ----
   Status Join(SessionId session, const Hello& hello, const JoinRequest& request, Moment moment,
@@ -160,6 +162,7 @@ class Membership {
   std::uint64_t generation() const { return generation_; }
   std::size_t participants() const { return participants_.size(); }
   std::size_t worlds() const { return worlds_.size(); }
+  std::size_t seats() const { return seats_.taken(); }
   // True when the last one to go said so (or nobody was ever there).
   bool EndedWell() const { return ended_well_; }
   // Appends "life":..,"generation":..,"worlds":[..],"spares":[..] to an open JSON object.
@@ -403,6 +406,7 @@ class Membership {
   bool ended_well_ = true;
   bool host_left_ = false;                 // The store does not listen: no world begins here.
   std::size_t active_ = 0;                 // Participants with a lease.
+  Quota seats_;                            // Outlives the worlds, whose seats it counts.
   std::map<std::uint64_t, World> worlds_;  // By round, of this life.
   std::unordered_map<SessionId, Participant> participants_;
   std::map<std::pair<std::string, std::int64_t>, std::set<SessionId>> by_process_;  // Boot id, pid.

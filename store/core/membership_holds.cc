@@ -49,14 +49,14 @@ Result<std::int64_t> Membership::Hold(const HoldOp& op, Moment moment, Membershi
   const auto most = static_cast<std::uint64_t>(kHoldMax / Millis(1));
   const std::uint64_t for_ms = op.for_ms == 0 ? most : std::min(op.for_ms, most);
   for (Participant* who : matching) {
-    who->hold = store::Hold{Millis(static_cast<std::int64_t>(for_ms)), Cut(op.reason)};
+    who->hold = store::Hold{Millis(static_cast<std::int64_t>(for_ms)), op.reason};
     BeginHold(*who, moment, effects);
     Changed(*who);
   }
   HeldEvent event;
   event.held = true;
   event.for_ms = for_ms;
-  event.reason = Cut(op.reason);
+  event.reason = op.reason;
   const std::string text =
       "for at most " + Seconds(matching.front()->hold->limit) + " s" + Behind(event.reason);
   TellHolds(matching, std::move(event), "HELD " + text, moment, effects);

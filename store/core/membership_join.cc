@@ -195,6 +195,17 @@ void Membership::Place(Participant& who, Moment moment, MembershipEffects& effec
                              " worlds at one time, the most that the store keeps"),
                   effects);
   }
+  if (!seats_.Fits(static_cast<std::size_t>(who.request.world_size))) {
+    return Refuse(who,
+                  Status(StatusCode::kResourceExhausted,
+                         "a world of " + std::to_string(who.request.world_size) +
+                             " ranks has no room: those of the job have " +
+                             std::to_string(seats_.taken()) + " seats of the " +
+                             std::to_string(seats_.most()) + " that the store keeps for one job (" +
+                             std::to_string(seats_.pool() ? seats_.pool()->most : seats_.most()) +
+                             " for all); let older worlds end"),
+                  effects);
+  }
   if (host_left_) {
     // The host would look for its peers at a server of its own: whoever waited here waited alone.
     return Refuse(who,
@@ -412,7 +423,7 @@ World& Membership::NewWorld(const Participant& who, Moment moment, MembershipEff
     effects.log.push_back(LogRecord{
         "life", {{"job", job_}, {"life", std::to_string(life_)}}, "a life of the job begins"});
   }
-  World& world = worlds_[++rounds_];
+  World& world = worlds_.try_emplace(++rounds_, &seats_).first->second;
   world.round = rounds_;
   world.generation = ++generation_;
   ChangedJob();

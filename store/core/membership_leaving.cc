@@ -65,7 +65,7 @@ void Membership::NeedLeaver(World& world, const Participant& reporter,
                             const resilient::Report& report, Moment moment,
                             MembershipEffects& effects) {
   if (world.phase != Phase::kRunning) return;
-  const std::string text = Cut(report.status.message());
+  const std::string& text = report.status.message();
   const std::string met = text.empty() ? "" : Name(ClaimantOf(reporter)) + " needs it for " + text;
   if (FenceForLeaver(world, met, moment, effects)) return;
   for (const Seat& seat : world.seats) {
@@ -116,7 +116,7 @@ void Membership::LoseLeaver(Participant& who, const ExitReportOp& report, Moment
 void Membership::EndBy(Participant& who, const resilient::Report& report, Moment moment,
                        MembershipEffects& effects) {
   if (!who.Active()) return;
-  const std::string what = Cut(report.status.message());
+  const std::string& what = report.status.message();
   Lose(who, LossOf(who, what.empty() ? "has said that it ends" : "ended by " + what, moment),
        moment, effects, "ending");
 }

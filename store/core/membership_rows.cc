@@ -148,7 +148,7 @@ Status Membership::Restore(const RowName& name, std::string_view value, const He
     return {};
   }
   if (name.kind == RowKind::kWorld) {
-    World& world = worlds_[name.scope];
+    World& world = worlds_.try_emplace(name.scope, &seats_).first->second;
     world.round = name.scope;
     WorldState state{world};
     if (!DecodeRow(value, state) || state.size < 1 || state.size > kWorldSizeMax ||

@@ -84,7 +84,7 @@ bool Membership::ShrinkIfDue(World& world, Moment moment, MembershipEffects& eff
 // The seats that are left keep their order.
 void Membership::Shrink(World& world, MembershipEffects& effects) {
   const std::size_t before = world.seats.size();
-  Seats left;
+  Seats left(&seats_);
   for (Seat& seat : world.seats) {
     if (!seat.Live()) {
       std::move(seat.incarnations.begin(), seat.incarnations.end(),

@@ -59,8 +59,6 @@ WaitingReport Checked(const WaitingReport& told, int world_size) {
       break;
     }
     WaitingCall& kept = report.calls.emplace_back(call);
-    kept.operation.what = Cut(call.operation.what);
-    kept.operation.call_site = Cut(call.operation.call_site);
     std::vector<int>& missing = kept.operation.missing;
     std::vector<int>& not_begun = kept.operation.not_begun;
     KeepRanks(world_size, &missing);
@@ -76,18 +74,13 @@ WaitingReport Checked(const WaitingReport& told, int world_size) {
   }
   for (const GroupMade& told_made : told.made) {
     if (report.made.size() >= kMadeGroupsMax) break;
-    GroupRanks& ranks = report.made.emplace_back(told_made).ranks;
-    ranks.text.resize(std::min(ranks.text.size(), kRanksTextMax));
-    ranks.made_at.resize(std::min(ranks.made_at.size(), kMadeAtMax));
+    report.made.push_back(told_made);
   }
   for (const GroupProgress& told_progress : told.progress) {
     if (report.progress.size() >= kProgressGroupsMax) break;
     // A list that was cut short would say that nothing was sent.
     if (told_progress.peers.size() >= static_cast<std::size_t>(world_size)) continue;
-    std::optional<DeviceProgress>& device = report.progress.emplace_back(told_progress).device;
-    if (!device) continue;
-    device->name = Cut(device->name);
-    device->last = Cut(device->last);
+    report.progress.push_back(told_progress);
   }
   return report;
 }
@@ -125,12 +118,7 @@ void Membership::Waiting(SessionId session, const WaitingReport& report, Moment 
 void Membership::OnWhereabouts(SessionId session, const WhereaboutsOp& op, Moment moment) {
   World* world = RunningWorldOf(session, op.ask);
   if (!world) return;
-  Whereabouts where = op.whereabouts;
-  where.thread = Cut(where.thread);
-  where.at = Cut(where.at);
-  where.expected_slow = Cut(where.expected_slow);
-  where.stack = Cut(where.stack);
-  world->diagnosis.OnWhereabouts(Find(session)->request.rank, std::move(where), moment.now);
+  world->diagnosis.OnWhereabouts(Find(session)->request.rank, op.whereabouts, moment.now);
 }
 
 void Membership::Diagnose(Moment moment, MembershipEffects& effects) {

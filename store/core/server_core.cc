@@ -9,6 +9,7 @@
 #include "runtime/base/json.h"
 #include "runtime/net/frame.h"
 #include "store/core/server_impl.h"
+#include "store/core/text_limits.h"
 
 namespace resilient::store {
 namespace {
@@ -131,6 +132,7 @@ void ServerCore::Impl::OnProcessExit(std::uint64_t watch, Moment moment, Effects
 void ServerCore::Impl::OnRequest(ConnectionId connection, Request& request, Moment moment,
                                  Effects& effects) {
   if (!sessions_.Knows(connection)) return;  // Closed by us; what was under way is void.
+  CutTexts(request.op);
   const SessionTable::Bound bound = sessions_.Of(connection);
   const Hello* hello = std::get_if<Hello>(&request.op);
   if (hello && !bound.session) return OnHello(connection, request, *hello, moment, effects);
@@ -179,10 +181,7 @@ bool ServerCore::Impl::IsFirst(Exchange& exchange, Effects& effects) {
   }
   // What was read is simply read again.
   if (!results.Forgotten(request.seq) || !IsMutation(request.op)) return true;
-  exchange.key.reply.status =
-      Status(StatusCode::kOutcomeUnknown, "request " + std::to_string(request.seq) +
-                                              " was answered before, and the store no longer "
-                                              "keeps the answer");
+  exchange.key.reply.status = NoLongerKept(request.seq);
   Counts(request).Add(exchange.key.reply.status.code());
   effects.send.push_back({connection, exchange.key.reply});
   return false;
@@ -197,7 +196,7 @@ void ServerCore::Impl::Answer(Exchange& exchange, Effects& effects) {
     return;
   }
   const bool keep = mutation || (exchange.role != Role::kAdmin && !exchange.key.reply.status.ok());
-  if (keep) line.results.Remember(exchange.key.reply);
+  if (keep) sessions_.Remember(exchange.session, exchange.role, exchange.key.reply);
   effects.send.push_back({line.connection, std::move(exchange.key.reply)});
 }
 
@@ -322,7 +321,7 @@ void ServerCore::Impl::Cancel(Exchange& exchange, std::uint64_t seq, Effects& ef
                                                     ? *late
                                                     : "request " + std::to_string(seq) +
                                                           " was given up before it took effect");
-  if (exchange.role != Role::kAdmin) line.results.Remember(reply);
+  if (exchange.role != Role::kAdmin) sessions_.Remember(session, exchange.role, reply);
   effects.send.push_back({line.connection, std::move(reply)});
 }
 
@@ -426,7 +425,7 @@ void ServerCore::Impl::AnswerWaits(std::vector<EndedWait>& ended, Effects& effec
     reply.revision = end.revision != 0 ? end.revision : journal_.revision();
     reply.number = static_cast<std::int64_t>(end.oldest);
     if ((end.mutation || !reply.status.ok()) && session->hello.role != Role::kAdmin) {
-      session->request.results.Remember(reply);
+      sessions_.Remember(*session, Role::kRequest, reply);
     }
     effects.send.push_back({session->request.connection, std::move(reply)});
   }
@@ -479,9 +478,12 @@ CoreGauges ServerCore::Impl::Gauges() const {
   gauges.connections = sessions_.connections();
   gauges.sessions = sessions_.sessions();
   gauges.jobs = jobs_.size();
+  gauges.result_bytes = sessions_.result_bytes();
   gauges.live_members = leases_.size();
   for (const auto& [name, job] : jobs_) {
     gauges.worlds += job.membership.worlds();
+    gauges.seats += job.membership.seats();
+    gauges.change_bytes += job.keys.change_bytes();
     gauges.keys += job.keys.keys();
     gauges.bytes += job.keys.bytes();
     gauges.waits += job.keys.waits();

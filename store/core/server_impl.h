@@ -24,13 +24,24 @@ inline constexpr Duration kLeaseTtlFloor = std::chrono::seconds(1);
 // Ticks may come late by this much before the lateness counts as a pause of the server.
 inline constexpr Duration kLateTick = 4 * kTickInterval;
 
+// What the jobs take together.
+struct JobPools {
+  explicit JobPools(const CoreLimits& limits)
+      : bytes{.most = limits.bytes},
+        change_bytes{.most = limits.change_total_bytes},
+        seats{.most = limits.seats} {}
+  Pool bytes;
+  Pool change_bytes;
+  Pool seats;
+};
+
 // Everything of one job name.
 struct Job {
-  Job(const std::string& name, const KeyspaceLimits& key_limits, std::size_t* all_bytes,
+  Job(const std::string& name, const KeyspaceLimits& key_limits, JobPools& pools,
       const MembershipLimits& limits, std::uint64_t first_generation,
       const SecretMaker& make_secret, Journal* journal)
-      : keys(key_limits, name, journal, all_bytes),
-        membership(name, limits, first_generation, make_secret, journal) {}
+      : keys(key_limits, name, journal, &pools.bytes, &pools.change_bytes),
+        membership(name, limits, first_generation, make_secret, journal, &pools.seats) {}
   Keyspace keys;
   Membership membership;
   std::size_t sessions = 0;
@@ -58,7 +69,11 @@ class ServerCore::Impl {
         clock_(now, kLateTick),
         leases_(std::max(options_.lease_ttl, kLeaseTtlFloor)),
         journal_(options_.durable),
-        sessions_(options_.session_memory, options_.limits.sessions, &journal_),
+        sessions_(options_.session_memory,
+                  {.sessions = options_.limits.sessions,
+                   .result_bytes_per_job = options_.limits.result_bytes_per_job,
+                   .result_bytes = options_.limits.result_total_bytes},
+                  &journal_),
         server_id_(options_.server_id),
         began_unix_ms_(options_.began_unix_ms) {
     RESILIENT_CHECK(options_.make_secret != nullptr);
@@ -168,7 +183,7 @@ class ServerCore::Impl {
   std::uint64_t epoch_ = 0;
   SessionId restored_last_session_ = 0;
   std::string store_row_;  // As it was written last.
-  std::size_t bytes_ = 0;  // Of the keyspaces of all jobs, which count it.
+  JobPools pools_{options_.limits};
   Jobs jobs_;
   // A job that is forgotten and comes back goes on above its old generations.
   std::uint64_t generation_floor_ = 0;

@@ -91,15 +91,15 @@ Job* ServerCore::Impl::AddJob(const std::string& name) {
   const MembershipLimits limits{
       options_.lone_close_grace,      options_.ping_grace,
       options_.exit_report_grace,     kPresenceBeats * leases_.ttl() / kHeartbeatsPerLease,
-      options_.limits.worlds_per_job, kSpareLeases * leases_.ttl()};
+      options_.limits.worlds_per_job, options_.limits.seats_per_job,
+      kSpareLeases * leases_.ttl()};
   KeyspaceLimits key_limits;
   key_limits.keys = options_.limits.keys_per_job;
   key_limits.bytes = options_.limits.bytes_per_job;
   key_limits.queue_items = options_.limits.queue_items;
-  key_limits.all_bytes = options_.limits.bytes;
   key_limits.changes = options_.changes_per_job;
   Job& job = jobs_
-                 .try_emplace(name, name, key_limits, &bytes_, limits, generation_floor_,
+                 .try_emplace(name, name, key_limits, pools_, limits, generation_floor_,
                               options_.make_secret, &journal_)
                  .first->second;
   job.membership.Keep();

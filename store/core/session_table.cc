@@ -10,12 +10,6 @@ namespace {
 
 constexpr int kIdleLookedAt = 64;  // Of idle sessions, when one has to go.
 
-std::size_t BytesOf(const Reply& reply) {
-  std::size_t bytes = reply.value.size() + reply.status.message().size();
-  for (const std::string& value : reply.values) bytes += value.size();
-  return bytes + (reply.shared_values ? reply.shared_values->encoded.size() : 0);
-}
-
 // The value of a result's row.
 template <typename Kept>
 std::string EncodeResult(const Kept& kept) {
@@ -25,6 +19,12 @@ std::string EncodeResult(const Kept& kept) {
 }
 
 }  // namespace
+
+Status NoLongerKept(std::uint64_t seq) {
+  return Status(StatusCode::kOutcomeUnknown, "request " + std::to_string(seq) +
+                                                 " was answered before, and the store no longer "
+                                                 "keeps the answer");
+}
 
 void ResultLog::Acknowledge(std::uint64_t first_unacked) {
   if (first_unacked > 0) acknowledged_ = std::max(acknowledged_, first_unacked - 1);
@@ -56,31 +56,72 @@ void ResultLog::Remember(const Reply& reply) {
   if (journal_ && reply.shared_values) kept.shared = shared_->Hold(reply.shared_values);
   kept.order = ++last_order_;
   by_order_.emplace(kept.order, reply.seq);
-  bytes_ += BytesOf(reply);
+  Count(reply);
   DropAcknowledged();
   while (results_.size() > kResultsPerLineMax ||
-         (bytes_ > kResultBytesPerLineMax && results_.size() > 1)) {
-    const std::uint64_t oldest = by_order_.begin()->second;
-    dropped_ = std::max(dropped_, oldest);
-    Drop(oldest);
+         (bytes() > kResultBytesPerLineMax && results_.size() > 1)) {
+    DropOldest();
   }
+  Write(kept);
+}
+
+void ResultLog::Shed() {
+  while (results_.size() > 1) DropOldest();
+  if (results_.empty()) return;
+  Kept& newest = results_.begin()->second;
+  if (ResultQuota::BytesOf(newest.reply) >= ResultQuota::kSmallLineBytes) {
+    Discount(newest.reply);
+    if (newest.shared != 0) shared_->Release(std::exchange(newest.shared, 0));
+    const std::uint64_t seq = newest.reply.seq;
+    Reply told{.seq = seq, .status = NoLongerKept(seq)};
+    std::swap(newest.reply, told);  // An assignment would keep the memory of the value.
+    Count(newest.reply);
+  }
+  Write(newest);
+}
+
+void ResultLog::SetIdleSince(std::optional<Instant> since) {
+  if (quota_) quota_->Move(line_, {idle_since_, bytes_}, {since, bytes_});
+  idle_since_ = since;
+}
+
+void ResultLog::Count(const Reply& reply) {
+  const std::size_t before = bytes_;
+  bytes_ += ResultQuota::BytesOf(reply);
+  if (!quota_) return;
+  quota_->Take(reply);
+  quota_->Move(line_, {idle_since_, before}, {idle_since_, bytes_});
+}
+
+void ResultLog::Discount(const Reply& reply) {
+  const std::size_t before = bytes_;
+  bytes_ -= ResultQuota::BytesOf(reply);
+  if (!quota_) return;
+  quota_->GiveBack(reply);
+  quota_->Move(line_, {idle_since_, before}, {idle_since_, bytes_});
+}
+
+void ResultLog::Write(Kept& kept) {
   kept.acknowledged = acknowledged_;
   kept.dropped = dropped_;
   kept.open.assign(open_.begin(), open_.upper_bound(dropped_));
-  if (journal_) journal_->Put(ResultRow(session_, role_, reply.seq), EncodeResult(kept));
+  if (journal_) journal_->Put(Row(kept.reply.seq), EncodeResult(kept));
 }
 
 void ResultLog::DropAcknowledged() {
-  while (!results_.empty() && results_.begin()->first <= acknowledged_) {
-    Drop(results_.begin()->first);
-  }
+  while (!results_.empty() && results_.begin()->first <= acknowledged_) Drop(results_.begin());
 }
 
-void ResultLog::Drop(std::uint64_t seq) {
-  const auto result = results_.find(seq);
-  if (journal_) journal_->Remove(ResultRow(session_, role_, seq));
+void ResultLog::DropOldest() {
+  const auto oldest = results_.find(by_order_.begin()->second);
+  dropped_ = std::max(dropped_, oldest->first);
+  Drop(oldest);
+}
+
+void ResultLog::Drop(Results::iterator result) {
+  if (journal_) journal_->Remove(Row(result->first));
   if (result->second.shared != 0) shared_->Release(result->second.shared);
-  bytes_ -= BytesOf(result->second.reply);
+  Discount(result->second.reply);
   by_order_.erase(result->second.order);
   results_.erase(result);
 }
@@ -92,7 +133,7 @@ bool ResultLog::Restore(std::uint64_t seq, std::string_view value) {
   if (!reader.Done() || kept.reply.seq != seq || results_.contains(seq)) return false;
   if (kept.shared != 0) kept.reply.shared_values = shared_->Take(kept.shared);
   if (kept.shared != 0 && !kept.reply.shared_values) return false;
-  bytes_ += BytesOf(kept.reply);
+  Count(kept.reply);
   acknowledged_ = std::max(acknowledged_, kept.acknowledged);
   dropped_ = std::max(dropped_, kept.dropped);
   if (kept.order > last_order_) {
@@ -105,16 +146,12 @@ bool ResultLog::Restore(std::uint64_t seq, std::string_view value) {
 
 void ResultLog::AppendRows(Rows& rows) const {
   for (const auto& [seq, kept] : results_) {
-    rows.emplace(ResultRow(session_, role_, seq), EncodeResult(kept));
+    rows.emplace(Row(seq), EncodeResult(kept));
   }
 }
 
-void ResultLog::RemoveRows() {
-  if (!journal_) return;
-  for (const auto& [seq, kept] : results_) {
-    journal_->Remove(ResultRow(session_, role_, seq));
-    if (kept.shared != 0) shared_->Release(kept.shared);
-  }
+void ResultLog::Clear() {
+  while (!results_.empty()) Drop(results_.begin());
 }
 
 void SessionTable::Connect(ConnectionId connection) { connections_.try_emplace(connection); }
@@ -149,7 +186,7 @@ Result<SessionTable::Opened> SessionTable::Open(ConnectionId connection, const H
   } else {
     if (IsFull(hello)) {
       return Status(StatusCode::kResourceExhausted,
-                    "the store keeps " + std::to_string(sessions_max_) +
+                    "the store keeps " + std::to_string(limits_.sessions) +
                         " sessions, the most it can; use another store or try again later");
     }
     opened.session = ++last_id_;
@@ -171,15 +208,17 @@ Session& SessionTable::Add(SessionId id, const Hello& hello) {
   // The control line holds it: kept from another's Hello, a new server would take it for set.
   if (hello.role != Role::kControl) session.hello.leased_key.clear();
   if (hello.role == Role::kAdmin) return session;
-  session.request.results = ResultLog(journal_, &shared_, id, Role::kRequest);
-  session.control.results = ResultLog(journal_, &shared_, id, Role::kControl);
+  OfJob& job = jobs_.try_emplace(hello.job, limits_, &result_bytes_).first->second;
+  ++job.sessions;
+  for (const Role role : {Role::kRequest, Role::kControl}) {
+    session.line(role).results = ResultLog(journal_, &shared_, &job.results, {id, role});
+  }
   by_name_.emplace(std::pair(hello.job, hello.session), id);
-  ++jobs_[hello.job].sessions;
   return session;
 }
 
 void SessionTable::BeginIdle(Session& session, Instant now) {
-  session.idle_since = now;
+  SetIdleSince(session, now);
   idle_.emplace(now, session.id);
   jobs_.at(session.hello.job).idle.emplace(now, session.id);
 }
@@ -189,11 +228,27 @@ void SessionTable::EndIdle(Session& session) {
   const std::pair entry(*session.idle_since, session.id);
   idle_.erase(entry);
   jobs_.at(session.hello.job).idle.erase(entry);
-  session.idle_since.reset();
+  SetIdleSince(session, std::nullopt);
+}
+
+void SessionTable::SetIdleSince(Session& session, std::optional<Instant> since) {
+  session.idle_since = since;
+  session.request.results.SetIdleSince(since);
+  session.control.results.SetIdleSince(since);
+}
+
+void SessionTable::Remember(Session& session, Role role, const Reply& reply) {
+  session.line(role).results.Remember(reply);
+  ResultQuota& quota = jobs_.at(session.hello.job).results;
+  while (quota.Over()) {
+    const std::optional<LineId> first = quota.First();
+    if (!first) return;
+    sessions_.at(first->session).line(first->role).results.Shed();
+  }
 }
 
 bool SessionTable::IsFull(const Hello& hello) const {
-  return hello.role != Role::kAdmin && by_name_.size() >= sessions_max_ &&
+  return hello.role != Role::kAdmin && by_name_.size() >= limits_.sessions &&
          !by_name_.contains({hello.job, hello.session});
 }
 
@@ -289,14 +344,12 @@ void SessionTable::Forget(SessionId id) {
   RESILIENT_CHECK(!found->second.Connected());
   by_name_.erase({found->second.hello.job, found->second.hello.session});
   EndIdle(found->second);
+  found->second.request.results.Clear();
+  found->second.control.results.Clear();
+  if (Keeps()) journal_->Remove(SessionRow(id));
   const auto of_job = jobs_.find(found->second.hello.job);
-  if (--of_job->second.sessions == 0) jobs_.erase(of_job);
-  if (Keeps()) {
-    found->second.request.results.RemoveRows();
-    found->second.control.results.RemoveRows();
-    journal_->Remove(SessionRow(id));
-  }
   sessions_.erase(found);
+  if (--of_job->second.sessions == 0) jobs_.erase(of_job);
 }
 
 Status SessionTable::RestoreSession(SessionId id, std::string_view value) {

@@ -17,17 +17,22 @@
 #include "store/core/journal.h"
 #include "store/core/keyspace.h"
 #include "store/core/messages.h"
+#include "store/core/result_quota.h"
 #include "store/core/server_core.h"
 #include "store/core/shared_results.h"
 #include "store/core/storage.h"
 
 namespace resilient::store {
 
+// What a repeated request is told whose result was dropped: kOutcomeUnknown.
+Status NoLongerKept(std::uint64_t seq);
+
 // The results of one line of requests (a session's request or control connection), so that a
 // repeated request gets the first answer instead of a second effect. A client has at most
 // kInFlightPerSessionMax requests open, and answers arrive in the order in which they were given;
 // so what a client may still repeat is among the newest results, and older ones are dropped even
-// while an older *wait* holds first_unacked back.
+// while an older *wait* holds first_unacked back. Where the results of a job take too much, lines
+// shed theirs (ResultQuota): a repeat of theirs is told that its outcome is unknown.
 //
 // In a durable store each result is a row, which also says what had been forgotten when it was
 // written. An acknowledgement alone changes no row, or each read behind a mutation would have to
@@ -36,12 +41,12 @@ namespace resilient::store {
 class ResultLog {
  public:
   ResultLog() = default;
-  // `journal` and `shared` outlive this; journal may be null, and shared is used only with it.
-  ResultLog(Journal* journal, SharedResults* shared, SessionId session, Role role)
+  // All outlive this; journal may be null, and shared is used only with it.
+  ResultLog(Journal* journal, SharedResults* shared, ResultQuota* quota, LineId line)
       : journal_(journal && journal->on() ? journal : nullptr),
         shared_(shared),
-        session_(session),
-        role_(role) {}
+        quota_(quota),
+        line_(line) {}
 
   // Results below may be forgotten.
   void Acknowledge(std::uint64_t first_unacked);
@@ -53,19 +58,24 @@ class ResultLog {
   // are, and a repeat after a lost connection waits again.
   void Open(std::uint64_t seq);
   void Remember(const Reply& reply);
+  // Nothing is left but the number of the newest result, and that older ones are forgotten.
+  void Shed();
+  // Since when the session has no connection.
+  void SetIdleSince(std::optional<Instant> since);
 
   // A row's value back into the log. False: it is none.
   bool Restore(std::uint64_t seq, std::string_view value);
   void AppendRows(Rows& rows) const;
-  // Removes all rows: the session is forgotten.
-  void RemoveRows();
+  // The session is forgotten: nothing is kept any more.
+  void Clear();
 
   // Whether a client may still ask for an answer: one that it has not acknowledged, or that waits.
   bool Owes() const {
     return !open_.empty() || results_.upper_bound(acknowledged_) != results_.end();
   }
   std::size_t size() const { return results_.size(); }
-  std::size_t bytes() const { return bytes_; }
+  // What was answered, without what keeping it takes.
+  std::size_t bytes() const { return bytes_ - results_.size() * ResultQuota::kOverhead; }
 
  private:
   struct Kept {
@@ -77,19 +87,28 @@ class ResultLog {
     std::uint64_t dropped = 0;
     std::vector<std::uint64_t> open;  // Only those up to `dropped`.
   };
+  using Results = std::map<std::uint64_t, Kept>;
+
+  std::string Row(std::uint64_t seq) const { return ResultRow(line_.session, line_.role, seq); }
   void DropAcknowledged();
-  void Drop(std::uint64_t seq);
+  void DropOldest();
+  void Drop(Results::iterator result);
+  // What a reply takes is counted, or no longer.
+  void Count(const Reply& reply);
+  void Discount(const Reply& reply);
+  void Write(Kept& kept);
 
   Journal* journal_ = nullptr;  // Null: nothing is kept beyond memory.
   SharedResults* shared_ = nullptr;
-  SessionId session_ = 0;
-  Role role_ = Role::kRequest;
+  ResultQuota* quota_ = nullptr;  // Null: nobody counts.
+  LineId line_;
+  std::optional<Instant> idle_since_;
   // Those up to acknowledged_ only wait for their rows to be removed.
-  std::map<std::uint64_t, Kept> results_;
+  Results results_;
   std::map<std::uint64_t, std::uint64_t> by_order_;  // To the seq.
   std::uint64_t last_order_ = 0;
   std::set<std::uint64_t> open_;  // Requests that wait; at most kInFlightPerSessionMax.
-  std::size_t bytes_ = 0;
+  std::size_t bytes_ = 0;         // With what keeping them takes.
   std::uint64_t acknowledged_ = 0;
   std::uint64_t dropped_ = 0;  // The highest number whose result had to go unacknowledged.
 };
@@ -113,6 +132,13 @@ struct Session {
   Line& line(Role role) { return role == Role::kControl ? control : request; }
 };
 
+// How many sessions there may be, and what their results may take. Thread: value type.
+struct SessionLimits {
+  std::size_t sessions = kSessionsMax;
+  std::size_t result_bytes_per_job = kResultBytesPerJobMax;
+  std::size_t result_bytes = kResultTotalBytesMax;
+};
+
 // Connections, the sessions behind them, and how long a session outlives them. An admin connection
 // is a session of its own that ends with it, and counts for no limit.
 //
@@ -123,9 +149,12 @@ struct Session {
 class SessionTable {
  public:
   // `journal` outlives this, or is null.
-  explicit SessionTable(Duration memory, std::size_t sessions_max = kSessionsMax,
-                        Journal* journal = nullptr)
-      : journal_(journal), memory_(memory), sessions_max_(sessions_max), shared_(journal) {}
+  explicit SessionTable(Duration memory, SessionLimits limits = {}, Journal* journal = nullptr)
+      : journal_(journal),
+        memory_(memory),
+        limits_(limits),
+        shared_(journal),
+        result_bytes_{.most = limits.result_bytes} {}
 
   void Connect(ConnectionId connection);
   bool Knows(ConnectionId connection) const { return connections_.contains(connection); }
@@ -166,6 +195,10 @@ class SessionTable {
   std::optional<SessionId> Expendable(const std::string& job,
                                       const std::function<bool(SessionId)>& may_go) const;
 
+  // Keeps the answer to a request. Where that is too much for the job, lines shed their results.
+  // REQUIRES: not of an admin.
+  void Remember(Session& session, Role role, const Reply& reply);
+
   // Sessions without a connection for longer than the memory, oldest first.
   std::vector<SessionId> Idle(Instant now) const;
   void Forget(SessionId session);
@@ -187,6 +220,8 @@ class SessionTable {
 
   std::size_t connections() const { return connections_.size(); }
   std::size_t sessions() const { return sessions_.size(); }
+  // That results take, over all jobs.
+  std::size_t result_bytes() const { return result_bytes_.taken; }
 
  private:
   struct Bind {
@@ -200,12 +235,14 @@ class SessionTable {
                                            const std::function<bool(SessionId)>& may_go) const;
   void BeginIdle(Session& session, Instant now);
   void EndIdle(Session& session);
+  static void SetIdleSince(Session& session, std::optional<Instant> since);
   void KeepHello(const Session& session);
 
   Journal* const journal_;
   const Duration memory_;
-  const std::size_t sessions_max_;
+  const SessionLimits limits_;
   SharedResults shared_;
+  Pool result_bytes_;
   SessionId last_id_ = 0;
   SessionId last_kept_ = 0;
   std::unordered_map<ConnectionId, Bind> connections_;
@@ -214,8 +251,11 @@ class SessionTable {
   IdleSet idle_;
   // Without those of admins.
   struct OfJob {
+    explicit OfJob(const SessionLimits& limits, Pool* all)
+        : results(limits.result_bytes_per_job, all) {}
     std::size_t sessions = 0;
     IdleSet idle;
+    ResultQuota results;
   };
   std::map<std::string, OfJob> jobs_;
 };

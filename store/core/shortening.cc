@@ -6,6 +6,7 @@
 
 #include "runtime/net/frame.h"
 #include "store/core/causes.h"
+#include "store/core/text_limits.h"
 
 namespace resilient::store {
 namespace {
@@ -16,25 +17,20 @@ Status TooLarge(const char* what, std::size_t bytes) {
                     "the store holds at most " + std::to_string(kMaxFrameBody));
 }
 
-Status Brief(const Status& status) {
-  FailureDetail detail = status.detail();
-  detail.host = Cut(detail.host);
-  detail.group = Cut(detail.group);
-  return Status(status.code(), Cut(status.message()), std::move(detail));
-}
-
 struct EventShortener {
   std::size_t bytes;
 
   // No world is made whose view is too large, see Membership::CheckRoomInView.
   Event operator()(const View&) const { return NoView(); }
   Event operator()(const SharedViewEvent&) const { return NoView(); }
-  Event operator()(const Fence& event) const { return Fence{event.generation, Brief(event.cause)}; }
+  Event operator()(const Fence& event) const {
+    return Fence{event.generation, CutTexts(event.cause)};
+  }
   Event operator()(const JoinRefusedEvent& event) const {
-    return JoinRefusedEvent{Brief(event.why), event.join};
+    return JoinRefusedEvent{CutTexts(event.why), event.join};
   }
   Event operator()(const SessionLostEvent& event) const {
-    return SessionLostEvent{Brief(event.why)};
+    return SessionLostEvent{CutTexts(event.why)};
   }
   Event operator()(const HeldEvent& event) const {
     HeldEvent cut = event;
@@ -71,7 +67,7 @@ ServerMessage Shortened(const ServerMessage& message, std::size_t bytes) {
   if (reply == nullptr) return std::visit(EventShortener{bytes}, std::get<Event>(message));
   Reply refusal;
   refusal.seq = reply->seq;
-  refusal.status = reply->status.ok() ? TooLarge("the answer", bytes) : Brief(reply->status);
+  refusal.status = reply->status.ok() ? TooLarge("the answer", bytes) : CutTexts(reply->status);
   refusal.revision = reply->revision;
   return refusal;
 }

@@ -14,6 +14,7 @@
 
 #include "store/core/diagnosis.h"
 #include "store/core/keyspace.h"
+#include "store/core/quota.h"
 
 namespace resilient::store {
 
@@ -55,9 +56,12 @@ struct Seat {
 };
 
 // The places of a world. A rank comes from a peer, or from a row: it is looked up here, and is an
-// index nowhere else. Thread: value type.
+// index nowhere else. Thread: value type that can only be moved.
 class Seats {
  public:
+  // Counted as taken of `quota`, which outlives this or is null.
+  explicit Seats(Quota* quota = nullptr) : taken_(quota) {}
+
   // Null: the world has no such rank.
   Seat* Find(int rank) { return Has(rank) ? &seats_[static_cast<std::size_t>(rank)] : nullptr; }
   const Seat* Find(int rank) const { return const_cast<Seats*>(this)->Find(rank); }
@@ -72,13 +76,20 @@ class Seats {
   auto begin() const { return seats_.begin(); }
   auto end() { return seats_.end(); }
   auto end() const { return seats_.end(); }
-  void Resize(std::size_t size) { seats_.resize(size); }
-  void Add(Seat seat) { seats_.push_back(std::move(seat)); }
+  void Resize(std::size_t size) {
+    seats_.resize(size);
+    taken_.Set(size);
+  }
+  void Add(Seat seat) {
+    seats_.push_back(std::move(seat));
+    taken_.Set(size());
+  }
 
  private:
   bool Has(int rank) const { return rank >= 0 && static_cast<std::size_t>(rank) < size(); }
 
   std::vector<Seat> seats_;
+  Charge taken_;
 };
 
 // What the members have said of room for more ranks: they say so at each commit, and when all have
@@ -91,6 +102,9 @@ struct Room {
 
 // One init round of one life. Owner: Membership, which moves it; thread: caller-synchronised.
 struct World {
+  // Its seats count as taken of `quota`; null: they are not counted.
+  explicit World(Quota* quota = nullptr) : seats(quota) {}
+
   // Kept.
   std::uint64_t round = 0;
   std::uint64_t generation = 0;

@@ -12,7 +12,8 @@ namespace resilient::store {
 
 namespace {
 
-constexpr char kTlsHandshake = 0x16;  // The first byte of a TLS client.
+constexpr char kTlsHandshake = 0x16;                    // The first byte of a TLS client.
+constexpr std::size_t kPartialInputCounted = 4u << 10;  // What most requests stay below.
 
 }  // namespace
 
@@ -81,6 +82,20 @@ void Connection::OnDecrypted(std::string_view bytes) {
 }
 
 void Connection::Take(std::string_view bytes) {
+  Split(bytes);
+  if (!closed() && !ending_) TellOfPartialInput();
+}
+
+void Connection::TellOfPartialInput() {
+  const std::size_t partial =
+      tcpstore_ != nullptr ? tcpstore_->PartialBytes() : splitter_.PartialBytes();
+  const bool counts = partial >= kPartialInputCounted;
+  if (!counts && !partial_told_) return;
+  partial_told_ = counts;
+  owner_.OnPartialInput(*this, counts ? partial : 0);
+}
+
+void Connection::Split(std::string_view bytes) {
   if (tcpstore_ != nullptr) {
     const Status fed = tcpstore_->Feed(bytes);
     if (HasInput()) return owner_.OnFrames(*this);

@@ -34,6 +34,8 @@ class Connection {
    public:
     virtual ~Owner() = default;
     virtual void OnFrames(Connection& connection) = 0;  // HasInput, or room for answers again.
+    // So much has come of a request that is not whole; 0: it is. Small parts are not told of.
+    virtual void OnPartialInput(Connection& connection, std::size_t bytes) = 0;
     // The peer is gone (ok: it closed), what it sends is not our protocol (kProtocol), or one side
     // refused the other's certificate (kAuth).
     virtual void OnEnd(Connection& connection, const Status& why) = 0;
@@ -124,6 +126,9 @@ class Connection {
   // Shows how the peer speaks. False when the connection is broken.
   bool Recognise(char first);
   void Take(std::string_view bytes);
+  // What has come is split, and its owner has been told.
+  void Split(std::string_view bytes);
+  void TellOfPartialInput();
   // Nothing of ours can go out yet: it is open how the peer speaks, or TLS is being agreed on.
   bool Opening() const { return !spoken_ || (tls_ != nullptr && !tls_->established()); }
   void OnWritten();
@@ -143,6 +148,7 @@ class Connection {
   bool has_spoken_ = false;
   std::unique_ptr<tcpstore::Client> tcpstore_;
   FrameSplitter splitter_;
+  bool partial_told_ = false;
   OutputQueue out_;
   std::size_t unflushed_ = 0;
   std::uint64_t flushed_ = 0;  // Bytes given to the socket.

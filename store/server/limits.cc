@@ -15,6 +15,7 @@ namespace {
 constexpr std::size_t kKibi = 1u << 10;
 constexpr std::size_t kMebi = 1u << 20;
 constexpr std::size_t kGibi = 1u << 30;
+constexpr std::size_t kNameWidth = 22;  // In the table of --help.
 
 struct Limit {
   std::string_view name;
@@ -52,18 +53,36 @@ constexpr std::array kLimits = {
     Limit{"queue-items", 1, 4 * kMebi, false,
           [](ServerLimits& limits) -> std::size_t& { return limits.core.queue_items; },
           "items of one queue"},
+    Limit{"seats-per-job", 1, 4 * kMebi, false,
+          [](ServerLimits& limits) -> std::size_t& { return limits.core.seats_per_job; },
+          "seats of the worlds of a job, empty ones too"},
+    Limit{"seats", 1, 64 * kMebi, false,
+          [](ServerLimits& limits) -> std::size_t& { return limits.core.seats; },
+          "the same of all jobs together"},
     Limit{"bytes-per-job", kKibi, 2 * kGibi, true,
           [](ServerLimits& limits) -> std::size_t& { return limits.core.bytes_per_job; },
-          "keys, values, items and waits of a job"},
+          "keys, values, items and waits of a job, with what keeping them takes"},
     Limit{"bytes", kKibi, 64 * kGibi, true,
           [](ServerLimits& limits) -> std::size_t& { return limits.core.bytes; },
           "the same of all jobs together"},
+    Limit{"result-bytes-per-job", kKibi, 2 * kGibi, true,
+          [](ServerLimits& limits) -> std::size_t& { return limits.core.result_bytes_per_job; },
+          "answers kept for clients of a job that may ask again; above it the largest go"},
+    Limit{"result-total-bytes", kKibi, 64 * kGibi, true,
+          [](ServerLimits& limits) -> std::size_t& { return limits.core.result_total_bytes; },
+          "the same of all jobs together"},
+    Limit{"change-total-bytes", kKibi, 64 * kGibi, true,
+          [](ServerLimits& limits) -> std::size_t& { return limits.core.change_total_bytes; },
+          "changes of keys kept for the watches of all jobs; above it the oldest go"},
     Limit{"output-bytes", kMebi, kGibi, true,
           [](ServerLimits& limits) -> std::size_t& { return limits.output_bytes; },
           "that a client leaves unread; above it is cut"},
     Limit{"output-total-bytes", kMebi, 64 * kGibi, true,
           [](ServerLimits& limits) -> std::size_t& { return limits.output_total_bytes; },
           "that all clients together leave unread; above it the worst is cut"},
+    Limit{"input-total-bytes", 16 * kMebi, 64 * kGibi, true,
+          [](ServerLimits& limits) -> std::size_t& { return limits.input_total_bytes; },
+          "of requests of which a part has come; above it who has begun longest ago is cut"},
     Limit{"slow-seconds", 1, 3600, false,
           [](ServerLimits& limits) -> std::size_t& { return limits.slow_seconds; },
           "after which a client is cut that leaves 8 MiB unread and reads nothing"},
@@ -124,7 +143,7 @@ std::string DescribeLimits() {
   std::string text;
   ServerLimits defaults;
   for (const Limit& limit : kLimits) {
-    text += StrCat("  ", limit.name, std::string(20 - limit.name.size(), ' '),
+    text += StrCat("  ", limit.name, std::string(kNameWidth - limit.name.size(), ' '),
                    Amount(limit.of(defaults), limit.bytes), " (", Amount(limit.least, limit.bytes),
                    " to ", Amount(limit.most, limit.bytes), "): ", limit.meaning, "\n");
   }

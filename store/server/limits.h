@@ -17,6 +17,7 @@ inline constexpr std::size_t kBeforeHelloMax = 1024;   // Further ones wait in t
 inline constexpr std::size_t kHelloSeconds = 5;
 inline constexpr std::size_t kOutputBytesMax = 32u << 20;
 inline constexpr std::size_t kOutputTotalBytesMax = 512u << 20;
+inline constexpr std::size_t kInputTotalBytesMax = 256u << 20;
 inline constexpr std::size_t kSlowSeconds = 10;
 // What may be under way to the disk, together with the messages that wait for it. Above it requests
 // are left unread; above twice as much control connections, too.
@@ -30,6 +31,7 @@ struct ServerLimits {
   std::size_t hello_seconds = kHelloSeconds;
   std::size_t output_bytes = kOutputBytesMax;  // That one client leaves unread.
   std::size_t output_total_bytes = kOutputTotalBytesMax;
+  std::size_t input_total_bytes = kInputTotalBytesMax;  // Of requests that are not whole.
   // A client that leaves more than kOutputSoftLimit unread and reads nothing for so long is cut.
   std::size_t slow_seconds = kSlowSeconds;
   std::size_t held_bytes = kHeldBytesMax;

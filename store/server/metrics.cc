@@ -117,6 +117,11 @@ void AddStore(Page& page, const MetricsPage& from) {
              static_cast<double>(gauges.live_members));
   page.Gauge("keys", "Keys over all jobs; a queue counts as one.",
              static_cast<double>(gauges.keys));
+  page.Gauge("seats", "Seats of these worlds, empty ones too.", static_cast<double>(gauges.seats));
+  page.Gauge("result_bytes", "Answers kept for clients that may ask again.",
+             static_cast<double>(gauges.result_bytes));
+  page.Gauge("change_bytes", "Changes of keys kept for watches.",
+             static_cast<double>(gauges.change_bytes));
   page.Gauge("bytes", "Bytes of keys, values, items and waits over all jobs.",
              static_cast<double>(gauges.bytes));
   page.Gauge("waits", "Requests that wait for others.", static_cast<double>(gauges.waits));
@@ -124,6 +129,8 @@ void AddStore(Page& page, const MetricsPage& from) {
              static_cast<double>(from.watched_processes));
   page.Gauge("held_bytes", "Changes under way to the disk and the answers that wait for them.",
              static_cast<double>(from.held_bytes));
+  page.Gauge("input_bytes", "Parts of requests that are not whole yet.",
+             static_cast<double>(from.input_bytes));
   page.Gauge("output_bytes", "Answers that wait for their receivers to read.",
              static_cast<double>(from.output_bytes));
 }

@@ -45,7 +45,7 @@ enum class Refusal : std::uint8_t {
   kSilent,       // No Hello in time.
   kProtocol,     // What it sent is not our protocol.
   kRequest,      // Not a request that can be read.
-  kSlow,         // It does not read its answers.
+  kSlow,         // It does not read its answers, or does not end its requests.
   kAccess,       // It has not proved to know a token, or TLS was refused.
 };
 inline constexpr std::size_t kRefusals = 6;
@@ -74,6 +74,7 @@ struct MetricsPage {
   bool encrypted = false;
   std::size_t held_bytes = 0;
   std::size_t output_bytes = 0;
+  std::size_t input_bytes = 0;
   std::size_t before_hello = 0;
   std::size_t watched_processes = 0;
   double start_unix_s = 0;

@@ -401,13 +401,6 @@ void Server::OnEnd(Connection& connection, const Status& why) {
   Settle();
 }
 
-void Server::Cut(Connection& connection, std::string_view why) {
-  metrics_.Refused(Refusal::kSlow);
-  RESILIENT_LOG_RECORD(kWarn, connection.Record("cut", StrCat("cut the connection of ",
-                                                              connection.name(), ": ", why)));
-  Drop(connection);
-}
-
 void Server::Drop(Connection& connection) {
   const ConnectionId id = connection.id();
   const auto found = connections_.find(id);
@@ -424,6 +417,7 @@ void Server::Drop(Connection& connection) {
   deferred_.erase(id);
   stalled_.erase(id);
   output_.Forget(id);
+  input_.Note(id, 0);
   graveyard_.push_back(std::move(found->second));
   connections_.erase(found);
 }

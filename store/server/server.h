@@ -25,6 +25,7 @@
 #include "store/server/engine.h"
 #include "store/server/held_effects.h"
 #include "store/server/http_endpoint.h"
+#include "store/server/input_ledger.h"
 #include "store/server/limits.h"
 #include "store/server/metrics.h"
 #include "store/server/newcomers.h"
@@ -107,6 +108,7 @@ class Server final : private Connection::Owner {
   };
 
   void OnFrames(Connection& connection) override;
+  void OnPartialInput(Connection& connection, std::size_t bytes) override;
   void OnEnd(Connection& connection, const Status& why) override;
   void OnConnectionWaiting();
   // Takes one that found no place, where another has to give its own up for it.
@@ -213,6 +215,7 @@ class Server final : private Connection::Owner {
   std::vector<ConnectionId> touched_;  // To be flushed in Settle; each of them says so itself.
   std::size_t unflushed_ = 0;          // Bytes of those, roughly.
   OutputLedger output_;
+  InputLedger input_;
   std::vector<ConnectionId> disconnected_;  // To be told to the core in Settle.
   // Of these, what is to be asked before in their name.
   std::unordered_map<ConnectionId, Request> last_requests_;

@@ -1,4 +1,5 @@
-// How what Server says goes out, and what it does about those who do not read it.
+// How what Server says goes out, and what it does about those who do not read it, or who do not end
+// what they send.
 
 #include <utility>
 #include <variant>
@@ -107,6 +108,13 @@ void Server::RenewOutput() {
   for (const ConnectionId id : output_.All()) NoteOutput(*Find(id));
 }
 
+void Server::Cut(Connection& connection, std::string_view why) {
+  metrics_.Refused(Refusal::kSlow);
+  RESILIENT_LOG_RECORD(kWarn, connection.Record("cut", StrCat("cut the connection of ",
+                                                              connection.name(), ": ", why)));
+  Drop(connection);
+}
+
 void Server::CutWorst() {
   const std::size_t most = options_.limits.output_total_bytes;
   RenewOutput();
@@ -116,6 +124,20 @@ void Server::CutWorst() {
                       " MiB wait for it, the most of ", Mebibytes(output_.total()),
                       " MiB that wait for all clients; the limit is ", Mebibytes(most), " MiB"));
   }
+}
+
+void Server::OnPartialInput(Connection& connection, std::size_t bytes) {
+  input_.Note(connection.id(), bytes);
+  const std::size_t most = options_.limits.input_total_bytes;
+  if (input_.total() <= most) return;
+  while (input_.total() > most) {
+    Connection& oldest = *Find(*input_.Oldest());
+    Cut(oldest,
+        StrCat("it does not end its request: ", Mebibytes(input_.Of(oldest.id())),
+               " MiB of one have come, begun before the others of ", Mebibytes(input_.total()),
+               " MiB that are not whole; the limit is ", Mebibytes(most), " MiB"));
+  }
+  Settle();
 }
 
 void Server::CutStuck(Instant now) {

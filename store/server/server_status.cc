@@ -74,6 +74,7 @@ std::string Server::MetricsText() {
   page.held_bytes = held_.bytes();
   RenewOutput();
   page.output_bytes = output_.total();
+  page.input_bytes = input_.total();
   page.before_hello = newcomers_.size();
   page.watched_processes = processes_.size();
   page.start_unix_s = started_unix_s_;

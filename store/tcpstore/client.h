@@ -51,6 +51,8 @@ class Client {
   // As QueryParser.
   Status Feed(std::string_view bytes) { return parser_.Feed(bytes); }
   bool HasQuery() const { return parser_.HasQuery(); }
+  // Bytes kept of a query that is not whole yet.
+  std::size_t PartialBytes() const { return parser_.PartialBytes(); }
   const Status& status() const { return parser_.status(); }
 
   // Answers the next query; what is to be sent is in the effects. Not OK: it cannot be answered,

@@ -64,6 +64,8 @@ class QueryParser {
   // Afterwards the next one may be there, or status() say why none comes. REQUIRES: HasQuery().
   Query Take();
   const Status& status() const { return status_; }
+  // Bytes kept of a query that is not whole yet.
+  std::size_t PartialBytes() const { return complete_ ? 0 : bytes_ + input_.size() - at_; }
 
  private:
   enum class Piece : std::uint8_t { kType, kMagic, kNonce, kNumber, kCount, kLength, kText };

@@ -72,9 +72,14 @@ Script::Script(Bytes bytes) : bytes_(bytes) {
                        .jobs = 2,
                        .worlds_per_job = 2,
                        .keys_per_job = 6,
-                       .bytes_per_job = 4096,
+                       .bytes_per_job = 12000,
                        .queue_items = 4,
-                       .bytes = 6000};
+                       .bytes = 18000,
+                       .seats_per_job = 5,
+                       .seats = 7,
+                       .result_bytes_per_job = 4096,
+                       .result_total_bytes = 6000,
+                       .change_total_bytes = 1000};
   }
   Start();
 }
@@ -253,6 +258,10 @@ Op Script::MembershipOp(const Peer& peer) {
       // A spare among them.
       join.request.rank = (which & 0x80) != 0 ? static_cast<int>(bytes_.Below(6)) - 2 : session;
       join.request.world_size = static_cast<int>(which / 8 % 4);
+      if (join.request.rank > 2) {  // Ranks far beyond the sizes of others.
+        join.request.world_size = static_cast<int>(bytes_.Below(65));
+        join.request.rank = static_cast<int>(bytes_.Below(65));
+      }
       join.request.endpoint = "e";
       join.request.join_timeout = Millis(bytes_.Below(4) * 1000);
       join.request.seat_wait = Millis((which & 0x40) != 0 ? 2000 : 0);
@@ -269,7 +278,10 @@ Op Script::MembershipOp(const Peer& peer) {
     case 5: {
       const auto kind = static_cast<ReportKind>(1 + bytes_.Below(9));
       const int accused = static_cast<int>(bytes_.Below(5)) - 1;
-      ReportOp op{{kind, generation, accused, Status(StatusCode::kMismatch, "they differ")}};
+      FailureDetail detail;
+      detail.host = Words();
+      detail.group = Words();
+      ReportOp op{{kind, generation, accused, Status(StatusCode::kMismatch, Words(), detail)}};
       if (kind == ReportKind::kRoom) {
         op.report.max_world = static_cast<int>(bytes_.Below(8));
         op.report.commit = bytes_.Below(4);
@@ -285,17 +297,57 @@ Op Script::MembershipOp(const Peer& peer) {
       report.rank = static_cast<int>(bytes_.Below(4)) - 1;
       report.exit_code = static_cast<int>(bytes_.Below(2));
       report.signal = bytes_.Below(2) != 0 ? 9 : 0;
+      report.text = Words();
       return report;
     }
     default:
+      if ((which & 0x10) != 0) return WaitingOp{WaitingOf(generation)};
+      if ((which & 0x20) != 0) return WhereaboutsOp{generation, {Words(), Words(), Words()}};
       return HeartbeatOp{which};
   }
 }
 
+bool Script::IsSilent(const Op& op) {
+  return std::holds_alternative<HeartbeatOp>(op) || std::holds_alternative<WaitingOp>(op) ||
+         std::holds_alternative<WhereaboutsOp>(op);
+}
+
+// What a peer says for people to read may be long.
+std::string Script::Words() {
+  const std::uint8_t which = bytes_.Next();
+  return std::string(which % 64 == 0 ? kLongText : which % 4, 'w');
+}
+
+WaitingReport Script::WaitingOf(std::uint64_t generation) {
+  WaitingReport report;
+  report.generation = generation;
+  const std::uint8_t which = bytes_.Next();
+  report.tell = which % 2 != 0;
+  report.blocked = which % 4 / 2 != 0;
+  for (std::uint64_t left = which / 4 % 3; left > 0; --left) {
+    WaitingCall& call = report.calls.emplace_back();
+    call.group = Words();
+    call.operation.what = Words();
+    call.operation.call_site = Words();
+    call.operation.seq = bytes_.Below(3);
+    call.operation.missing = {static_cast<int>(bytes_.Below(66)) - 1};
+    call.blocked = report.blocked;
+    report.made.push_back({call.group, {bytes_.Below(3), Words(), Words()}, true});
+    GroupProgress& progress = report.progress.emplace_back();
+    progress.group = call.group;
+    progress.entered = bytes_.Below(3);
+    if (bytes_.Below(2) == 0) continue;
+    progress.device.emplace();
+    progress.device->name = Words();
+    progress.device->last = Words();
+  }
+  return report;
+}
+
 void Script::AskMembership(Peer& peer) {
-  // Number 0 is for heartbeats.
+  // Number 0 is for what has no answer.
   Op op = MembershipOp(peer);
-  if (std::holds_alternative<HeartbeatOp>(op)) return Send(peer, Request{.op = std::move(op)});
+  if (IsSilent(op)) return Send(peer, Request{.op = std::move(op)});
   Ask(peer, std::move(op));
 }
 
@@ -306,7 +358,7 @@ void Script::AskAdmin(Peer& peer) {
     case 0:
       return Ask(peer, StatusOp{});
     case 1:
-      return Ask(peer, HoldOp{rank, "", 1 + bytes_.Below(4) * 1000, "a reason"});
+      return Ask(peer, HoldOp{rank, "", 1 + bytes_.Below(4) * 1000, Words()});
     case 2:
       return Ask(peer, ReleaseOp{rank, ""});
     default:
@@ -388,8 +440,8 @@ void Script::Send(Peer& peer, const Request& request) {
   });
   const bool goodbye = std::holds_alternative<LeaveOp>(request.op) && request.seq == 0 &&
                        peer.hello.role == Role::kRequest;
-  const bool silent = goodbye || std::holds_alternative<CancelOp>(request.op) ||
-                      std::holds_alternative<HeartbeatOp>(request.op);
+  const bool silent =
+      goodbye || std::holds_alternative<CancelOp>(request.op) || IsSilent(request.op);
   const ConnectionId id = peer.id;
   if (id != 0 && peer.greeted && !answered && !silent)
     peer.waits[request.seq] = now_ + kPatience / 2;

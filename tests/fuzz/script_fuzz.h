@@ -59,6 +59,9 @@ class Script {
 
  private:
   static constexpr std::size_t kSlots = 6;
+  // Of a message of the core: all that its limits allow in so small worlds. A long text is longer.
+  static constexpr std::size_t kMessageBytesMax = 1u << 18;
+  static constexpr std::size_t kLongText = kMessageBytesMax + 1;
   using LineName = std::tuple<std::string, std::string, Role>;  // Job, session, role.
 
   // What a client's line remembers; outlives connections and restarts.
@@ -98,6 +101,9 @@ class Script {
   std::vector<std::string> Keys();
   Op KeyOp(bool* counted);
   Op MembershipOp(const Peer& peer);
+  static bool IsSilent(const Op& op);  // It has no answer.
+  std::string Words();
+  WaitingReport WaitingOf(std::uint64_t generation);
   // The next number mostly.
   void Ask(Peer& peer, Op op);
   void Send(Peer& peer, const Request& request);

@@ -8,7 +8,6 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,7 +15,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "store/core/keyspace.h"
 #include "tests/ranks/http_support.h"
+#include "tests/ranks/store_limits_support.h"
 #include "tests/ranks/store_server_support.h"
 
 namespace resilient::store {
@@ -24,34 +25,6 @@ namespace {
 
 using std::chrono::seconds;
 using testing::HasSubstr;
-
-constexpr std::size_t kMebi = 1u << 20;
-
-std::vector<std::string> WithLimits(const std::vector<std::string>& limits) {
-  std::vector<std::string> arguments = {"--metrics", "127.0.0.1:0"};
-  for (const std::string& limit : limits) arguments.insert(arguments.end(), {"--limit", limit});
-  return arguments;
-}
-
-std::unique_ptr<RawClient> Greeted(const TestServer& server, const std::string& job = "job") {
-  auto client = std::make_unique<RawClient>(server.address());
-  const auto welcome = client->SayHello(MakeTestHello(Role::kRequest, job));
-  EXPECT_TRUE(welcome && welcome->status.ok());
-  return client;
-}
-
-void ExpectWorks(RawClient& client) {
-  const auto reply = client.Call(CheckOp{{"k"}});
-  ASSERT_TRUE(reply);
-  EXPECT_TRUE(reply->status.ok()) << reply->status.ToString();
-}
-
-Samples Scrape(const TestServer& server) {
-  const auto reply = HttpGet(MetricsAddress(server), "/metrics");
-  const Result<Samples> samples = ParseMetrics(reply.value_or(HttpReply()).body);
-  EXPECT_TRUE(samples.ok()) << samples.status().message();
-  return samples.ok() ? *samples : Samples();
-}
 
 // `count` waits for one value of 4 MiB: its arrival puts them all before a peer that does not read.
 std::unique_ptr<RawClient> Waiting(const TestServer& server, int count) {
@@ -65,16 +38,6 @@ std::unique_ptr<RawClient> Waiting(const TestServer& server, int count) {
 void SetBig(RawClient& client) {
   const auto set = client.Call(SetOp{"big", std::string(4 * kMebi, 'x')});
   ASSERT_TRUE(set && set->status.ok());
-}
-
-bool Said(TestServer& server, const std::string& text) {
-  const Deadline deadline = In(kPatience);
-  while (server.process().ErrorText().find(text) == std::string::npos) {
-    if (deadline.ExpiredAt(Now())) return false;
-    if (HttpGet(MetricsAddress(server), "/healthz").value_or(HttpReply()).status != 200)
-      return false;
-  }
-  return true;
 }
 
 TEST(StoreLimits, Option_RefusesWhatIsNoLimit) {
@@ -138,16 +101,18 @@ TEST(StoreLimits, BytesOfOneJobAndOfAll_AtTheLimitAndBeyond) {
   TestServer server(WithLimits({"bytes-per-job=2KiB", "bytes=3KiB"}));
   const auto one = Greeted(server, "one");
   const auto two = Greeted(server, "two");
-  EXPECT_TRUE(one->Call(SetOp{"k", std::string(2047, 'v')})->status.ok());  // 2 KiB with the key.
+  // 2 KiB with the key, and what keeping it takes.
+  EXPECT_TRUE(one->Call(SetOp{"k", std::string(2047 - kKeyOverhead, 'v')})->status.ok());
   auto beyond = one->Call(AppendOp{"k", "v"});
   EXPECT_EQ(beyond->status.code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(beyond->status.message(), HasSubstr("the job take 2048 of 2048 bytes"));
-  EXPECT_TRUE(two->Call(SetOp{"k", std::string(1023, 'v')})->status.ok());
+  // Beyond what the first one leaves, up to an even share of all.
+  EXPECT_TRUE(two->Call(SetOp{"k", std::string(1535 - kKeyOverhead, 'v')})->status.ok());
   beyond = two->Call(AppendOp{"k", "v"});
   EXPECT_EQ(beyond->status.code(), StatusCode::kResourceExhausted);
-  EXPECT_THAT(beyond->status.message(), HasSubstr("all jobs take 3072 of 3072 bytes"));
+  EXPECT_THAT(beyond->status.message(), HasSubstr("all jobs take 3584 of 3072 bytes"));
   // What is there can be read, and room that is given back can be used by the other.
-  EXPECT_EQ(two->Call(GetOp{"k", false})->value.size(), 1023u);
+  EXPECT_EQ(two->Call(GetOp{"k", false})->value.size(), 1535 - kKeyOverhead);
   EXPECT_TRUE(one->Call(DeleteOp{"k"})->status.ok());
   EXPECT_TRUE(two->Call(AppendOp{"k", "v"})->status.ok());
 }
@@ -406,21 +371,6 @@ TEST(SlowConsumers, NoProgress_IsCutAfterItsTime) {
   EXPECT_TRUE(slow->ClosedBy(In(kPatience)));
   ExpectWorks(*witness);
 }
-
-std::size_t ResidentBytes(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/statm");
-  std::size_t size = 0;
-  std::size_t resident = 0;
-  file >> size >> resident;
-  return resident * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-}
-
-// A sanitizer has shadow memory of its own for each byte.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
 
 // As many as both processes have descriptors for, up to `most`.
 void ExpectManyAreWelcomeAndCostLittle(std::size_t most) {

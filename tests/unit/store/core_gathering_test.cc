@@ -193,7 +193,7 @@ TEST_F(Gatherings, Values_HaveALimitTogether) {
 }
 
 TEST_F(Gatherings, Arrivals_CountAgainstTheLimitsOfWaits) {
-  Keyspace small({.keys = 1, .bytes = 10});
+  Keyspace small({.keys = 1, .bytes = 10 + kWaitOverhead + kWaitKeyOverhead});
   EXPECT_EQ(
       small.ArriveAtExchange({1, 1}, 0, ExchangeOp{"12345", 0, 2, "123456"}, ended_, rival_).code(),
       StatusCode::kResourceExhausted);

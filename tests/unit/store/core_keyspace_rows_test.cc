@@ -94,7 +94,7 @@ void Play(Journal& journal, Rows& rows) {
 TEST(KeyspaceRows, Notes_GiveWhatIsHeld) {
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     Journal journal(true);
-    Keyspace keys({.keys = 9, .bytes = 500, .queue_items = 4}, "job", &journal);
+    Keyspace keys({.keys = 9, .bytes = 4000, .queue_items = 4}, "job", &journal);
     Script script(keys, seed);
     Rows rows;
     for (int step = 0; step < 100; ++step) {

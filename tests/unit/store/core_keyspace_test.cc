@@ -1,6 +1,10 @@
 // Goal: the keys of a job behave as c10d's do, and every limit answers instead of breaking.
 // Method: Keyspace alone; each test is a short table of calls and results.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
 
 #include "store/core/keyspace.h"
 
@@ -20,7 +24,7 @@ TEST(Keyspace, SetAndFind_KeepScopesApart) {
   EXPECT_EQ(keys.Find(2, "k"), nullptr);
   EXPECT_EQ(keys.NumKeys(0), 1u);
   EXPECT_EQ(keys.keys(), 2u);
-  EXPECT_EQ(keys.bytes(), 2u + 3u + 5u);
+  EXPECT_EQ(keys.bytes(), 2u + 3u + 5u + 2 * kKeyOverhead);
 }
 
 TEST(Keyspace, Add_StoresDecimalText) {
@@ -106,7 +110,7 @@ TEST(Keyspace, WaitForSeveral_EndsWithTheLast) {
   EXPECT_TRUE(ended.empty());
   ASSERT_TRUE(keys.CompareSet(0, "c", "", "x", ended).ok());
   EXPECT_EQ(ended.size(), 1u);
-  EXPECT_EQ(keys.bytes(), 1u + 2u);
+  EXPECT_EQ(keys.bytes(), 1u + 2u + 2 * kKeyOverhead);
 }
 
 TEST(Keyspace, CancelAndDrop_LeaveNothingBehind) {
@@ -198,15 +202,17 @@ TEST(Keyspace, NumberOfKeys_HasALimit) {
 }
 
 TEST(Keyspace, Bytes_CountKeysValuesAndWaits) {
-  Keyspace keys({.keys = 100, .bytes = 10});
+  constexpr std::size_t kMost = 9 + kKeyOverhead + 1 + kWaitOverhead + kWaitKeyOverhead;
+  Keyspace keys({.keys = 100, .bytes = kMost});
   Ended ended;
-  ASSERT_TRUE(keys.Set(0, "a", "123456789", ended).ok());
+  const std::string all(kMost - kKeyOverhead - 1, 'v');
+  ASSERT_TRUE(keys.Set(0, "a", all, ended).ok());
   EXPECT_EQ(keys.Set(0, "b", "", ended).code(), StatusCode::kResourceExhausted);
-  EXPECT_EQ(keys.Set(0, "a", "1234567890", ended).code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(keys.Set(0, "a", all + "v", ended).code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(keys.AddWait({1, 1}, 0, {"b"}, For::kKeys).code(), StatusCode::kResourceExhausted);
   ASSERT_TRUE(keys.Set(0, "a", "12345678", ended).ok());
   EXPECT_TRUE(keys.AddWait({1, 1}, 0, {"b"}, For::kKeys).ok());
-  EXPECT_EQ(keys.bytes(), 10u);
+  EXPECT_EQ(keys.bytes(), kMost);
 }
 
 TEST(Keyspace, WaitsOfOneSession_HaveALimit) {
@@ -217,6 +223,26 @@ TEST(Keyspace, WaitsOfOneSession_HaveALimit) {
   EXPECT_EQ(keys.AddWait({1, kInFlightPerSessionMax + 1}, 0, {"k"}, For::kKeys).code(),
             StatusCode::kResourceExhausted);
   EXPECT_TRUE(keys.AddWait({2, 1}, 0, {"k"}, For::kKeys).ok());
+}
+
+// All of them end in the step in which the connection is lost.
+TEST(Keyspace, KeysThatOneSessionWaitsFor_HaveALimit) {
+  Keyspace keys;
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < kKeysPerRequestMax; ++i) names.push_back(std::to_string(i));
+  ASSERT_EQ(kWaitKeysPerSessionMax % kKeysPerRequestMax, 0u);
+  std::uint64_t seq = 0;
+  while (seq < kWaitKeysPerSessionMax / kKeysPerRequestMax) {
+    ASSERT_TRUE(keys.AddWait({1, ++seq}, 0, names, For::kKeys).ok());
+  }
+  const Status full = keys.AddWait({1, seq + 1}, 0, {"k"}, For::kKeys);
+  EXPECT_EQ(full.code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(full.message(), ::testing::HasSubstr(std::to_string(kWaitKeysPerSessionMax)));
+  // One of them anew counts once.
+  EXPECT_TRUE(keys.AddWait({1, seq}, 0, names, For::kKeys).ok());
+  EXPECT_TRUE(keys.AddWait({2, 1}, 0, {"k"}, For::kKeys).ok());
+  keys.DropWaits(1);
+  EXPECT_TRUE(keys.AddWait({1, 1}, 0, {"k"}, For::kKeys).ok());
 }
 
 }  // namespace

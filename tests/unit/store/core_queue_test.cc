@@ -139,7 +139,7 @@ TEST(Queue, DroppingKeys_DropsItemsAndKeepsThoseWhoWait) {
 }
 
 TEST(Queue, Limits_RefuseAndKeepTheRest) {
-  Keyspace keys({.keys = 2, .bytes = 200, .queue_items = 2});
+  Keyspace keys({.keys = 2, .bytes = 900, .queue_items = 2});
   Ended ended;
   EXPECT_EQ(keys.Push(0, std::string(kKeyBytesMax + 1, 'k'), "", ended).status().code(),
             StatusCode::kTooLarge);
@@ -148,13 +148,13 @@ TEST(Queue, Limits_RefuseAndKeepTheRest) {
   ASSERT_TRUE(keys.Push(0, "q", "", ended).ok());
   ASSERT_TRUE(keys.Push(0, "q", "", ended).ok());
   EXPECT_EQ(keys.Push(0, "q", "", ended).status().code(), StatusCode::kResourceExhausted);
-  EXPECT_EQ(keys.Push(0, "r", std::string(200, 'v'), ended).status().code(),
+  EXPECT_EQ(keys.Push(0, "r", std::string(700, 'v'), ended).status().code(),
             StatusCode::kResourceExhausted);
   ASSERT_TRUE(keys.Set(0, "v", "", ended).ok());
   EXPECT_EQ(keys.Push(0, "r", "", ended).status().code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(keys.QueueLength(0, "q"), 2u);
   EXPECT_TRUE(keys.Delete(0, "q"));
-  EXPECT_EQ(keys.bytes(), 1u);
+  EXPECT_EQ(keys.bytes(), 1u + kKeyOverhead);
   EXPECT_EQ(keys.AddPop({1, 1}, 0, std::string(200, 'k')).code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(keys.AddPop({1, 1}, 0, std::string(kKeyBytesMax + 1, 'k')).code(),
             StatusCode::kTooLarge);
@@ -178,7 +178,7 @@ TEST(Keyspace, Append_GrowsUpToTheLimit) {
 }
 
 TEST(Keyspace, MultiSet_IsAllOrNone) {
-  Keyspace keys({.keys = 3, .bytes = 100});
+  Keyspace keys({.keys = 3, .bytes = 100 + 2 * kKeyOverhead});
   Ended ended;
   ASSERT_TRUE(keys.Set(0, "a", "old", ended).ok());
   const std::string big(101, 'v');
@@ -192,10 +192,10 @@ TEST(Keyspace, MultiSet_IsAllOrNone) {
   EXPECT_EQ(keys.NumKeys(0), 1u);
   EXPECT_TRUE(keys.MultiSet(0, {"a", "b", "a"}, {"1", "2", "3"}, ended).ok());
   EXPECT_EQ(*keys.Find(0, "a"), "3");
-  EXPECT_EQ(keys.bytes(), 2u + 2u);
+  EXPECT_EQ(keys.bytes(), 2u + 2u + 2 * kKeyOverhead);
   // What is replaced makes room, and exactly the limit fits.
   EXPECT_TRUE(keys.MultiSet(0, {"a", "b"}, {std::string(97, 'v'), "x"}, ended).ok());
-  EXPECT_EQ(keys.bytes(), 100u);
+  EXPECT_EQ(keys.bytes(), 100u + 2 * kKeyOverhead);
   EXPECT_TRUE(keys.MultiSet(0, {}, {}, ended).ok());
 }
 
@@ -234,7 +234,7 @@ TEST(Keyspace, WaitingMultiGet_WaitsAgainForWhatWasDeleted) {
   ASSERT_EQ(ended.size(), 1u);
   EXPECT_THAT(ended[0].values, ElementsAre("3", "2"));
   EXPECT_FALSE(ended[0].mutation);
-  EXPECT_EQ(keys.bytes(), 4u);
+  EXPECT_EQ(keys.bytes(), 4u + 2 * kKeyOverhead);
 }
 
 TEST(Keyspace, WaitingMultiGet_OfTooMuchEndsWithThat) {

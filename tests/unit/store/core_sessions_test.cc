@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "store/core/codec.h"
 #include "store/core/session_table.h"
 #include "tests/numbered_secrets.h"
 #include "tests/unit/store/core_fixture.h"
@@ -64,6 +65,132 @@ TEST(ResultLog, Bytes_HaveALimit) {
   EXPECT_TRUE(log.Forgotten(1));
   EXPECT_NE(log.Find(3), nullptr);
   EXPECT_LE(log.bytes(), kResultBytesPerLineMax);
+}
+
+TEST(ResultLog, Shed_LeavesTheNumbers) {
+  ResultLog log;
+  for (std::uint64_t seq = 1; seq <= 3; ++seq) log.Remember(ReplyOf(seq, "v"));
+  log.Remember(ReplyOf(4, std::string(5000, 'v')));
+  log.Open(5);
+  log.Shed();
+  EXPECT_EQ(log.size(), 1u);
+  EXPECT_TRUE(log.Forgotten(1));
+  EXPECT_TRUE(log.Forgotten(3));
+  ASSERT_NE(log.Find(4), nullptr);
+  EXPECT_EQ(log.Find(4)->status.code(), StatusCode::kOutcomeUnknown);
+  EXPECT_TRUE(log.Find(4)->value.empty());
+  EXPECT_FALSE(log.Forgotten(5));  // It waits, and has taken no effect.
+  log.Remember(ReplyOf(5, "v"));
+  EXPECT_EQ(log.Find(5)->value, "v");
+  log.Shed();
+  EXPECT_EQ(log.Find(5)->value, "v");  // So small an answer costs no more than its number.
+}
+
+// What one session of a table has for its request line.
+ResultLog& ResultsOf(SessionTable& table, SessionId session) {
+  return table.Find(session)->request.results;
+}
+
+class ResultShares : public ::testing::Test {
+ protected:
+  static constexpr std::size_t kOfJob = 100 << 10;
+  static constexpr std::size_t kOfAll = 250 << 10;
+
+  SessionId Open(const std::string& name, const std::string& job = "job") {
+    Hello hello = HelloOf(name, Role::kRequest);
+    hello.job = job;
+    table_.Connect(++connection_);
+    return table_.Open(connection_, hello)->session;
+  }
+  void Remember(SessionId session, std::uint64_t seq, std::size_t bytes) {
+    table_.Remember(*table_.Find(session), Role::kRequest, ReplyOf(seq, std::string(bytes, 'v')));
+  }
+  bool Keeps(SessionId session, std::uint64_t seq) {
+    const Reply* reply = ResultsOf(table_, session).Find(seq);
+    return reply != nullptr && reply->status.ok();
+  }
+
+  SessionTable table_{std::chrono::hours(1),
+                      {.result_bytes_per_job = kOfJob, .result_bytes = kOfAll}};
+  ConnectionId connection_ = 0;
+};
+
+TEST_F(ResultShares, OfAJobThatTakesTooMuch_TheLargestLineShedsItsResults) {
+  const SessionId large = Open("large");
+  const SessionId small = Open("small");
+  Remember(small, 1, 10 << 10);
+  Remember(large, 1, 45 << 10);
+  Remember(large, 2, 25 << 10);
+  EXPECT_TRUE(Keeps(large, 1));
+  Remember(small, 2, 30 << 10);
+  EXPECT_FALSE(Keeps(large, 1));
+  EXPECT_FALSE(Keeps(large, 2));
+  EXPECT_TRUE(Keeps(small, 1));
+  EXPECT_TRUE(Keeps(small, 2));
+  EXPECT_LT(table_.result_bytes(), 50u << 10);
+}
+
+TEST_F(ResultShares, WhoLostItsConnectionFirst_ShedsFirst) {
+  const SessionId gone = Open("gone");
+  Remember(gone, 1, 4 << 10);
+  table_.Disconnect(connection_, AtSecond(1));
+  const SessionId later = Open("later");
+  Remember(later, 1, 8 << 10);
+  table_.Disconnect(connection_, AtSecond(2));
+  const SessionId here = Open("here");
+  Remember(here, 1, 52 << 10);
+  EXPECT_TRUE(Keeps(gone, 1));
+  Remember(here, 2, 37 << 10);
+  EXPECT_FALSE(Keeps(gone, 1));
+  EXPECT_TRUE(Keeps(later, 1));
+  EXPECT_TRUE(Keeps(here, 1));
+  EXPECT_TRUE(Keeps(here, 2));
+}
+
+// One that takes more than there is keeps nothing, and tells so.
+TEST_F(ResultShares, AnAnswerThatNoJobMayKeep_IsNotKept) {
+  const SessionId session = Open("s");
+  Remember(session, 1, 1);
+  Remember(session, 2, kOfJob + 1);
+  EXPECT_FALSE(Keeps(session, 2));
+  EXPECT_TRUE(ResultsOf(table_, session).Forgotten(1));
+  EXPECT_EQ(ResultsOf(table_, session).Find(2)->status.code(), StatusCode::kOutcomeUnknown);
+  EXPECT_LT(table_.result_bytes(), 2u << 10);
+}
+
+TEST_F(ResultShares, JobsThatTakeAll_LeaveTheOthersTheirs) {
+  std::vector<SessionId> greedy;
+  for (const char* job : {"a", "b", "c"}) {
+    greedy.push_back(Open("s", job));
+    Remember(greedy.back(), 1, 90 << 10);
+  }
+  // The pool was full with the third, which shed what was its own.
+  EXPECT_TRUE(Keeps(greedy[0], 1));
+  EXPECT_TRUE(Keeps(greedy[1], 1));
+  EXPECT_FALSE(Keeps(greedy[2], 1));
+  const SessionId honest = Open("s", "honest");
+  Remember(honest, 1, 40 << 10);
+  Remember(honest, 2, 20 << 10);
+  EXPECT_TRUE(Keeps(honest, 1));
+  EXPECT_TRUE(Keeps(honest, 2));
+}
+
+TEST_F(ResultShares, NothingIsLeft_WhenSessionsAreForgotten) {
+  const SessionId session = Open("s");
+  Remember(session, 1, 50 << 10);
+  Reply reply = ReplyOf(2);
+  reply.shared_values = Share({std::string(20 << 10, 'v'), "w"});
+  table_.Remember(*table_.Find(session), Role::kRequest, reply);
+  const SessionId other = Open("other");
+  const std::size_t before = table_.result_bytes();
+  table_.Remember(*table_.Find(other), Role::kRequest, reply);
+  EXPECT_LT(table_.result_bytes(), before + (2u << 10));  // Shared values count once.
+  table_.Disconnect(1, AtSecond(1));
+  table_.Disconnect(2, AtSecond(1));
+  table_.Forget(session);
+  EXPECT_GT(table_.result_bytes(), 40u << 10);
+  table_.Forget(other);
+  EXPECT_EQ(table_.result_bytes(), 0u);
 }
 
 TEST(SessionTable, Lines_AreOneSession) {
@@ -145,7 +272,7 @@ TEST(SessionTable, Admin_EndsWithItsConnection) {
 }
 
 TEST(SessionTable, Sessions_HaveALimitThatAdminsAreOutside) {
-  SessionTable table(std::chrono::hours(1), 2);
+  SessionTable table(std::chrono::hours(1), {.sessions = 2});
   for (ConnectionId id : {1, 2, 3, 4, 5, 6}) table.Connect(id);
   ASSERT_TRUE(table.Open(5, HelloOf("x", Role::kAdmin)).ok());
   ASSERT_TRUE(table.Open(1, HelloOf("a", Role::kRequest)).ok());
@@ -159,7 +286,7 @@ TEST(SessionTable, Sessions_HaveALimitThatAdminsAreOutside) {
 const auto kAnyMayGo = [](SessionId) { return true; };
 
 TEST(SessionTable, Expendable_IsTheOldestIdleThatOwesNothing) {
-  SessionTable table(std::chrono::hours(1), 4);
+  SessionTable table(std::chrono::hours(1), {.sessions = 4});
   std::vector<SessionId> ids;
   for (ConnectionId id : {1, 2, 3, 4}) {
     table.Connect(id);
@@ -185,7 +312,7 @@ TEST(SessionTable, Expendable_IsTheOldestIdleThatOwesNothing) {
 }
 
 TEST(SessionTable, Expendable_IsOfTheJobWithMostSessions) {
-  SessionTable table(std::chrono::hours(1), 5);
+  SessionTable table(std::chrono::hours(1), {.sessions = 5});
   std::vector<SessionId> ids;
   for (ConnectionId id : {1, 2, 3, 4, 5}) {
     Hello hello = HelloOf("s" + std::to_string(id), Role::kRequest);
@@ -204,7 +331,7 @@ TEST(SessionTable, Expendable_IsOfTheJobWithMostSessions) {
 
 // Where jobs cost nothing, one that has many sessions in use is not to be the only one to look at.
 TEST(SessionTable, Expendable_IsOfAnyJobWhereTheLargestHasNone) {
-  SessionTable table(std::chrono::hours(1), 4);
+  SessionTable table(std::chrono::hours(1), {.sessions = 4});
   std::vector<SessionId> ids;
   for (ConnectionId id : {1, 2, 3, 4}) {
     Hello hello = HelloOf("s" + std::to_string(id), Role::kRequest);

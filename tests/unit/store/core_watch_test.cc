@@ -3,6 +3,11 @@
 // changes also alone.
 #include <gmock/gmock.h>
 
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
 #include "store/core/change_log.h"
 #include "tests/unit/store/core_fixture.h"
 
@@ -194,6 +199,53 @@ TEST(ChangeLog, KeepsNothingBeforeItBegins_AndNoMoreThanItMay) {
   log.NoteDrop(9, 2);
   EXPECT_EQ(log.Since(8, 2, "", 9).compacted, 10u);
   EXPECT_EQ(log.Since(8, 0, "", 9).compacted, 0u);
+}
+
+// What all jobs keep is bounded, and a job that changes little keeps what its watches need.
+TEST(ChangeLog, JobsThatChangeMuch_LeaveTheOthersTheirs) {
+  Pool all{.most = 4000};
+  ChangeLog greedy(1000, 3000, &all);
+  ChangeLog other(1000, 3000, &all);
+  ChangeLog third(1000, 3000, &all);
+  for (ChangeLog* log : {&greedy, &other, &third}) log->Begin(0);
+  for (std::uint64_t i = 1; i < 100; ++i) greedy.Note(i, 0, "a", std::string(100, 'x'));
+  EXPECT_LE(greedy.bytes(), 3000u);
+  for (std::uint64_t i = 100; i < 200; ++i) other.Note(i, 0, "a", std::string(100, 'x'));
+  EXPECT_GE(other.bytes(), 1000u);
+  third.Note(200, 0, "a", std::string(800, 'x'));
+  EXPECT_EQ(third.size(), 1u);
+  EXPECT_LE(all.taken, 2 * all.most);
+}
+
+// A change is looked up among prefixes, and not compared with each. As by comparing with each.
+TEST(Keyspace, WatchesOfEachPrefixOfAKey_AreAnswered) {
+  std::mt19937 random(7);
+  const auto name = [&random](std::size_t longest) {
+    std::string text;
+    for (std::size_t left = random() % (longest + 1); left > 0; --left) {
+      text.push_back(static_cast<char>('a' + random() % 3));
+    }
+    return text;
+  };
+  for (int round = 0; round < 300; ++round) {
+    Keyspace keys;
+    keys.BeginWatches();
+    std::map<std::uint64_t, std::string> prefixes;
+    for (std::uint64_t seq = 1; seq <= 12; ++seq) {
+      ASSERT_TRUE(keys.AddWatch({1, seq}, 0, prefixes[seq] = name(4)).ok());
+    }
+    const std::string key = name(6);
+    std::vector<EndedWait> ended;
+    ASSERT_TRUE(keys.Set(0, key, "v", ended).ok());
+    keys.AnswerWatches(ended);
+    std::vector<std::uint64_t> expected;
+    for (const auto& [seq, prefix] : prefixes) {
+      if (key.starts_with(prefix)) expected.push_back(seq);
+    }
+    std::vector<std::uint64_t> answered;
+    for (const EndedWait& end : ended) answered.push_back(end.wait.seq);
+    EXPECT_EQ(answered, expected) << "key " << key;
+  }
 }
 
 }  // namespace

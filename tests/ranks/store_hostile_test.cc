@@ -1,0 +1,115 @@
+// Goal: whatever clients send, the server lives, keeps what it has acknowledged, stays within its
+// memory, and another tenant's member keeps its lease and gets its answers. Method: the real
+// binary, durable, with small limits, killed and started again in between; hostile peers
+// (hostile_peers.h) for RESILIENT_HOSTILE_SECONDS (default 4), and a member of another job that
+// works meanwhile. RESILIENT_HOSTILE_SEED repeats the acts of a run, not its timing.
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/ranks/hostile_peers.h"
+#include "tests/ranks/store_limits_support.h"
+#include "tests/support/test_directory.h"
+
+namespace resilient::store {
+namespace {
+
+using std::chrono::seconds;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr std::size_t kMemoryMax = 400 * kMebi;  // Of the limits below, and the program itself.
+constexpr int kActsPerRound = 50;
+constexpr int kRoundsPerLife = 120;
+
+std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+// The other tenant: the only rank of a world, and a client that counts.
+class Witness {
+ public:
+  void Meet(const HostPort& store) {
+    member_ = std::make_unique<RawClient>(store);
+    ASSERT_TRUE(member_->SayHello(MakeTestHello(Role::kControl, "witness")));
+    ASSERT_TRUE(member_->Call(JoinOp{MakeJoin(0, 1)})->status.ok());
+    ASSERT_TRUE(member_->Await<View>(In(kPatience)));
+    client_ = std::make_unique<RawClient>(store);
+    ASSERT_TRUE(client_->SayHello(MakeTestHello(Role::kRequest, "witness")));
+  }
+  // It has all its answers, in time, and is a member still.
+  void Work() {
+    const Instant begun = Now();
+    const auto counted = client_->Call(AddOp{"count", 1});
+    ASSERT_TRUE(counted);
+    ASSERT_TRUE(counted->status.ok()) << counted->status.ToString();
+    ASSERT_EQ(counted->number, ++count_);
+    ASSERT_TRUE(member_->Send({.op = HeartbeatOp{static_cast<std::uint64_t>(count_)}}));
+    const auto beat = member_->Await<HeartbeatAckEvent>(In(kPatience));
+    ASSERT_TRUE(beat) << "it is no member any more";
+    slowest_ = std::max(slowest_, Now() - begun);
+  }
+  Duration slowest() const { return slowest_; }
+
+ private:
+  std::unique_ptr<RawClient> member_;
+  std::unique_ptr<RawClient> client_;
+  std::int64_t count_ = 0;
+  Duration slowest_{};
+};
+
+TEST(HostilePeers, TheStoreAndItsOtherTenantsLiveOn) {
+  const std::uint64_t seed = FromEnvironment("RESILIENT_HOSTILE_SEED", RandomSeed() % 1000000);
+  const auto time = seconds(FromEnvironment("RESILIENT_HOSTILE_SECONDS", 4));
+  SCOPED_TRACE("RESILIENT_HOSTILE_SEED=" + std::to_string(seed));
+  const TestDirectory data;
+  std::vector<std::string> arguments =
+      WithLimits({"bytes-per-job=24MiB", "bytes=48MiB", "result-bytes-per-job=16MiB",
+                  "result-total-bytes=32MiB", "change-total-bytes=16MiB", "input-total-bytes=32MiB",
+                  "output-bytes=16MiB", "output-total-bytes=32MiB", "seats-per-job=200000",
+                  "seats=300000", "sessions=300", "jobs=8", "held-bytes=16MiB", "slow-seconds=1"});
+  arguments.insert(arguments.end(), {"--data", data / "store", "--log-level", "error"});
+  HostilePeers hostile(seed);
+  Witness witness;
+  std::size_t lives = 0;
+  std::size_t most_memory = 0;
+  const Deadline end = In(time);
+  while (!end.ExpiredAt(Now())) {
+    TestServer server(arguments);
+    ++lives;
+    hostile.Meet(server.address());
+    ASSERT_NO_FATAL_FAILURE(witness.Meet(server.address())) << server.process().ErrorText();
+    for (int round = 0; round < kRoundsPerLife && !end.ExpiredAt(Now()); ++round) {
+      for (int act = 0; act < kActsPerRound; ++act) hostile.Act();
+      ASSERT_NO_FATAL_FAILURE(witness.Work()) << server.process().ErrorText();
+    }
+    most_memory = std::max(most_memory, ResidentBytes(server.process().pid()));
+    // Every other life ends in good order.
+    server.process().Signal(lives % 2 == 0 ? SIGTERM : SIGKILL);
+    const auto exit = server.process().WaitExit(In(kPatience));
+    ASSERT_TRUE(exit);
+    EXPECT_EQ(*exit, lives % 2 == 0 ? 0 : -SIGKILL) << server.process().ErrorText();
+    EXPECT_THAT(server.process().ErrorText(), Not(HasSubstr("Sanitizer")));
+  }
+  std::printf(
+      "seed %llu: %llu acts in %zu lives of the server; the other tenant waited %.0f ms at most; "
+      "%zu MiB\n",
+      static_cast<unsigned long long>(seed), static_cast<unsigned long long>(hostile.acts()), lives,
+      std::chrono::duration<double, std::milli>(witness.slowest()).count(), most_memory / kMebi);
+  if (!kSanitized) {
+    EXPECT_LT(most_memory, kMemoryMax);
+  }
+}
+
+}  // namespace
+}  // namespace resilient::store
