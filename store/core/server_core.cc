@@ -85,7 +85,6 @@ void ServerCore::Impl::OnHello(ConnectionId connection, const Request& request, 
   if (opened->replaced != 0) effects.close.push_back(opened->replaced);
   if (hello.role == Role::kAdmin) return;
   Job& job = *AddJob(hello.job);
-  job.sessions += opened->known ? 0 : 1;
   if (hello.role == Role::kRequest) return job.keys.DropWaits(opened->session);
   leases_.Renew(opened->session, moment.now);
   LeaseKey(job, *sessions_.Find(opened->session), moment, effects);

@@ -44,7 +44,6 @@ struct Job {
         membership(name, limits, first_generation, make_secret, journal, &pools.seats) {}
   Keyspace keys;
   Membership membership;
-  std::size_t sessions = 0;
   std::map<SessionId, std::string> leased;       // Keys that are there by the lease of a session.
   std::map<std::string, std::size_t> leases_on;  // Of each of these keys, how many sessions.
 };

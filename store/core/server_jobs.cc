@@ -29,8 +29,7 @@ void ServerCore::Impl::ForgetSession(SessionId id, Effects& effects) {
   sessions_.Forget(id);
   job->second.membership.Forget(id);
   job->second.membership.Keep();
-  --job->second.sessions;
-  if (job->second.sessions == 0 && job->second.keys.keys() == 0) ForgetJob(job, effects);
+  if (!sessions_.Has(job->first) && job->second.keys.keys() == 0) ForgetJob(job, effects);
 }
 
 void ServerCore::Impl::MakeRoomForSession(const Hello& hello, Effects& effects) {
@@ -48,7 +47,8 @@ void ServerCore::Impl::ForgetIdle(Instant now, Effects& effects) {
   for (auto next = jobs_.begin(); next != jobs_.end();) {
     const auto job = next++;
     const Keyspace& keys = job->second.keys;
-    if (job->second.sessions == 0 && keys.keys() == 0 && keys.waits() == 0) ForgetJob(job, effects);
+    if (!sessions_.Has(job->first) && keys.keys() == 0 && keys.waits() == 0)
+      ForgetJob(job, effects);
   }
 }
 

@@ -126,13 +126,10 @@ Status ServerCore::Impl::FinishRestore(Instant now, Effects& effects) {
   }
   journal_.Take();  // What was restored is kept already.
   sessions_.FinishRestore(restored_last_session_, moment.now);
-  for (const auto& [name, sessions] : sessions_.Jobs()) {
-    Job* job = FindJob(name);
-    if (!job) {
-      return Status(StatusCode::kInternal,
-                    "the data of the store is damaged: job " + name + " has sessions and no row");
-    }
-    job->sessions = sessions;
+  for (const std::string& name : sessions_.Jobs()) {
+    if (FindJob(name) != nullptr) continue;
+    return Status(StatusCode::kInternal,
+                  "the data of the store is damaged: job " + name + " has sessions and no row");
   }
   bool lived = false;
   bool ended_well = true;

@@ -405,9 +405,10 @@ std::vector<ConnectionId> SessionTable::ControlConnections() const {
   return connections;
 }
 
-std::map<std::string, std::size_t> SessionTable::Jobs() const {
-  std::map<std::string, std::size_t> jobs;
-  for (const auto& [name, of_job] : jobs_) jobs.emplace(name, of_job.sessions);
+std::vector<std::string> SessionTable::Jobs() const {
+  std::vector<std::string> jobs;
+  jobs.reserve(jobs_.size());
+  for (const auto& [name, of_job] : jobs_) jobs.push_back(name);
   return jobs;
 }
 

@@ -215,8 +215,9 @@ class SessionTable {
   SessionId last_kept() const { return last_kept_; }
   // Of all sessions that have one now.
   std::vector<ConnectionId> ControlConnections() const;
-  // Sessions of each job.
-  std::map<std::string, std::size_t> Jobs() const;
+  // Jobs that have a session.
+  std::vector<std::string> Jobs() const;
+  bool Has(const std::string& job) const { return jobs_.contains(job); }
 
   std::size_t connections() const { return connections_.size(); }
   std::size_t sessions() const { return sessions_.size(); }
