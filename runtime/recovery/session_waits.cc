@@ -170,10 +170,13 @@ void SessionImpl::TellJoining(bool first, Instant now) {
   if (!joining_since_) joining_since_ = now;
   WaitingReport report = waits_.JoinReport(*joining_since_, now).value_or(WaitingReport{});
   if (first && !options_.presence_job.empty()) {
-    report.present = PresentRanks({options_.presence_job, options_.presence_init},
-                                  options_.world_size, options_.rank);
+    RanksOnHost ranks = PresentRanks({options_.presence_job, options_.presence_init},
+                                     options_.world_size, options_.rank);
+    report.present = std::move(ranks.present);
+    report.unverified = std::move(ranks.unverified);
   }
-  if (report.tell || !report.present.empty()) rendezvous_->Tell(report);
+  const bool sees = !report.present.empty() || !report.unverified.empty();
+  if (report.tell || sees) rendezvous_->Tell(report);
 }
 
 // What serves the devices of a group is called as the group, with a suffix.

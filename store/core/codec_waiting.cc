@@ -128,6 +128,7 @@ void PutOp(const WaitingOp& op, pb::Request* out) {
   message->set_stall_ms(ToMillis(op.report.stall));
   message->set_device_stall_ms(ToMillis(op.report.device_stall));
   for (const int rank : op.report.present) message->add_present(rank);
+  for (const int rank : op.report.unverified) message->add_unverified(rank);
   for (const GroupProgress& progress : op.report.progress) Put(progress, message->add_progress());
   for (const GroupMade& made : op.report.made) Put(made, message->add_made());
   message->set_threads(op.report.threads);
@@ -156,6 +157,7 @@ std::optional<Op> ToWaitingOp(const pb::Request& message) {
     report.stall = FromMillis(waiting.stall_ms());
     report.device_stall = FromMillis(waiting.device_stall_ms());
     report.present.assign(waiting.present().begin(), waiting.present().end());
+    report.unverified.assign(waiting.unverified().begin(), waiting.unverified().end());
     report.progress.reserve(static_cast<std::size_t>(waiting.progress_size()));
     for (const pb::GroupProgress& one : waiting.progress())
       report.progress.push_back(ToProgress(one));

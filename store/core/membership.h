@@ -322,7 +322,7 @@ class Membership {
   Status LossOf(const Participant& who, const std::string& how, Moment moment) const;
 
   // Presence of ranks that have not joined: membership_presence.cc.
-  void NotePresent(World& world, const Participant& teller, const std::vector<int>& present,
+  void NotePresent(World& world, const Participant& teller, const WaitingReport& report,
                    Moment moment) const;
   void SeatThePresent(World& world);
   void ForgetAbsent(const World& world);

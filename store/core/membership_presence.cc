@@ -6,14 +6,18 @@
 // process holds, or seen by a member on the same host.
 namespace resilient::store {
 
-void Membership::NotePresent(World& world, const Participant& teller,
-                             const std::vector<int>& present, Moment moment) const {
-  for (const int rank : present) {
-    if (rank < 0 || rank >= world.size()) continue;
-    Seat& seat = world.seats.At(rank);
-    seat.seen_until = moment.now + limits_.presence_life;
-    if (!seat.announced) seat.present_on = teller.hello.process.host;
-  }
+void Membership::NotePresent(World& world, const Participant& teller, const WaitingReport& report,
+                             Moment moment) const {
+  const auto note = [&](const std::vector<int>& ranks, Instant Seat::*until) {
+    for (const int rank : ranks) {
+      Seat* seat = world.seats.Find(rank);
+      if (seat == nullptr) continue;
+      seat->*until = moment.now + limits_.presence_life;
+      if (!seat->announced) seat->present_on = teller.hello.process.host;
+    }
+  };
+  note(report.present, &Seat::seen_until);
+  note(report.unverified, &Seat::unverified_until);
 }
 
 void Membership::Announce(Seat& seat, const Presence& presence) {

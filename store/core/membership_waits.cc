@@ -106,7 +106,7 @@ void Membership::Waiting(SessionId session, const WaitingReport& report, Moment 
   if (report.generation == 0) {
     World* world = who->state == State::kSeated ? WorldOf(*who) : nullptr;
     if (!world || world->phase != Phase::kForming) return;
-    NotePresent(*world, *who, report.present, moment);
+    NotePresent(*world, *who, report, moment);
     if (report.tell) TellJoin(*world, *who, moment, effects);
     return;
   }
@@ -189,7 +189,7 @@ void Membership::TellJoin(const World& world, const Participant& listener, Momen
     if (seat.Live()) {
       text =
           AliveText(*Find(seat.session), moment) + ", ends the operations of the last generation";
-    } else if (seat.PresentUntil() > moment.now) {
+    } else if (world.PresentUntil(seat) > moment.now) {
       text += ": alive on host " + seat.present_on + ", not yet in its init";
     } else {
       text += seat.note.empty() ? ": nothing has been heard from it" : ": " + seat.note;

@@ -9,6 +9,18 @@
 
 namespace resilient::store {
 
+namespace {
+
+// Of the rank of `seat`, which is missing; empty: nothing is known of it.
+std::string NoteOfMissing(int rank, const Seat& seat, Instant now) {
+  if (!seat.note.empty() || seat.unverified_until <= now) return seat.note;
+  return "a process on host " + seat.present_on + " has the name of rank " + std::to_string(rank) +
+         " and was waited for no longer than twice the timeout, as the kernel there does not tell "
+         "whose it is";
+}
+
+}  // namespace
+
 std::string_view PhaseName(Phase phase) {
   switch (phase) {
     case Phase::kForming:
@@ -49,7 +61,13 @@ Instant Seat::WaitedForUntil(Duration wait) const {
   if (gone_for_good) return vacant_since;
   const Instant end = Deadline::After(vacant_since, wait).when();
   const Instant last_call = Deadline::After(end, LastCallOf(wait)).when();
-  return std::max(end, std::min(PresentUntil(), last_call));
+  return std::max(end, std::min(PresentUntil(last_call), last_call));
+}
+
+Instant World::PresentUntil(const Seat& seat) const {
+  if (viewed) return seat.PresentUntil(kNever);  // WaitedForUntil has a bound for all.
+  const Instant due = Deadline::After(first_join, join_timeout).when();
+  return seat.PresentUntil(Deadline::After(due, join_timeout).when());
 }
 
 std::optional<Instant> World::RefusalDue() const {
@@ -58,7 +76,7 @@ std::optional<Instant> World::RefusalDue() const {
     // Nobody is missing while every process that has not joined is known to live.
     Instant known = kNever;
     for (const Seat& seat : seats) {
-      if (!seat.Live()) known = std::min(known, seat.PresentUntil());
+      if (!seat.Live()) known = std::min(known, PresentUntil(seat));
     }
     return std::max(Deadline::After(first_join, join_timeout).when(), known);
   }
@@ -103,17 +121,18 @@ std::string World::WhoIsMissing(Instant now) const {
   for (int rank = 0; rank < size(); ++rank) {
     const Seat& seat = seats.At(rank);
     if (seat.Live()) continue;
-    if (seat.PresentUntil() > now) {
+    if (PresentUntil(seat) > now) {
       if (++present > kNamedAtMost) continue;
       notes += "; rank " + std::to_string(rank) + " lives on host " + seat.present_on +
                " and has not come to its init";
       continue;
     }
     if (++missing <= kNamedAtMost) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-    if (seat.note.empty()) {
+    const std::string note = NoteOfMissing(rank, seat, now);
+    if (note.empty()) {
       ++unheard;
     } else if (missing <= kNamedAtMost) {
-      notes += "; " + seat.note;
+      notes += "; " + note;
     }
   }
   ranks += AndMore(static_cast<std::size_t>(std::max(missing - kNamedAtMost, 0)));

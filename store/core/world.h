@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -43,13 +44,17 @@ struct Seat {
   // its presence key, and until then, as a member on its host has seen. present_on: where it is.
   bool announced = false;
   Instant seen_until = Instant::min();
+  Instant unverified_until = Instant::min();  // As seen_until; it may be another user's process.
   std::string present_on;
 
   bool Live() const { return state == SeatState::kJoined || state == SeatState::kMember; }
   // Whether there is anything to keep.
   bool Used() const { return state != SeatState::kEmpty || !note.empty() || !incarnations.empty(); }
   bool Open() const { return state == SeatState::kEmpty || state == SeatState::kLost; }
-  Instant PresentUntil() const { return announced ? kNever : seen_until; }
+  // `unverified_max`: what is not verified counts until then at the latest.
+  Instant PresentUntil(Instant unverified_max) const {
+    return announced ? kNever : std::max(seen_until, std::min(unverified_until, unverified_max));
+  }
   // Of a vacant seat of a world that had a view: until when it may stay so, when it may for `wait`.
   // A process that lives and is on its way to it by then has a last call.
   Instant WaitedForUntil(Duration wait) const;
@@ -139,6 +144,10 @@ struct World {
   Diagnosis diagnosis;           // Of the present generation.
 
   int size() const { return static_cast<int>(seats.size()); }
+  // Until when the process of `seat` counts as alive though it has not come to its init. In the
+  // first forming of a round one that is not verified does so for twice the timeout at most, or
+  // another user who takes its name could keep the others waiting for ever.
+  Instant PresentUntil(const Seat& seat) const;
   // When a FORMING world is to be refused; nullopt: not while things stay as they are.
   std::optional<Instant> RefusalDue() const;
   std::vector<int> RanksLeft() const;  // Whose seats are kLeft, ascending.

@@ -13,14 +13,15 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <vector>
 
+#include "runtime/net/sock_diag.h"
 #include "runtime/net/socket.h"
 
 namespace resilient::store {
 namespace {
 
-constexpr std::size_t kAnswerMax = 4096;
 constexpr Duration kOwnConnectMax = std::chrono::seconds(1);
 
 // One end of a connection, as inet_diag has it: in network order.
@@ -81,19 +82,18 @@ Question QuestionOf(const End& here, const End& peer) {
 }
 
 std::optional<uid_t> Ask(const Question& question) {
-  const FileDescriptor kernel(
-      socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, NETLINK_SOCK_DIAG));
-  if (!kernel.valid()) return std::nullopt;
-  if (send(kernel.get(), &question, sizeof question, 0) != sizeof question) return std::nullopt;
-  alignas(nlmsghdr) std::array<char, kAnswerMax> answer{};
-  const ssize_t size = recv(kernel.get(), answer.data(), answer.size(), 0);
-  if (size < static_cast<ssize_t>(NLMSG_LENGTH(sizeof(inet_diag_msg)))) return std::nullopt;
-  const auto* header = reinterpret_cast<const nlmsghdr*>(answer.data());
-  if (header->nlmsg_type != SOCK_DIAG_BY_FAMILY) return std::nullopt;
-  const auto* found = reinterpret_cast<const inet_diag_msg*>(NLMSG_DATA(header));
-  // One that its process has closed has no inode, and to many kernels it is root's.
-  if (found->idiag_inode == 0) return std::nullopt;
-  return found->idiag_uid;
+  std::optional<uid_t> user;
+  const auto take = [&user](const nlmsghdr& answer) {
+    const bool found = answer.nlmsg_type == SOCK_DIAG_BY_FAMILY &&
+                       answer.nlmsg_len >= NLMSG_LENGTH(sizeof(inet_diag_msg));
+    if (!found) return false;
+    const auto* socket = static_cast<const inet_diag_msg*>(NLMSG_DATA(&answer));
+    // One that its process has closed has no inode, and to many kernels it is root's.
+    if (socket->idiag_inode != 0) user = socket->idiag_uid;
+    return false;
+  };
+  (void)AskSockDiag(std::as_bytes(std::span(&question, 1)), take);
+  return user;
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 """Presence of a rank before its init: the other ranks see that it lives and is on its way.
 
 On its host always: a datagram socket bound to a name in the abstract namespace. No thread, port or
-file, and gone with the process. On every host where the store is known before init, by
+file, and gone with the process. The name has the user's number in it, and what another user binds
+counts for nothing (runtime/net/presence.h). On every host where the store is known before init, by
 RESILIENT_STORE (resilient-run sets it) or by MASTER_ADDR and MASTER_PORT under
 RESILIENT_TAKE_OVER: a lease at the store. Neither claims the seat: only init does. A forked child
 keeps nothing of it.
@@ -41,7 +42,7 @@ def prefix(environment):
     job = environment.get("RESILIENT_JOB", "")
     run = environment.get("TORCHELASTIC_RUN_ID", "")
     text = "\0".join((address, str(port), job, run, str(_world_size(environment))))
-    return "resilient/" + hashlib.sha256(text.encode()).hexdigest()[:32]
+    return f"resilient/{os.geteuid()}/{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def prefix_for(init, environment):

@@ -124,8 +124,10 @@ struct WaitingReport {
   bool tell = false;        // OnLate is wanted: who is waited for, and where they are.
   Duration stall{};         // How long who is waited for may make no progress.
   Duration device_stall{};  // How long its device may finish nothing that is in its queue.
-  // Of a join: ranks whose processes live on this host and have not come to their init.
+  // Of a join: ranks whose processes live on this host and have not come to their init, and those
+  // of which that only seems so, as nobody there could tell whose processes they are.
   std::vector<int> present;
+  std::vector<int> unverified = {};
   // Of the groups that OnAskProgress has named. A group that does not exist here has entered
   // nothing; one that this rank has closed is left out.
   std::vector<GroupProgress> progress;

@@ -88,6 +88,7 @@ WaitingReport SomeWaiting() {
       .stall = Millis(60000),
       .device_stall = Millis(70000),
       .present = {4, 5},
+      .unverified = {6},
       .progress = {world, {.group = "pair", .exists = false}},
       .made = {{"pair", {.digest = 77, .text = "0,2", .made_at = "train.py:3"}, true}, {"w", {}}}};
 }

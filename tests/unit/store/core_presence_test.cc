@@ -223,6 +223,71 @@ TEST_F(CorePresence, ARestartedServer_WaitsForThemAsBefore) {
   EXPECT_THAT(Refusal(again), HasSubstr("missing ranks 0"));
 }
 
+// ---- Seen on their host alone ----
+
+class CoreSeenOnHost : public CorePresence {
+ protected:
+  // Rank 1 says each second what it sees.
+  void Tell(ConnectionId control, const WaitingReport& report, Duration duration) {
+    for (Duration told{}; told < duration; told += kSecond) {
+      Send(control, WaitingOp{report}, 0);
+      Advance(kSecond, {control});
+    }
+  }
+
+  const WaitingReport verified_{.present = {0}};
+  const WaitingReport unverified_{.unverified = {0}};
+};
+
+TEST_F(CoreSeenOnHost, OneThatIsVerified_IsWaitedForWithoutLimit) {
+  const ConnectionId control = JoinAs(1, 2);
+  Tell(control, verified_, 60 * kSecond);
+  EXPECT_EQ(Refusal(control), "not refused");
+}
+
+TEST_F(CoreSeenOnHost, OneThatIsNot_IsWaitedForTwiceTheTimeout) {
+  const ConnectionId control = JoinAs(1, 2);
+  Tell(control, unverified_, 19 * kSecond);
+  EXPECT_EQ(Refusal(control), "not refused");
+  EXPECT_EQ(Late(control)[0].text, "rank 0: alive on host h1, not yet in its init");
+  Tell(control, unverified_, 2 * kSecond);
+  EXPECT_THAT(
+      Refusal(control),
+      AllOf(HasSubstr("1 of 2 joined; missing ranks 0; a process on host h1 has the name of "
+                      "rank 0 and was waited for no longer than twice the timeout"),
+            Not(HasSubstr("nothing was ever heard"))));
+}
+
+TEST_F(CoreSeenOnHost, OneThatIsNotAndIsSeenNoMore_IsMissingAtOnce) {
+  const ConnectionId control = JoinAs(1, 2);
+  Tell(control, unverified_, 12 * kSecond);
+  Tell(control, {}, 7 * kSecond);
+  EXPECT_THAT(Refusal(control), HasSubstr("nothing was ever heard from them"));
+}
+
+TEST_F(CoreSeenOnHost, OneThatIsVerifiedLater_IsWaitedForWithoutLimit) {
+  const ConnectionId control = JoinAs(1, 2);
+  Tell(control, unverified_, 19 * kSecond);
+  Tell(control, verified_, 60 * kSecond);
+  EXPECT_EQ(Refusal(control), "not refused");
+  Tell(control, unverified_, 7 * kSecond);
+  EXPECT_THAT(Refusal(control), HasSubstr("missing ranks 0"));
+}
+
+TEST_F(CoreSeenOnHost, OneThatHoldsItsKeyToo_IsWaitedForWithoutLimit) {
+  const ConnectionId control = JoinAs(1, 2);
+  Tell(control, unverified_, kSecond);
+  const ConnectionId late = Announce(5, {2, 0});
+  Advance(60 * kSecond, {control, late});
+  EXPECT_EQ(Refusal(control), "not refused");
+}
+
+TEST_F(CoreSeenOnHost, RanksThatDoNotExist_AreNobody) {
+  const ConnectionId control = JoinAs(1, 2);
+  Tell(control, {.present = {-1, 2}, .unverified = {-7, 2, 1 << 30}}, 11 * kSecond);
+  EXPECT_THAT(Refusal(control), HasSubstr("nothing was ever heard from them"));
+}
+
 // Of four ranks, whose seats may be empty for `wait`, rank 1 is lost; the process that is to take
 // its place has been started, and comes late.
 class CoreLastCall : public CorePresence {
