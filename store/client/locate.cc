@@ -15,7 +15,7 @@
 #include "runtime/base/log.h"
 #include "runtime/net/resolver.h"
 #include "runtime/net/socket.h"
-#include "runtime/net/unix_address.h"
+#include "store/client/spawn_right.h"
 
 namespace resilient::store {
 namespace {
@@ -58,23 +58,6 @@ HostPort ListenAt(const LocateOptions& options, const HostPort& address, const A
   return listen;
 }
 
-// The right to start the store of an address on this host: an abstract socket's name, which the
-// kernel frees when its holder dies.
-class SpawnRight {
- public:
-  explicit SpawnRight(const HostPort& address)
-      : fd_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    const std::string name = StrCat("resilient-spawn-", address.host, "-", address.port);
-    const auto right = UnixAddress::Abstract(name.substr(0, UnixAddress::kNameMax));
-    held_ = fd_.valid() && bind(fd_.get(), right->get(), right->size()) == 0;
-  }
-  bool held() const { return held_; }
-
- private:
-  FileDescriptor fd_;
-  bool held_ = false;
-};
-
 // Id of the server at the address; nullopt while nobody answers there. What waiting cannot mend is
 // an error.
 Result<std::optional<std::string>> Answer(const ConnectOptions& connect, const HostPort& address,
@@ -111,10 +94,25 @@ void WarnOfOpenStore(const LocateOptions& options, const std::string& where,
                 "RESILIENT_TOKEN_FILE=$PWD/resilient.token");
 }
 
-// One try; nullopt: not yet. `reason`: why not.
+// What the tries so far have left. Thread: value type.
+struct Tries {
+  Status reason = NotYet("nobody answers");  // Why the last one has not found or started a store.
+  bool told_of_other_user = false;           // In the log.
+};
+
+// Once in all tries: nothing needs to be done, but whoever does so may do more.
+void WarnOfOtherUser(uid_t user, const std::string& where, Tries* tries) {
+  if (std::exchange(tries->told_of_other_user, true)) return;
+  RESILIENT_LOG(kWarn, "user ", user,
+                " of this host has taken the name by which processes of user ", geteuid(),
+                " agree on who starts the store at ", where,
+                "; starting it all the same: the port is had by one");
+}
+
+// One try; nullopt: not yet.
 Result<std::optional<Located>> Try(const LocateOptions& options, const HostPort& address,
                                    const InterruptCheck& interrupt, const Clock& clock,
-                                   Deadline deadline, Status* reason) {
+                                   Deadline deadline, Tries* tries) {
   // At each try: a pod's name may come with the pod.
   const Result<Addresses> hosts =
       ResolveWithin(Resolver::OfProcess(), address.host, interrupt, clock, deadline);
@@ -122,8 +120,9 @@ Result<std::optional<Located>> Try(const LocateOptions& options, const HostPort&
     if (hosts.status().code() != StatusCode::kResolve) return hosts.status();
     // Nobody would find a store there. What an earlier try was told says more than that this one's
     // time is up.
-    const bool cut = reason->code() == StatusCode::kResolve && deadline.ExpiredAt(clock.Now());
-    if (!cut) *reason = hosts.status();
+    const bool cut =
+        tries->reason.code() == StatusCode::kResolve && deadline.ExpiredAt(clock.Now());
+    if (!cut) tries->reason = hosts.status();
     return std::optional<Located>();
   }
   const HostPort listen = ListenAt(options, address, *hosts);
@@ -131,8 +130,8 @@ Result<std::optional<Located>> Try(const LocateOptions& options, const HostPort&
   if (!answer.ok()) return answer.status();
   if (*answer) return std::optional(Located{.server_id = **answer});
   const SpawnRight right(address);
-  if (!right.held()) {
-    *reason = NotYet("another process of this host holds the right to start it");
+  if (!right.may_start()) {
+    tries->reason = NotYet("another process of this host holds the right to start it");
     return std::optional<Located>();
   }
   // Asked again under the lock: the previous holder may have started it meanwhile.
@@ -142,6 +141,7 @@ Result<std::optional<Located>> Try(const LocateOptions& options, const HostPort&
   const Result<std::string> program = StoreProgram();
   if (!program.ok()) return program.status();
   const std::string where = FormatHostPort(address);
+  if (right.other_user()) WarnOfOtherUser(*right.other_user(), where, tries);
   const std::string listening = FormatHostPort(listen);
   auto started = StartServer(*program, listening, options.linger, clock);
   if (started.ok()) {
@@ -157,7 +157,7 @@ Result<std::optional<Located>> Try(const LocateOptions& options, const HostPort&
                          "): ", started.status().message()),
                   {.host = address.host});
   }
-  *reason = NotYet(started.status().message());
+  tries->reason = NotYet(started.status().message());
   return std::optional<Located>();
 }
 
@@ -239,27 +239,27 @@ Result<Located> FindOrStart(const LocateOptions& options, const InterruptCheck& 
     if (unknown || !AnyIsLocal(*hosts)) return Located{};
   }
   const std::string where = FormatHostPort(*address);
-  Status reason = NotYet("nobody answers");
+  Tries tries;
   Duration pause = kFirstTryPause;
   Instant log_at = clock.Now() + kLogAfter;
   std::vector<PollEntry> nothing;
   while (true) {
-    auto located = Try(options, *address, interrupt, clock, deadline, &reason);
+    auto located = Try(options, *address, interrupt, clock, deadline, &tries);
     if (!located.ok()) return located.status();
     if (*located) return **std::move(located);
     RESILIENT_RETURN_IF_ERROR(interrupt());
     const Instant now = clock.Now();
     if (deadline.ExpiredAt(now)) break;
     if (now > log_at) {
-      RESILIENT_LOG(kWarn, "still no store at ", where, ": ", reason.message());
+      RESILIENT_LOG(kWarn, "still no store at ", where, ": ", tries.reason.message());
       log_at = kNever;
     }
     PollUntil(nothing, clock, std::min(deadline, Deadline::After(now, pause)));
     pause = std::min(pause * 3 / 2, kLastTryPause);
   }
-  return Status(reason.code(),
+  return Status(tries.reason.code(),
                 StrCat("no store of this package answers at ", where,
-                       ", and none could be started there: ", reason.message()),
+                       ", and none could be started there: ", tries.reason.message()),
                 {.host = address->host});
 }
 

@@ -1,7 +1,10 @@
 """A rank that has imported torch and not come to its init is known on its host, and waited for."""
 
+import contextlib
+import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -186,6 +189,77 @@ def test_the_names_are_those_of_one_job():
     for other in ({"MASTER_PORT": "2"}, {"RESILIENT_JOB": "b"}, {"WORLD_SIZE": "3"}):
         assert _presence.prefix({**one, **other}) != _presence.prefix(one)
     assert len(_presence.prefix(one)) + len("/1023") < 107  # Of a name, with its first byte.
+
+
+# ---- Names that anybody on the host can bind ----
+
+NOBODY = 65534
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+
+
+@contextlib.contextmanager
+def bound(name, kind=socket.SOCK_DGRAM, user=None):
+    """By this process, as that user."""
+    own = os.geteuid()
+    with contextlib.ExitStack() as stack:
+        os.seteuid(own if user is None else user)
+        try:
+            taken = stack.enter_context(socket.socket(socket.AF_UNIX, kind))
+            taken.bind(f"\0{name}")
+        finally:
+            os.seteuid(own)
+        yield
+
+
+def test_the_names_are_those_of_one_user(monkeypatch):
+    one = environment(0, 2, 1)
+    own = _presence.prefix(one)
+    monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+    assert own != _presence.prefix(one) and _presence.prefix(one).startswith(f"resilient/{NOBODY}/")
+
+
+@only_root
+def test_a_name_that_another_user_has_bound_is_no_rank():
+    variables = environment(1, 2, harness.free_port())
+    with bound(f"{_presence.prefix(variables)}/0", user=NOBODY):
+        rank = start(JOINS, variables)
+        out, err = rank.communicate("go\n", timeout=60)
+    assert rank.returncode == 3, err
+    text = "[resilient:JOIN_TIMEOUT] 1 of 2 joined; missing ranks 0; nothing was ever heard from"
+    assert text in out
+
+
+def test_where_the_kernel_tells_no_owners_a_name_counts_for_twice_the_timeout():
+    refuses = f"""
+        import sys
+        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        from refused_calls import refuse_sock_diag
+        refuse_sock_diag({errno.EPERM})
+    """
+    variables = environment(1, 2, harness.free_port())
+    with bound(f"{_presence.prefix(variables)}/0"):
+        rank = start(textwrap.dedent(refuses) + textwrap.dedent(JOINS), variables)
+        assert rank.stdout.readline() == "here\n"
+        say(rank)
+        still_waits(rank, 1.5 * TIMEOUT_SECONDS)
+        out, err = rank.communicate(timeout=60)
+    assert rank.returncode == 3, err
+    assert "[resilient:JOIN_TIMEOUT] 1 of 2 joined; missing ranks 0; a process on host " in out
+    assert "has the name of rank 0 and was waited for no longer than twice the timeout" in out
+
+
+@only_root
+def test_another_user_cannot_keep_a_store_from_its_start():
+    port = harness.free_port()
+    patient = JOINS.replace(f"seconds={TIMEOUT_SECONDS}", "seconds=60")
+    right = f"resilient-spawn-{os.geteuid()}-{port}-127.0.0.1"
+    with bound(right, socket.SOCK_STREAM, NOBODY):
+        ranks = [start(patient, environment(r, 2, port)) for r in range(2)]
+        for rank in ranks:
+            say(rank)
+        logs = [log for _, log in ended_well(ranks)]
+    told = [log.count(f"user {NOBODY} of this host has taken the name") for log in logs]
+    assert sum(told) > 0 and max(told) == 1, logs
 
 
 # ---- From the import on, at the store ----

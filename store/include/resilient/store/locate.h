@@ -25,11 +25,11 @@ struct Located {
 };
 
 // The store at the address, as torch's own would be there: the one that answers, else one that this
-// process starts, if the address is of this host or this is rank 0. One process of a host at a time
-// may start it. Started servers are detached: they outlive this process, and end by themselves.
-// Blocks until `deadline`. kUnreachable: neither found nor started; kResolve: so too, as the name
-// has no address yet; kSetting: could not be started, or the port is 0; kProtocol, kAuth at once;
-// what `interrupt` returns.
+// process starts, if the address is of this host or this is rank 0. One process of this user on a
+// host at a time may start it. Started servers are detached: they outlive this process, and end by
+// themselves. Blocks until `deadline`. kUnreachable: neither found nor started; kResolve: so too,
+// as the name has no address yet; kSetting: could not be started, or the port is 0; kProtocol,
+// kAuth at once; what `interrupt` returns.
 Result<Located> FindOrStart(const LocateOptions& options, const InterruptCheck& interrupt,
                             const Clock& clock, Deadline deadline);
 
