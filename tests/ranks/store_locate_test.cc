@@ -1,6 +1,6 @@
 // Goal: a rank that knows only an address finds the store there, or starts it, and what cannot work
 // is told apart. Method: the real server program, started by the code under test, and sockets that
-// only listen.
+// only listen, or have a name as another user.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,7 +13,11 @@
 #include <resilient/store/locate.h>
 
 #include "runtime/net/socket.h"
+#include "runtime/net/unix_address.h"
+#include "store/client/spawn_right.h"
 #include "tests/ranks/store_server_support.h"
+#include "tests/support/as_user.h"
+#include "tests/support/captured_stderr.h"
 
 namespace resilient::store {
 namespace {
@@ -95,6 +99,47 @@ TEST_F(StoreLocate, SomethingSilentListens_UnreachableAtTheDeadlineSaysWhy) {
   EXPECT_NE(located.status().message().find(address), std::string::npos);
   EXPECT_NE(located.status().message().find("ended with exit code 3"), std::string::npos)
       << located.status().ToString();
+}
+
+// A socket of another user with the name by which processes of this user agree on who starts it.
+FileDescriptor TakeRightAsNobody(const std::string& store) {
+  const auto name = UnixAddress::Abstract(SpawnRightName(geteuid(), *ParseHostPort(store)));
+  const AsUser other(kNobody);
+  FileDescriptor taken(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(bind(taken.get(), name->get(), name->size()), 0);
+  return taken;
+}
+
+TEST_F(StoreLocate, AnotherUserHasTheRightToStartIt_IsStarted) {
+  SKIP_UNLESS_ROOT();
+  address_ = FreeAddress();
+  const FileDescriptor taken = TakeRightAsNobody(address_);
+  const Result<Located> located = Locate(OptionsFor(address_));
+  ASSERT_TRUE(located.ok()) << located.status().ToString();
+  EXPECT_TRUE(located->spawned);
+  log_path_ = located->log_path;
+}
+
+TEST_F(StoreLocate, AnotherUserHasTheRightToStartIt_IsToldOnceInManyTries) {
+  SKIP_UNLESS_ROOT();
+  const auto listener = ListenTcp({.host = "127.0.0.1", .port = 0}, 16);
+  const std::string address = FormatHostPort(*LocalAddress(*listener));
+  const FileDescriptor taken = TakeRightAsNobody(address);
+  int asked = 0;
+  const SystemClock clock;
+  BeginToCaptureStderr();
+  const Result<Located> located = FindOrStart(
+      OptionsFor(address),
+      [&asked] {  // After each try, and within some.
+        return ++asked < 50 ? Status::Ok() : Status(StatusCode::kInterrupted, "enough");
+      },
+      clock, In(kPatience));
+  const std::string log = TakeCapturedStderr();
+  EXPECT_EQ(located.status().code(), StatusCode::kInterrupted) << located.status().ToString();
+  const std::string line = "user 65534 of this host has taken the name";
+  const std::size_t first = log.find(line);
+  ASSERT_NE(first, std::string::npos) << log;
+  EXPECT_EQ(log.find(line, first + 1), std::string::npos) << log;
 }
 
 TEST_F(StoreLocate, NameThatDoesNotResolve_IsLookedForUntilTheDeadline) {

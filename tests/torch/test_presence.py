@@ -259,7 +259,7 @@ def test_another_user_cannot_keep_a_store_from_its_start():
             say(rank)
         logs = [log for _, log in ended_well(ranks)]
     told = [log.count(f"user {NOBODY} of this host has taken the name") for log in logs]
-    assert sum(told) > 0 and max(told) == 1, logs
+    assert sum(told) > 0 and max(told) <= 2, logs  # Once an init, of which there are two.
 
 
 # ---- From the import on, at the store ----
