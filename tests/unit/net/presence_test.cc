@@ -120,6 +120,9 @@ TEST_F(Presence, OfOneWhoseNameAnotherUserHasForAStream) {
   BindAs(kNobody, "1", SOCK_STREAM);
   BindAs(kNobody, "2", SOCK_STREAM);
   EXPECT_EQ(Present(0), Ranks{1});
+  EXPECT_EQ(OwnersOfNames(SOCK_DGRAM, names_.job + "/2"), NameOwners());
+  EXPECT_EQ(OwnersOfNames(SOCK_STREAM, names_.job + "/2"),
+            (NameOwners{{names_.job + "/2", kNobody}}));
 }
 
 TEST_F(Presence, WhereTheKernelTellsNothing_AllAreUnverified) {
