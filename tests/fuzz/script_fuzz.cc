@@ -320,8 +320,13 @@ std::string Script::Words() {
 
 WaitingReport Script::WaitingOf(std::uint64_t generation) {
   WaitingReport report;
-  report.generation = generation;
   const std::uint8_t which = bytes_.Next();
+  if (which % 8 == 7) {  // It waits for its join.
+    report.present = {static_cast<int>(bytes_.Below(4))};
+    report.unverified = {static_cast<int>(bytes_.Below(66)) - 1};
+    return report;
+  }
+  report.generation = generation;
   report.tell = which % 2 != 0;
   report.blocked = which % 4 / 2 != 0;
   for (std::uint64_t left = which / 4 % 3; left > 0; --left) {
