@@ -9,8 +9,8 @@ namespace resilient::store {
 // Keys, values, items and waits of all jobs together, with what keeping each of them takes.
 inline constexpr std::size_t kBytesMax = 1u << 30;
 // Seats of the worlds of one job, empty ones too, and of all jobs.
-inline constexpr std::size_t kSeatsPerJobMax = 2 * kWorldSizeMax;
-inline constexpr std::size_t kSeatsMax = 8 * kWorldSizeMax;
+inline constexpr std::size_t kSeatsPerJobMax = 256u << 10;
+inline constexpr std::size_t kSeatsMax = 1u << 20;
 // Answers that clients may ask for again.
 inline constexpr std::size_t kResultBytesPerJobMax = 64u << 20;
 inline constexpr std::size_t kResultTotalBytesMax = 256u << 20;
