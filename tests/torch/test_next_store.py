@@ -272,7 +272,7 @@ def trains_to_its_end(process, stop):
     launching.line_with(process, "stdout", "steps from ", WATCHDOG_SECONDS)
     stop.touch()
     stdout, stderr = process.communicate(timeout=WATCHDOG_SECONDS)
-    assert process.returncode == 0 and stdout.count("trained\n") == 2, stdout + stderr
+    assert process.returncode == 0 and stdout.count("trained") == 2, stdout + stderr
 
 
 @pytest.mark.slow
