@@ -11,6 +11,7 @@
 
 #include <c10/util/Exception.h>
 #include <resilient/clock.h>
+#include <resilient/per_process.h>
 #include <resilient/session.h>
 
 #include "torch_plugin/csrc/time_policy.h"
@@ -22,25 +23,29 @@ namespace resilient::plugin {
 //
 // Owner: the backend, and weakly or strongly who runs them. Thread: thread-safe. No lock is held
 // while a function runs, so that it may take itself out, or wait for one that does: a call that has
-// begun goes on behind Remove. What one raises is shown, and stops none of the others.
+// begun goes on behind Remove. What one raises is shown, and stops none of the others. In a forked
+// child, where the lock may be held by a thread that is not there, nothing is put in, taken out or
+// run: torch takes its hooks out there, too, when it lets go of the parent's groups.
 template <typename... Args>
 class HookTable {
  public:
   using Hook = std::function<void(Args...)>;
 
   void Add(std::int64_t id, Hook hook) {
+    if (mark_.InChild()) return;
     Change([&](Table& table) { table[id] = std::make_shared<const Hook>(std::move(hook)); });
   }
 
   void Remove(std::int64_t id) {
+    if (mark_.InChild()) return;
     Change([&](Table& table) { table.erase(id); });
   }
 
-  bool empty() const { return empty_.load(std::memory_order_relaxed); }
+  bool empty() const { return mark_.InChild() || empty_.load(std::memory_order_relaxed); }
 
   using Table = std::map<std::int64_t, std::shared_ptr<const Hook>>;
 
-  // Those that are there now, kept alive; never null.
+  // Those that are there now, kept alive; never null. REQUIRES: not in a forked child.
   std::shared_ptr<const Table> Now() const {
     const std::lock_guard lock(mutex_);
     return table_;
@@ -71,6 +76,7 @@ class HookTable {
     before = std::exchange(table_, std::move(table));
   }
 
+  const ProcessMark mark_;
   std::atomic<bool> empty_{true};
   mutable std::mutex mutex_;
   std::shared_ptr<const Table> table_ = std::make_shared<Table>();  // Guarded by mutex_.
