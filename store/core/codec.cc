@@ -99,7 +99,7 @@ struct OpWriter {
     message->set_accused_rank(op.report.accused_rank);
     Put(op.report.status, message->mutable_failure());
     message->set_accused_incarnation(Utf8(op.report.accused_incarnation));
-    message->set_ended(static_cast<std::uint32_t>(op.report.wait_status + 1));
+    message->set_ended(static_cast<std::uint32_t>(op.report.wait_status) + 1);
     message->set_max_world(op.report.max_world);
     message->set_commit(op.report.commit);
   }
