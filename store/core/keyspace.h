@@ -226,7 +226,6 @@ class Keyspace {
   std::size_t keys() const { return keys_; }
   std::size_t bytes() const { return bytes_.taken(); }
   std::size_t waits() const { return waits_; }
-  std::size_t WaitsOf(SessionId session) const;
   std::size_t change_bytes() const { return changes_.bytes(); }
 
  private:

@@ -159,11 +159,6 @@ void Keyspace::EndWaits(std::uint64_t scope, const Status& why, bool of_survivor
   for (const WaitId id : ids) End(id, why, ended);
 }
 
-std::size_t Keyspace::WaitsOf(SessionId session) const {
-  const auto waits = waits_of_.find(session);
-  return waits == waits_of_.end() ? 0 : waits->second.by_seq.size();
-}
-
 // ---- For keys ----
 
 Status Keyspace::AddWait(WaitId id, std::uint64_t scope, const std::vector<std::string>& keys,

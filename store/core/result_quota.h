@@ -49,7 +49,6 @@ class ResultQuota {
   bool Over() const { return !quota_.Fits(0); }
   // Who is to give up what it has; nullopt: no line takes as much as kSmallLineBytes.
   std::optional<LineId> First() const;
-  std::size_t bytes() const { return quota_.taken(); }
 
   static constexpr std::size_t kSmallLineBytes = 1u << 10;
   // Of a reply: itself, and the trees that it is in.
