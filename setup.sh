@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 build_packages="g++ make cmake ninja-build pkg-config ccache libuv1-dev libsqlite3-dev libssl-dev libmicrohttpd-dev
-  libprotobuf-dev protobuf-compiler libcli11-dev nlohmann-json3-dev libxxhash-dev libgtest-dev libgmock-dev openssl python3-venv python3-dev python3-yaml
+  libprotobuf-dev protobuf-compiler libcli11-dev nlohmann-json3-dev libxxhash-dev libmbedtls-dev libgtest-dev libgmock-dev openssl python3-venv python3-dev python3-yaml
   iproute2"
 lint_packages="clang-14 clang-format-14"
 model_packages="spin"

@@ -44,9 +44,14 @@ std::uint64_t Random::Below(std::uint64_t bound) {
 
 double Random::Unit() { return static_cast<double>(Next() >> 11) * 0x1.0p-53; }
 
-std::string RandomHex(std::size_t bytes) {
-  std::string raw(bytes, '\0');
+std::string RandomBytes(std::size_t count) {
+  std::string raw(count, '\0');
   FillFromKernel(raw.data(), raw.size());
+  return raw;
+}
+
+std::string RandomHex(std::size_t bytes) {
+  const std::string raw = RandomBytes(bytes);
   constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
   text.reserve(2 * bytes);

@@ -19,6 +19,8 @@ class Random {
   std::uint64_t state_;
 };
 
+// From the kernel, for nonces.
+std::string RandomBytes(std::size_t count);
 // From the kernel, two hexadecimal digits a byte, for ids and secrets.
 std::string RandomHex(std::size_t bytes);
 inline std::string RandomHexId() { return RandomHex(16); }

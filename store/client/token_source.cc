@@ -4,25 +4,22 @@
 
 #include "runtime/base/file.h"
 #include "runtime/base/log.h"
-#include "store/client/crypto_library.h"
 
 namespace resilient::store {
 
-TokenSource::TokenSource(std::string path, std::string job, std::shared_ptr<const Crypto> crypto)
-    : path_(std::move(path)), job_(std::move(job)), crypto_(std::move(crypto)) {}
+TokenSource::TokenSource(std::string path, std::string job)
+    : path_(std::move(path)), job_(std::move(job)) {}
 
 Result<std::shared_ptr<const TokenSource>> TokenSource::Open(const std::string& path,
                                                              const std::string& job) {
   if (path.empty()) return std::shared_ptr<const TokenSource>();
-  Result<std::unique_ptr<Crypto>> crypto = LoadCryptoLibrary();
-  if (!crypto.ok()) return crypto.status();
-  std::shared_ptr<TokenSource> source(new TokenSource(path, job, std::move(*crypto)));
+  std::shared_ptr<TokenSource> source(new TokenSource(path, job));
   RESILIENT_RETURN_IF_ERROR(source->Read());
   return std::shared_ptr<const TokenSource>(std::move(source));
 }
 
 Result<std::shared_ptr<const TokenSource>> TokenSource::Reread() const {
-  std::shared_ptr<TokenSource> source(new TokenSource(path_, job_, crypto_));
+  std::shared_ptr<TokenSource> source(new TokenSource(path_, job_));
   RESILIENT_RETURN_IF_ERROR(source->Read());
   return std::shared_ptr<const TokenSource>(std::move(source));
 }

@@ -5,6 +5,7 @@
 
 #include <resilient/status.h>
 
+#include "runtime/base/random.h"
 #include "store/core/handshake.h"
 
 namespace resilient::store {
@@ -14,7 +15,7 @@ namespace resilient::store {
 class TokenSource {
  public:
   // Reads the file, for as long as its file system takes. Null when `path` is empty: no token.
-  // kSetting when the file or libcrypto cannot be used, or the file has no token for `job`.
+  // kSetting when the file cannot be used, or has no token for `job`.
   static Result<std::shared_ptr<const TokenSource>> Open(const std::string& path,
                                                          const std::string& job);
 
@@ -22,17 +23,15 @@ class TokenSource {
   Result<std::shared_ptr<const TokenSource>> Reread() const;
   const std::string& path() const { return path_; }
 
-  // Of the next connection. Lifetime: the handshake uses what this shares with all that were reread
-  // from it.
-  ClientHandshake Begin() const { return {*crypto_, token_}; }
+  // Of the next connection.
+  ClientHandshake Begin() const { return {token_, RandomBytes(kNonceBytes)}; }
 
  private:
-  TokenSource(std::string path, std::string job, std::shared_ptr<const Crypto> crypto);
+  TokenSource(std::string path, std::string job);
   Status Read();
 
   const std::string path_;
   const std::string job_;
-  const std::shared_ptr<const Crypto> crypto_;
   std::string token_;  // Not changed once it is given out.
 };
 

@@ -46,16 +46,15 @@ std::string ProofText(Side side, std::string_view client_nonce, std::string_view
 
 // ---- Server ----
 
-ServerHandshake::Step ServerHandshake::OnFrame(Frame frame, const TokenSet* tokens,
-                                               const Crypto& crypto) {
+ServerHandshake::Step ServerHandshake::OnFrame(Frame frame, const TokenSet* tokens) {
   RESILIENT_CHECK(!admitted());
   switch (state_) {
     case State::kBegin:
       return OnBegin(std::move(frame), tokens);
     case State::kHello:
-      return OnHello(std::move(frame), crypto);
+      return OnHello(std::move(frame));
     case State::kProof:
-      return OnProof(frame, *tokens, crypto);
+      return OnProof(frame, *tokens);
     case State::kAdmitted:
       break;
   }
@@ -88,17 +87,15 @@ ServerHandshake::Step ServerHandshake::OnBegin(Frame frame, const TokenSet* toke
   return {};
 }
 
-ServerHandshake::Step ServerHandshake::OnHello(Frame frame, const Crypto& crypto) {
+ServerHandshake::Step ServerHandshake::OnHello(Frame frame) {
   NoteClaim(frame);
   if (!claimed_) return Refused(StatusCode::kProtocol, "after the nonce comes Hello");
   hello_ = std::move(frame);
-  server_nonce_ = crypto.RandomBytes(kNonceBytes);
   state_ = State::kProof;
   return {NonceFrame(server_nonce_), std::nullopt, Status()};
 }
 
-ServerHandshake::Step ServerHandshake::OnProof(const Frame& frame, const TokenSet& tokens,
-                                               const Crypto& crypto) {
+ServerHandshake::Step ServerHandshake::OnProof(const Frame& frame, const TokenSet& tokens) {
   if (frame.type != FrameType::kProof) {
     return Refused(StatusCode::kAuth, "the proof of the token was expected, another message came");
   }
@@ -106,7 +103,7 @@ ServerHandshake::Step ServerHandshake::OnProof(const Frame& frame, const TokenSe
   // All are compared, so that the time does not tell which one fits.
   std::optional<TokenSet::Key> found;
   for (TokenSet::Key& key : tokens.Opening(claimed_->job)) {
-    const bool fits = crypto.Equal(crypto.HmacSha256(key.token, text), frame.body);
+    const bool fits = SameBytes(HmacSha256(key.token, text), frame.body);
     if (fits && (!found || found->confined)) found = std::move(key);
   }
   if (!found) {
@@ -117,8 +114,8 @@ ServerHandshake::Step ServerHandshake::OnProof(const Frame& frame, const TokenSe
   }
   confined_ = found->confined;
   state_ = State::kAdmitted;
-  const std::string proof = crypto.HmacSha256(
-      found->token, ProofText(Side::kServer, client_nonce_, server_nonce_, hello_.body));
+  const std::string proof =
+      HmacSha256(found->token, ProofText(Side::kServer, client_nonce_, server_nonce_, hello_.body));
   return {ProofFrame(proof), std::move(hello_), Status()};
 }
 
@@ -130,9 +127,6 @@ void ServerHandshake::NoteClaim(const Frame& frame) {
 }
 
 // ---- Client ----
-
-ClientHandshake::ClientHandshake(const Crypto& crypto, std::string token)
-    : crypto_(crypto), token_(std::move(token)), client_nonce_(crypto.RandomBytes(kNonceBytes)) {}
 
 std::string ClientHandshake::Begin(const Frame& hello) {
   hello_ = hello.body;
@@ -150,14 +144,13 @@ Result<std::optional<Frame>> ClientHandshake::OnFrame(const Frame& frame) {
       return Status(StatusCode::kProtocol, "it sent a nonce that the handshake has no place for");
     }
     server_nonce_ = frame.body;
-    return std::optional<Frame>(ProofFrame(crypto_.HmacSha256(
-        token_, ProofText(Side::kClient, client_nonce_, server_nonce_, hello_))));
+    return std::optional<Frame>(ProofFrame(
+        HmacSha256(token_, ProofText(Side::kClient, client_nonce_, server_nonce_, hello_))));
   }
   const bool right =
       !server_nonce_.empty() &&
-      crypto_.Equal(crypto_.HmacSha256(
-                        token_, ProofText(Side::kServer, client_nonce_, server_nonce_, hello_)),
-                    frame.body);
+      SameBytes(HmacSha256(token_, ProofText(Side::kServer, client_nonce_, server_nonce_, hello_)),
+                frame.body);
   if (!right) {
     return Status(StatusCode::kAuth,
                   "it could not prove that it knows the token: another program may have taken the "

@@ -4,9 +4,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <resilient/status.h>
 
+#include "runtime/base/hmac.h"
 #include "runtime/net/frame.h"
 #include "store/core/messages.h"
 #include "store/core/tokens.h"
@@ -23,17 +25,7 @@
 namespace resilient::store {
 
 inline constexpr std::size_t kNonceBytes = 32;
-inline constexpr std::size_t kProofBytes = 32;
-
-// What the handshake needs of a crypto library. Thread: thread-safe.
-class Crypto {
- public:
-  virtual ~Crypto() = default;
-  virtual std::string RandomBytes(std::size_t count) const = 0;
-  virtual std::string HmacSha256(std::string_view key, std::string_view text) const = 0;
-  // In a time that tells nothing of where they differ.
-  virtual bool Equal(std::string_view left, std::string_view right) const = 0;
-};
+inline constexpr std::size_t kProofBytes = kHmacBytes;
 
 // Which end proves itself: a proof of one is of no use as that of the other.
 enum class Side { kClient, kServer };
@@ -43,7 +35,7 @@ std::string ProofText(Side side, std::string_view client_nonce, std::string_view
                       std::string_view hello);
 
 // The server's end of one connection, up to the Hello that may be acted on. Owner: Access. Thread:
-// caller-synchronised. Pure but for `crypto`.
+// caller-synchronised. Pure.
 class ServerHandshake {
  public:
   struct Step {
@@ -52,8 +44,11 @@ class ServerHandshake {
     Status refused;              // Not OK: the peer is told, and its connection ends.
   };
 
+  // `nonce`: kNonceBytes that nobody can guess; unused where no token is asked for.
+  explicit ServerHandshake(std::string nonce) : server_nonce_(std::move(nonce)) {}
+
   // `tokens`: null when none is asked for. REQUIRES: not admitted, and not refused before.
-  Step OnFrame(Frame frame, const TokenSet* tokens, const Crypto& crypto);
+  Step OnFrame(Frame frame, const TokenSet* tokens);
 
   bool admitted() const { return state_ == State::kAdmitted; }
   // Proved to know the token of its own job alone.
@@ -65,23 +60,24 @@ class ServerHandshake {
   enum class State { kBegin, kHello, kProof, kAdmitted };
 
   Step OnBegin(Frame frame, const TokenSet* tokens);
-  Step OnHello(Frame frame, const Crypto& crypto);
-  Step OnProof(const Frame& frame, const TokenSet& tokens, const Crypto& crypto);
+  Step OnHello(Frame frame);
+  Step OnProof(const Frame& frame, const TokenSet& tokens);
   void NoteClaim(const Frame& frame);
 
+  const std::string server_nonce_;
   State state_ = State::kBegin;
   std::string client_nonce_;
-  std::string server_nonce_;
   Frame hello_;
   std::optional<Hello> claimed_;
   bool confined_ = false;
 };
 
-// The client's end of one connection. Owner: StoreLink. Thread: caller-synchronised. Pure but for
-// `crypto`, which outlives it.
+// The client's end of one connection. Owner: StoreLink. Thread: caller-synchronised. Pure.
 class ClientHandshake {
  public:
-  ClientHandshake(const Crypto& crypto, std::string token);
+  // `nonce`: kNonceBytes that nobody can guess.
+  ClientHandshake(std::string token, std::string nonce)
+      : token_(std::move(token)), client_nonce_(std::move(nonce)) {}
 
   // What goes out after the preamble.
   std::string Begin(const Frame& hello);
@@ -96,7 +92,6 @@ class ClientHandshake {
   bool proven() const { return proven_; }
 
  private:
-  const Crypto& crypto_;
   const std::string token_;
   const std::string client_nonce_;
   std::string server_nonce_;

@@ -6,6 +6,7 @@
 
 #include "runtime/base/file.h"
 #include "runtime/base/log.h"
+#include "runtime/base/random.h"
 #include "store/server/peer_user.h"
 
 namespace resilient::store {
@@ -83,7 +84,7 @@ Status Access::TakeOver(const Result<TokenText>& read) {
 }
 
 void Access::Begin(ConnectionId id, int socket) {
-  pending_.try_emplace(id);
+  pending_.try_emplace(id, asks_for_token() ? RandomBytes(kNonceBytes) : std::string());
   if (!one_user_) return;
   const PeerUser peer = FindPeerUser(socket);
   if (!peer.is_here || peer.user == geteuid() || peer.user == kRoot) return;
@@ -101,8 +102,7 @@ ServerHandshake::Step Access::OnFrame(ConnectionId id, std::string_view peer, Fr
     return {.refused = *foreign};
   }
   ServerHandshake& handshake = pending_.at(id);
-  ServerHandshake::Step step =
-      handshake.OnFrame(std::move(frame), tokens_ ? &*tokens_ : nullptr, crypto_);
+  ServerHandshake::Step step = handshake.OnFrame(std::move(frame), tokens_ ? &*tokens_ : nullptr);
   if (!step.refused.ok()) {
     LogRefusal(peer, handshake.claimed(), step.refused.code(), TextOf(step.refused));
   }

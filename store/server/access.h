@@ -15,7 +15,6 @@
 #include "store/core/server_core.h"
 #include "store/core/tokens.h"
 #include "store/server/file_watch.h"
-#include "store/server/openssl_crypto.h"
 #include "store/server/uv_handle.h"
 
 namespace resilient::store {
@@ -72,7 +71,6 @@ class Access {
   UvLoop& loop_;
   const Clock& clock_;
   const std::string token_file_;
-  const OpensslCrypto crypto_;
   std::optional<TokenSet> tokens_;
   bool openness_told_ = false;
   std::map<ConnectionId, ServerHandshake> pending_;
