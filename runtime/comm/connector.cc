@@ -19,21 +19,29 @@ constexpr Duration kLongestDelay = Millis(1000);
 // A connect that gets no answer at all is tried anew: the route may have changed.
 constexpr Duration kConnectPatience = Millis(5000);
 
-std::string Greeting(Hello hello, const ShmStreamOffer* offer) {
-  if (offer != nullptr) hello.shm_offer = offer->text();
-  return EncodeHello(hello);
+Hello Numbered(Hello hello) {
+  hello.connector = RandomSeed();
+  return hello;
 }
 
 }  // namespace
 
 Connector::Connector(ConnectorListener& listener, std::string address, Hello hello,
-                     std::unique_ptr<ShmStreamOffer> offer, std::uint64_t seed)
+                     std::string secret, std::unique_ptr<ShmStreamOffer> offer, std::uint64_t seed)
     : listener_(listener),
       peer_(hello.to),
       endpoint_(std::move(address)),
-      hello_(std::move(hello)),
+      hello_(Numbered(std::move(hello))),
+      secret_(std::move(secret)),
       offer_(std::move(offer)),
       random_(seed) {}
+
+std::string Connector::Greeting() const {
+  Hello hello = hello_;
+  hello.nonce = RandomBytes(kHelloNonceBytes);
+  if (offer_ != nullptr) hello.shm_offer = offer_->text();
+  return EncodeHello(hello, secret_);
+}
 
 short Connector::Interest() const {
   switch (stage_) {
@@ -80,7 +88,7 @@ void Connector::OnReady(Instant now) {
       if (Status outcome = ConnectOutcome(socket_, address_); !outcome.ok())
         return Fail(now, outcome);
       stage_ = Stage::kSendingHello;
-      greeting_ = Greeting(hello_, offer_.get());
+      greeting_ = Greeting();
       sent_ = 0;
       reply_.clear();
       return SendHello(now);
@@ -121,7 +129,13 @@ void Connector::ReadReply(Instant now) {
   reply = DecodeHelloReply(reply_);
   if (!reply) return Fail(now, reply.status());
   // The rest, if there is any, has come with it or makes poll() return again.
-  if (reply_.size() == kHelloReplyBytes + reply->fault_bytes) OnReply(now, *reply);
+  if (reply_.size() != kHelloReplyBytes + reply->fault_bytes) return;
+  if (!ReplyProvesSecret(reply_, ProofOf(greeting_), secret_)) {
+    return Fail(now, Status(StatusCode::kProtocol,
+                            StrCat("what answers at ", endpoint_, " does not know the secret of ",
+                                   "this job: another program may have taken its port")));
+  }
+  OnReply(now, *reply);
 }
 
 void Connector::OnReply(Instant now, const HelloReply& reply) {

@@ -31,12 +31,14 @@ class ConnectorListener {
 
 // Makes one connection to a peer: connect, send the hello, wait for the reply. The peer may not be
 // there yet, may not know the group yet, or may be dead; who can tell is the membership service, so
-// this tries for ever, with growing delays. The peer chooses whether the stream goes through the
-// shared memory that is offered with it. Owner: a group. Thread: loop-confined.
+// this tries for ever, with growing delays. Each side proves to the other that it knows the secret
+// of the view: what answers without is another program, and the attempt has failed. The peer
+// chooses whether the stream goes through the shared memory that is offered with it. Owner: a
+// group. Thread: loop-confined.
 class Connector {
  public:
   // `address` as in Endpoint; `offer` may be null. The listener outlives the connector.
-  Connector(ConnectorListener& listener, std::string address, Hello hello,
+  Connector(ConnectorListener& listener, std::string address, Hello hello, std::string secret,
             std::unique_ptr<ShmStreamOffer> offer, std::uint64_t seed);
 
   int peer() const { return peer_; }
@@ -61,6 +63,8 @@ class Connector {
   enum class Stage { kWaiting, kConnecting, kSendingHello, kAwaitingReply, kDone };
 
   void Start(Instant now);
+  // The hello of a new attempt, encoded.
+  std::string Greeting() const;
   void SendHello(Instant now);
   void ReadReply(Instant now);
   void OnReply(Instant now, const HelloReply& reply);
@@ -69,7 +73,8 @@ class Connector {
   ConnectorListener& listener_;
   const int peer_;
   const std::string endpoint_;
-  const Hello hello_;
+  const Hello hello_;  // But for what belongs to an attempt.
+  const std::string secret_;
   std::unique_ptr<ShmStreamOffer> offer_;
   Random random_;
   HostPort address_;

@@ -78,7 +78,7 @@ class Fabric final : public CommunicatorFactory {
 
   std::shared_ptr<Communicator> Create(GroupSpec spec, std::shared_ptr<AbortCell> abort) override {
     RESILIENT_CHECK(spec.rank >= 0 && spec.rank < static_cast<int>(spec.members.size()));
-    const bool fits = spec.name.size() <= kMaxGroupName && spec.secret.size() <= kMaxSecret;
+    const bool fits = spec.name.size() <= kMaxGroupName;
     auto port = std::make_shared<GroupPort>(std::move(spec), abort, requests_->doorbell(),
                                             requests_->held(), clock_, admission_, observer_);
     auto communicator = std::make_shared<PortCommunicator>(port);
@@ -86,8 +86,7 @@ class Fabric final : public CommunicatorFactory {
     port->SetHoldsDevice(serves_device_ && fits);
     if (!fits) {
       port->Close(Status(StatusCode::kInvalidArgument,
-                         StrCat("the name of a group has at most ", kMaxGroupName,
-                                " characters, its secret ", kMaxSecret)));
+                         StrCat("the name of a group has at most ", kMaxGroupName, " characters")));
     } else if (!requests_->Create(port)) {
       port->SetHoldsDevice(false);
       port->Close(SessionClosed());

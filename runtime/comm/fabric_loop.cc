@@ -15,15 +15,6 @@ namespace {
 // Ended groups that are remembered. One more forgets the oldest.
 constexpr std::size_t kMaxDeparted = 256;
 
-// Takes the same time wherever the two differ.
-bool SameSecret(const std::string& a, const std::string& b) {
-  if (a.size() != b.size()) return false;
-  unsigned char difference = 0;
-  for (std::size_t i = 0; i < a.size(); ++i)
-    difference |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i]);
-  return difference == 0;
-}
-
 }  // namespace
 
 FabricLoop::FabricLoop(FileDescriptor listener, FabricRequests& requests, const Clock& clock,
@@ -148,24 +139,33 @@ CommGroup* FabricLoop::Find(const std::string& name, std::uint64_t generation,
 const FabricLoop::Departed* FabricLoop::FindDeparted(const Hello& hello) const {
   const auto found = std::ranges::find_if(departed_, [&hello](const Departed& old) {
     return old.name == hello.group && old.generation == hello.generation &&
-           old.attempt == hello.attempt && SameSecret(old.secret, hello.secret);
+           old.attempt == hello.attempt && ProvesSecret(hello, old.secret);
   });
   return found == departed_.end() ? nullptr : &*found;
 }
 
 void FabricLoop::Answer(const Hello& hello, const FileDescriptor& socket) const {
-  const CommGroup* group = Find(hello.group, hello.generation, hello.attempt);
-  const bool is_here = group != nullptr && SameSecret(group->spec().secret, hello.secret);
-  if (!is_here && FindDeparted(hello) == nullptr) return;
-  const std::string reply = EncodeHelloReply(HelloVerdict::kAccepted);
+  const std::string* secret = nullptr;
+  if (const CommGroup* group = Find(hello.group, hello.generation, hello.attempt)) {
+    if (ProvesSecret(hello, group->spec().secret)) secret = &group->spec().secret;
+  }
+  if (secret == nullptr) {
+    const Departed* departed = FindDeparted(hello);
+    if (departed == nullptr) return;
+    secret = &departed->secret;
+  }
+  const std::string reply = EncodeHelloReply(HelloVerdict::kAccepted, hello.proof, *secret);
   send(socket.get(), reply.data(), reply.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 std::string FabricLoop::ReplyOf(const Departed& group, const Hello& hello) {
-  if (hello.made.digest == group.made.digest) return EncodeHelloReply(HelloVerdict::kLeft);
+  if (hello.made.digest == group.made.digest) {
+    return EncodeHelloReply(HelloVerdict::kLeft, hello.proof, group.secret);
+  }
   const std::string sender = StrCat("rank ", hello.from_world);
   const Status mismatch = OtherRanks(hello, sender, group.name_here, group.made);
-  return EncodeHelloReply(HelloVerdict::kOtherRanks, EncodeFault(mismatch));
+  return EncodeHelloReply(HelloVerdict::kOtherRanks, hello.proof, group.secret,
+                          EncodeFault(mismatch));
 }
 
 Routing FabricLoop::Route(const Hello& hello, FileDescriptor& socket) {
@@ -174,12 +174,8 @@ Routing FabricLoop::Route(const Hello& hello, FileDescriptor& socket) {
     return Routing::kRefuse;
   }
   if (CommGroup* group = Find(hello.group, hello.generation, hello.attempt)) {
-    if (SameSecret(group->spec().secret, hello.secret)) return group->Adopt(hello, socket);
-    if (const auto left_out = wrong_secrets_.May(context_.now)) {
-      RESILIENT_LOG(kWarn, "closed a connection that says it is rank ", hello.from, " of group ",
-                    hello.group, ": its secret is not the one of this job", MoreLikeIt(*left_out));
-    }
-    return Routing::kRefuse;
+    if (ProvesSecret(hello, group->spec().secret)) return group->Adopt(hello, socket);
+    return RefuseStranger(hello);
   }
   if (const Departed* old = FindDeparted(hello)) {
     if (old->has_left) {
@@ -196,7 +192,28 @@ Routing FabricLoop::Route(const Hello& hello, FileDescriptor& socket) {
     }
     return Routing::kRefuse;
   }
+  if (IsOfNoView(hello)) return RefuseStranger(hello);
   return stopping_ ? Routing::kRefuse : Routing::kPark;
+}
+
+bool FabricLoop::IsOfNoView(const Hello& hello) const {
+  const std::string* secret = nullptr;  // All groups of a view have one.
+  for (const auto& group : groups_) {
+    const GroupSpec& spec = group->spec();
+    if (spec.generation != hello.generation || spec.attempt != hello.attempt) continue;
+    if (secret != nullptr && *secret == spec.secret) continue;
+    secret = &spec.secret;
+    if (ProvesSecret(hello, *secret)) return false;
+  }
+  return secret != nullptr;
+}
+
+Routing FabricLoop::RefuseStranger(const Hello& hello) {
+  if (const auto left_out = wrong_secrets_.May(context_.now)) {
+    RESILIENT_LOG(kWarn, "closed a connection that says it is rank ", hello.from, " of group ",
+                  hello.group, ": it does not know the secret of this job", MoreLikeIt(*left_out));
+  }
+  return Routing::kRefuse;
 }
 
 void FabricLoop::Wait(bool busy) {

@@ -42,6 +42,10 @@ class FabricLoop final : public GroupLoop, private HelloRouter {
   };
 
   Routing Route(const Hello& hello, FileDescriptor& socket) override;
+  // The hello is of a view that this rank is in, whose groups need not all be known here yet, and
+  // its sender does not know the secret of that view.
+  bool IsOfNoView(const Hello& hello) const;
+  Routing RefuseStranger(const Hello& hello);
   static std::string ReplyOf(const Departed& group, const Hello& hello);
   void TakeRequests();
   // The group that has ended here and that the hello is of; null: there was none.

@@ -65,7 +65,6 @@ std::unique_ptr<Connector> CommGroup::MakeConnector(int peer, Lane lane, int str
                     .to = peer,
                     .lane = lane,
                     .stream = stream,
-                    .secret = spec_.secret,
                     .group = spec_.name,
                     .made = made_,
                     .from_world = spec_.members[static_cast<std::size_t>(spec_.rank)].global_rank};
@@ -74,7 +73,7 @@ std::unique_ptr<Connector> CommGroup::MakeConnector(int peer, Lane lane, int str
                              (lane == Lane::kPointToPoint ? 1 : 0);
   return std::make_unique<Connector>(static_cast<ConnectorListener&>(*this),
                                      endpoints_[static_cast<std::size_t>(peer)].address, hello,
-                                     OfferStream(peer, lane), seed);
+                                     spec_.secret, OfferStream(peer, lane), seed);
 }
 
 MessageLink* CommGroup::AddLink(int peer, Lane lane, std::unique_ptr<MessageLink>& slot,
@@ -220,6 +219,7 @@ void CommGroup::OnTime() {
 }
 
 Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
+  if (!nonces_.Add(hello.nonce)) return Routing::kRefuse;  // Recorded, and sent again.
   // First of all: in another list of ranks the positions mean others.
   if (hello.made.digest != made_.digest) return RefuseOtherRanks(hello, socket);
   if (hello.to != spec_.rank || hello.from >= port_->size()) return Routing::kRefuse;
@@ -228,7 +228,7 @@ Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
   const bool collective = hello.lane == Lane::kCollective;
   const bool tell_failure = state_ == State::kLingering && failed_ && collective;
   if (state_ != State::kLive && !tell_failure) {
-    if (has_left()) SendReply(socket.get(), HelloVerdict::kLeft);
+    if (has_left()) SendReply(hello, socket.get(), HelloVerdict::kLeft);
     return Routing::kRefuse;
   }
   if (collective && hello.from < spec_.rank) return Routing::kRefuse;  // That one we connect.
@@ -255,15 +255,16 @@ Routing CommGroup::RefuseOtherRanks(const Hello& hello, const FileDescriptor& so
   const bool known = state_ == State::kLive || has_left();
   if (!known) return Routing::kRefuse;  // The end of the generation says why.
   const Status mismatch = OtherRanks(hello, spec_, made_);
-  const std::string reply = EncodeHelloReply(HelloVerdict::kOtherRanks, EncodeFault(mismatch));
+  const std::string reply =
+      EncodeHelloReply(HelloVerdict::kOtherRanks, hello.proof, spec_.secret, EncodeFault(mismatch));
   send(socket.get(), reply.data(), reply.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   FailCommunicator(mismatch);
   return Routing::kRefuse;
 }
 
-bool CommGroup::SendReply(int socket, HelloVerdict verdict) {
+bool CommGroup::SendReply(const Hello& hello, int socket, HelloVerdict verdict) const {
   // The first bytes on a new connection: its buffer is empty, they fit.
-  const std::string reply = EncodeHelloReply(verdict);
+  const std::string reply = EncodeHelloReply(verdict, hello.proof, spec_.secret);
   const ssize_t n = send(socket, reply.data(), reply.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   return n == static_cast<ssize_t>(reply.size());
 }

@@ -17,6 +17,7 @@
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/message_link.h"
 #include "runtime/comm/point_to_point.h"
+#include "runtime/comm/seen_nonces.h"
 #include "runtime/comm/shm_allowance.h"
 #include "runtime/comm/striped_stream.h"
 #include "runtime/comm/switchboard.h"
@@ -149,7 +150,7 @@ class CommGroup final : private LinkListener,
   std::unique_ptr<Connector> MakeConnector(int peer, Lane lane, int stream = 0);
   MessageLink* AddLink(int peer, Lane lane, std::unique_ptr<MessageLink>& slot,
                        std::unique_ptr<ByteStream> stream);
-  static bool SendReply(int socket, HelloVerdict verdict);
+  bool SendReply(const Hello& hello, int socket, HelloVerdict verdict) const;
   Routing RefuseOtherRanks(const Hello& hello, const FileDescriptor& socket);
   void UpdateConnected();
 
@@ -225,6 +226,7 @@ class CommGroup final : private LinkListener,
   bool aborted_ = false;  // Before it had left.
   Instant linger_until_ = kNever;
   std::vector<Peer> peers_;
+  SeenNonces nonces_;
   bool connected_ = false;  // OnConnected was told.
   bool resolved_ = false;   // Every peer has connected or left: collectives may start.
 

@@ -25,15 +25,16 @@ std::unique_ptr<ByteStream> CommGroup::AcceptStream(const Hello& hello, FileDesc
     const int connection = socket.get();
     Result<std::unique_ptr<ByteStream>> stream = AttachShmStream(hello.shm_offer, socket);
     if (stream) {
-      return SendReply(connection, HelloVerdict::kAcceptedShared) ? std::move(*stream) : nullptr;
+      return SendReply(hello, connection, HelloVerdict::kAcceptedShared) ? std::move(*stream)
+                                                                         : nullptr;
     }
     if (stream.status().code() != StatusCode::kCancelled) {
       RESILIENT_LOG(kWarn, "group ", spec_.name, " has a TCP link to rank ", hello.from,
                     " on its host: ", stream.status().message());
     }
   }
-  return SendReply(socket.get(), HelloVerdict::kAccepted) ? MakeTcpStream(std::move(socket))
-                                                          : nullptr;
+  return SendReply(hello, socket.get(), HelloVerdict::kAccepted) ? MakeTcpStream(std::move(socket))
+                                                                 : nullptr;
 }
 
 std::optional<ShmGeometry> CommGroup::BoardGeometry() const {

@@ -48,7 +48,7 @@ Routing CommGroup::AdoptMore(const Hello& hello, FileDescriptor& socket) {
   const auto& slot = hello.lane == Lane::kCollective ? peer.link : peer.inbound;
   // One that is refused is made again: by then the link is up here, or down there.
   if (slot == nullptr || slot->dead()) return Routing::kRefuse;
-  if (!SendReply(socket.get(), HelloVerdict::kAccepted)) return Routing::kRefuse;
+  if (!SendReply(hello, socket.get(), HelloVerdict::kAccepted)) return Routing::kRefuse;
   slot->Attach(hello.stream, MakeTcpStream(std::move(socket)));
   return Routing::kTaken;
 }

@@ -32,10 +32,9 @@ void Knocker::Fill(Instant now) {
                                                         .to = rank,
                                                         .lane = Lane::kKnock,
                                                         .stream = 0,
-                                                        .secret = round_.world.secret,
                                                         .group = round_.world.name,
                                                         .shm_offer = {}},
-                                                  nullptr, seed_),
+                                                  round_.world.secret, nullptr, seed_),
          .until = now + round_.patience,
          .trouble = {},
          .answered = false});

@@ -18,7 +18,7 @@ namespace {
 constexpr int kAcceptsPerTurn = 64;
 constexpr int kNoDescriptor = -1;  // poll() passes it over.
 constexpr std::size_t kLongestHello =
-    kHelloFixedBytes + kMaxSecret + kMaxGroupName + kMaxShmText + kRanksTextMax + kMadeAtMax;
+    kHelloFixedBytes + kMaxGroupName + kMaxShmText + kRanksTextMax + kMadeAtMax + kHmacBytes;
 
 // The rest of the files are the program's, and the links'.
 std::size_t AtMostAPartOfFiles(std::size_t limit, std::size_t part) {
@@ -27,11 +27,12 @@ std::size_t AtMostAPartOfFiles(std::size_t limit, std::size_t part) {
   return std::clamp<std::size_t>(files.rlim_cur / part, 1, limit);
 }
 
-// The peer has given its earlier try up.
+// The peer has given its earlier try up. Nobody but the peer, and who reads its bytes on the way,
+// knows the connector's number.
 bool SameTry(const Hello& a, const Hello& b) {
-  return a.generation == b.generation && a.attempt == b.attempt && a.from == b.from &&
-         a.to == b.to && a.lane == b.lane && a.group == b.group && a.secret == b.secret &&
-         a.made.digest == b.made.digest && a.from_world == b.from_world;
+  return a.connector == b.connector && a.generation == b.generation && a.attempt == b.attempt &&
+         a.from == b.from && a.to == b.to && a.lane == b.lane && a.stream == b.stream &&
+         a.group == b.group && a.made.digest == b.made.digest && a.from_world == b.from_world;
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ constexpr std::uint32_t kHelloMagic = 0x484d4352;    // "RCMH"
 constexpr std::uint32_t kReplyMagic = 0x524d4352;    // "RCMR"
 constexpr std::uint32_t kMessageMagic = 0x4d4d4352;  // "RCMM"
 constexpr std::uint16_t kChecksumFlag = 1;
+constexpr std::size_t kHelloLengthsAt = 32;  // What comes before them has a fixed place.
 
 // Appends integers in little-endian order whatever the machine's order is.
 class Writer {
@@ -69,18 +70,9 @@ bool KnownEnums(const MessageHeader& h) {
          h.reduce <= ReduceOp::kPremulSum;
 }
 
-// Whether there is such a message, and whether it may have that payload.
-bool PointToPointIsValid(const MessageHeader& h) {
-  if (h.phase > static_cast<std::uint8_t>(PointToPointPhase::kCredit)) return false;
-  const auto phase = static_cast<PointToPointPhase>(h.phase);
-  return h.payload_bytes == 0 || phase == PointToPointPhase::kEager ||
-         phase == PointToPointPhase::kPayload;
-}
-
-}  // namespace
-
-std::string EncodeHello(const Hello& hello) {
-  RESILIENT_CHECK(hello.secret.size() <= kMaxSecret && hello.group.size() <= kMaxGroupName &&
+// A hello without its proof.
+std::string SaidBy(const Hello& hello) {
+  RESILIENT_CHECK(hello.nonce.size() == kHelloNonceBytes && hello.group.size() <= kMaxGroupName &&
                   hello.shm_offer.size() <= kMaxShmText &&
                   hello.made.text.size() <= kRanksTextMax &&
                   hello.made.made_at.size() <= kMadeAtMax);
@@ -93,19 +85,54 @@ std::string EncodeHello(const Hello& hello) {
       .Put(hello.attempt)
       .Put(static_cast<std::int32_t>(hello.from))
       .Put(static_cast<std::int32_t>(hello.to))
-      .Put(static_cast<std::uint32_t>(hello.secret.size()))
       .Put(static_cast<std::uint32_t>(hello.group.size()))
       .Put(static_cast<std::uint32_t>(hello.shm_offer.size()))
-      .Put(hello.made.digest)
-      .Put(static_cast<std::int32_t>(hello.from_world))
       .Put(static_cast<std::uint16_t>(hello.made.text.size()))
       .Put(static_cast<std::uint16_t>(hello.made.made_at.size()))
-      .Append(hello.secret)
+      .Put(static_cast<std::int32_t>(hello.from_world))
+      .Put(hello.made.digest)
+      .Put(hello.connector)
+      .Append(hello.nonce)
       .Append(hello.group)
       .Append(hello.shm_offer)
       .Append(hello.made.text)
       .Append(hello.made.made_at)
       .Take();
+}
+
+// The labels keep a proof of one kind from being taken for one of the other.
+std::string HelloProof(std::string_view said, std::string_view secret) {
+  return HmacSha256(secret, StrCat("resilient link hello", said));
+}
+
+std::string ReplyProof(std::string_view head, std::string_view hello_proof, std::string_view fault,
+                       std::string_view secret) {
+  return HmacSha256(secret, StrCat("resilient link reply", hello_proof, head, fault));
+}
+
+// Whether there is such a message, and whether it may have that payload.
+bool PointToPointIsValid(const MessageHeader& h) {
+  if (h.phase > static_cast<std::uint8_t>(PointToPointPhase::kCredit)) return false;
+  const auto phase = static_cast<PointToPointPhase>(h.phase);
+  return h.payload_bytes == 0 || phase == PointToPointPhase::kEager ||
+         phase == PointToPointPhase::kPayload;
+}
+
+}  // namespace
+
+std::string EncodeHello(const Hello& hello, std::string_view secret) {
+  std::string said = SaidBy(hello);
+  said += HelloProof(said, secret);
+  return said;
+}
+
+bool ProvesSecret(const Hello& hello, std::string_view secret) {
+  return SameBytes(HelloProof(SaidBy(hello), secret), hello.proof);
+}
+
+std::string_view ProofOf(std::string_view encoded_hello) {
+  RESILIENT_CHECK(encoded_hello.size() >= kHelloFixedBytes + kHmacBytes);
+  return encoded_hello.substr(encoded_hello.size() - kHmacBytes);
 }
 
 Status CheckHelloBegin(std::string_view begin) {
@@ -124,18 +151,15 @@ Status CheckHelloBegin(std::string_view begin) {
 Result<std::size_t> HelloLength(std::string_view fixed) {
   RESILIENT_CHECK(fixed.size() >= kHelloFixedBytes);
   RESILIENT_RETURN_IF_ERROR(CheckHelloBegin(fixed));
-  Reader lengths(fixed.substr(32));
-  const auto secret = lengths.Get<std::uint32_t>();
+  Reader lengths(fixed.substr(kHelloLengthsAt));
   const auto group = lengths.Get<std::uint32_t>();
   const auto shm_offer = lengths.Get<std::uint32_t>();
-  lengths.Get<std::uint64_t>();
-  lengths.Get<std::int32_t>();
   const auto ranks = lengths.Get<std::uint16_t>();
   const auto made_at = lengths.Get<std::uint16_t>();
-  if (secret > kMaxSecret || group > kMaxGroupName || shm_offer > kMaxShmText ||
-      ranks > kRanksTextMax || made_at > kMadeAtMax)
+  if (group > kMaxGroupName || shm_offer > kMaxShmText || ranks > kRanksTextMax ||
+      made_at > kMadeAtMax)
     return NotOurs("greeting");
-  return kHelloFixedBytes + secret + group + shm_offer + ranks + made_at;
+  return kHelloFixedBytes + group + shm_offer + ranks + made_at + kHmacBytes;
 }
 
 Result<Hello> DecodeHello(std::string_view bytes) {
@@ -147,39 +171,50 @@ Result<Hello> DecodeHello(std::string_view bytes) {
   hello.attempt = in.Get<std::uint64_t>();
   hello.from = in.Get<std::int32_t>();
   hello.to = in.Get<std::int32_t>();
-  const auto secret = in.Get<std::uint32_t>();
   const auto group = in.Get<std::uint32_t>();
   const auto shm_offer = in.Get<std::uint32_t>();
-  hello.made.digest = in.Get<std::uint64_t>();
-  hello.from_world = in.Get<std::int32_t>();
   const auto ranks = in.Get<std::uint16_t>();
+  const auto made_at = in.Get<std::uint16_t>();
+  hello.from_world = in.Get<std::int32_t>();
+  hello.made.digest = in.Get<std::uint64_t>();
+  hello.connector = in.Get<std::uint64_t>();
   const bool known_lane = hello.lane >= Lane::kCollective && hello.lane <= Lane::kKnock;
   if (!known_lane || hello.stream >= kMaxSocketStreams || hello.from < 0 || hello.to < 0 ||
       hello.from == hello.to)
     return NotOurs("greeting");
-  std::string_view texts = bytes.substr(kHelloFixedBytes);
+  std::string_view texts = bytes.substr(kHelloFixedBytes - kHelloNonceBytes);
   const auto take = [&texts](std::size_t length) {
     const std::string_view text = texts.substr(0, length);
     texts.remove_prefix(text.size());
     return std::string(text);
   };
-  hello.secret = take(secret);
+  hello.nonce = take(kHelloNonceBytes);
   hello.group = take(group);
   hello.shm_offer = take(shm_offer);
   hello.made.text = take(ranks);
-  hello.made.made_at = take(texts.size());
+  hello.made.made_at = take(made_at);
+  hello.proof = take(texts.size());
   return hello;
 }
 
-std::string EncodeHelloReply(HelloVerdict verdict, std::string_view fault) {
+std::string EncodeHelloReply(HelloVerdict verdict, std::string_view hello_proof,
+                             std::string_view secret, std::string_view fault) {
   RESILIENT_CHECK(fault.size() <= kMaxFaultText);
-  return Writer()
-      .Put(kReplyMagic)
-      .Put(static_cast<std::uint8_t>(verdict))
-      .Put(std::uint8_t{0})
-      .Put(static_cast<std::uint16_t>(fault.size()))
-      .Append(fault)
-      .Take();
+  const std::string head = Writer()
+                               .Put(kReplyMagic)
+                               .Put(static_cast<std::uint8_t>(verdict))
+                               .Put(std::uint8_t{0})
+                               .Put(static_cast<std::uint16_t>(fault.size()))
+                               .Take();
+  return StrCat(head, ReplyProof(head, hello_proof, fault, secret), fault);
+}
+
+bool ReplyProvesSecret(std::string_view reply, std::string_view hello_proof,
+                       std::string_view secret) {
+  constexpr std::size_t kHeadBytes = kHelloReplyBytes - kHmacBytes;
+  const std::string right =
+      ReplyProof(reply.substr(0, kHeadBytes), hello_proof, reply.substr(kHelloReplyBytes), secret);
+  return SameBytes(right, reply.substr(kHeadBytes, kHmacBytes));
 }
 
 Result<HelloReply> DecodeHelloReply(std::string_view bytes) {

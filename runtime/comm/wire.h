@@ -10,26 +10,33 @@
 #include <resilient/group_ranks.h>
 #include <resilient/status.h>
 
+#include "runtime/base/hmac.h"
+
 namespace resilient {
 
 // What goes over a link between two ranks, little-endian. The connecting side sends a Hello and
 // waits for a HelloReply; then both sides send messages: a fixed header, the call site, the
-// payload, and behind a payload, where its sender was told so (RESILIENT_CHECKSUM), the checksum of
+// payload, and after a payload, where its sender was told so (RESILIENT_CHECKSUM), the checksum of
 // all of the message before it. All of this file is pure.
-inline constexpr std::uint16_t kWireVersion = 6;
-inline constexpr std::size_t kHelloFixedBytes = 60;
-inline constexpr std::size_t kHelloReplyBytes = 8;
+//
+// The secret of a view is never sent. A hello ends with a proof, the HMAC-SHA256 of all that it
+// says, keyed with the secret; the nonce in it makes each one different. The reply proves in the
+// same way that its sender knows the secret, and names the hello that it answers by that one's
+// proof.
+inline constexpr std::uint16_t kWireVersion = 7;
+inline constexpr std::size_t kHelloFixedBytes = 80;
+inline constexpr std::size_t kHelloReplyBytes = 8 + kHmacBytes;
+inline constexpr std::size_t kHelloNonceBytes = 16;
 inline constexpr std::size_t kMessageHeaderBytes = 56;
 inline constexpr std::size_t kChecksumBytes = 8;
 inline constexpr std::size_t kMaxCallSite = 120;
 inline constexpr std::size_t kMaxGroupName = 1024;
-inline constexpr std::size_t kMaxSecret = 256;
 inline constexpr std::size_t kMaxFaultText = 4096;
 inline constexpr std::size_t kMaxShmText = 256;
 
 // What a connection is for. Point-to-point data has connections of its own, one for each direction,
 // so that it never queues behind a collective.
-// A knock carries nothing: it asks for a reply, and is closed behind it.
+// A knock carries nothing: it asks for a reply, and is closed after it.
 enum class Lane : std::uint8_t { kCollective = 1, kPointToPoint = 2, kKnock = 3 };
 
 struct Hello {
@@ -39,15 +46,24 @@ struct Hello {
   int to = -1;
   Lane lane = Lane::kCollective;
   int stream = 0;  // Which socket of its link this one is; the others follow the first.
-  std::string secret;
+  // Which connector sends it: one that tries again says the same number.
+  std::uint64_t connector = 0;
+  std::string nonce = std::string(kHelloNonceBytes, '\0');  // From the kernel, for each attempt.
   std::string group;
   std::string shm_offer = {};  // ShmStreamOffer::text; empty: none.
   // What the sender has made the group of: `from` and `to` are positions there.
   GroupRanks made = {};
   int from_world = -1;  // The sender's rank of the world.
+  // Set by the decoder: kHmacBytes.
+  std::string proof = {};
 };
 
-std::string EncodeHello(const Hello& hello);
+// REQUIRES: the texts are within their limits, the nonce has kHelloNonceBytes.
+std::string EncodeHello(const Hello& hello, std::string_view secret);
+// Whether a decoded hello has come from somebody who knows the secret.
+bool ProvesSecret(const Hello& hello, std::string_view secret);
+// The proof at the end of an encoded hello.
+std::string_view ProofOf(std::string_view encoded_hello);
 // Of the first bytes of a hello, as many as there are: kProtocol when none of ours begins so.
 Status CheckHelloBegin(std::string_view begin);
 // Length of the whole hello that begins with `fixed`. kProtocol when it is none of ours.
@@ -68,10 +84,15 @@ struct HelloReply {
   HelloVerdict verdict = HelloVerdict::kAccepted;
   std::size_t fault_bytes = 0;  // So many follow.
 };
-// With `fault` behind it, at most kMaxFaultText.
-std::string EncodeHelloReply(HelloVerdict verdict, std::string_view fault = {});
-// REQUIRES: kHelloReplyBytes bytes.
+// To the hello with that proof. `fault`, at most kMaxFaultText, follows.
+std::string EncodeHelloReply(HelloVerdict verdict, std::string_view hello_proof,
+                             std::string_view secret, std::string_view fault = {});
+// REQUIRES: at least kHelloReplyBytes bytes.
 Result<HelloReply> DecodeHelloReply(std::string_view bytes);
+// Whether a whole reply, its fault included, has come from somebody who knows the secret and has
+// read that hello.
+bool ReplyProvesSecret(std::string_view reply, std::string_view hello_proof,
+                       std::string_view secret);
 
 enum class MessageType : std::uint8_t {
   kCollective = 1,

@@ -139,7 +139,9 @@ struct GroupSpec {
   std::string name;              // Unique in a session and generation.
   std::uint64_t generation = 0;  // Peers of another generation are refused.
   std::uint64_t attempt = 0;
-  std::string secret;   // Random per view, from the membership service; without it none is let in.
+  // Random per view, from the membership service: the same for all groups of a generation and
+  // attempt. Members prove to each other that they know it; it is never sent.
+  std::string secret;
   int rank = 0;         // Index of this process in `members`.
   std::string made_at;  // Where in the program, for texts; may be empty and may differ.
   std::vector<GroupMember> members;

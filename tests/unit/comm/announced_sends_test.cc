@@ -440,8 +440,8 @@ class FakeReceiver {
       return link_.valid();
     }));
     const std::string fixed = Read(kHelloFixedBytes);
-    Read(*HelloLength(fixed) - kHelloFixedBytes);
-    Say(EncodeHelloReply(HelloVerdict::kAccepted));
+    const std::string rest = Read(*HelloLength(fixed) - kHelloFixedBytes);
+    Say(EncodeHelloReply(HelloVerdict::kAccepted, ProofOf(fixed + rest), kSecret));
   }
   void Say(const std::string& bytes) {
     EXPECT_EQ(send(link_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),

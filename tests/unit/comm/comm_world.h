@@ -13,6 +13,7 @@
 #include <optional>
 #include <ostream>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -20,10 +21,20 @@
 
 #include <resilient/transports.h>
 
+#include "runtime/base/random.h"
 #include "runtime/comm/eager_limit.h"
 #include "runtime/comm/endpoint.h"
+#include "runtime/comm/wire.h"
 
 namespace resilient::testing {
+
+inline constexpr char kSecret[] = "sesame";  // Of each view of a World.
+
+// The bytes of a hello, different each time.
+inline std::string SayHello(Hello hello, std::string_view secret) {
+  hello.nonce = RandomBytes(kHelloNonceBytes);
+  return EncodeHello(hello, secret);
+}
 
 // A bound for what must happen; far above what it takes, as sanitizers and a busy machine are slow.
 inline constexpr std::chrono::seconds kBound(30);
@@ -414,7 +425,7 @@ class World {
     GroupSpec spec;
     spec.name = name;
     spec.generation = generation;
-    spec.secret = "sesame";
+    spec.secret = kSecret;
     spec.rank = rank;
     for (int r = 0; r < size(); ++r) {
       spec.members.push_back({.global_rank = r,

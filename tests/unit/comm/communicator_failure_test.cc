@@ -558,18 +558,20 @@ TEST_P(Failure, Strangers_AreRefused) {
   world->group = world->CreateAll("world", 5);
   ExpectAllOk(world->RunAll([](int) { return BarrierOp(); }));
   const GroupRanks made = RanksOf(world->Spec("world", 1));
-  Hello hello{.generation = 5, .from = 1, .to = 0, .secret = "guess", .group = "world"};
+  Hello hello{.generation = 5, .from = 1, .to = 0, .group = "world"};
   hello.made = made;
-  EXPECT_TRUE(IsRefused(*world, 0, EncodeHello(hello))) << "wrong secret";
-  hello.secret = "sesame";
-  EXPECT_TRUE(IsRefused(*world, 0, EncodeHello(hello))) << "rank 1 is connected already";
+  EXPECT_TRUE(IsRefused(*world, 0, SayHello(hello, "guess"))) << "wrong secret";
+  EXPECT_TRUE(IsRefused(*world, 0, SayHello(hello, kSecret))) << "rank 1 is connected already";
   hello.generation = 4;
-  EXPECT_TRUE(IsRefused(*world, 0, EncodeHello(hello))) << "stale generation";
+  EXPECT_TRUE(IsRefused(*world, 0, SayHello(hello, kSecret))) << "stale generation";
+  hello.generation = 5;
+  hello.group = "to come";
+  EXPECT_TRUE(IsRefused(*world, 0, SayHello(hello, "guess"))) << "the view is known";
   EXPECT_TRUE(IsRefused(*world, 0, "GET /metrics HTTP/1.1\r\nHost: somewhere.example\r\n\r\n"));
   EXPECT_TRUE(IsRefused(*world, 0, std::string(kHelloFixedBytes, '\0')));
-  hello = {.generation = 5, .from = 7, .to = 0, .secret = "sesame", .group = "world"};
+  hello = {.generation = 5, .from = 7, .to = 0, .group = "world"};
   hello.made = made;
-  EXPECT_TRUE(IsRefused(*world, 0, EncodeHello(hello))) << "no such rank";
+  EXPECT_TRUE(IsRefused(*world, 0, SayHello(hello, kSecret))) << "no such rank";
   ExpectAllOk(world->RunAll([](int) { return BarrierOp(); }));
 }
 

@@ -28,16 +28,16 @@ class FakeRank {
                         .from = rank,
                         .to = peer,
                         .lane = lane,
-                        .secret = spec.secret,
                         .group = spec.name,
                         .made = RanksOf(spec)};
       auto socket = ConnectTcp(*ParseHostPort(DecodeEndpoint(world.endpoint(peer)).address),
                                world.clock, Deadline::After(world.clock.Now(), kBound), -1);
       EXPECT_TRUE(socket.ok()) << socket.status().ToString();
       links_.push_back(std::move(*socket));
-      Send(links_.back(), EncodeHello(hello));
+      const std::string said = SayHello(hello, spec.secret);
+      Send(links_.back(), said);
       EXPECT_EQ(Receive(links_.back(), kHelloReplyBytes),
-                EncodeHelloReply(HelloVerdict::kAccepted));
+                EncodeHelloReply(HelloVerdict::kAccepted, ProofOf(said), spec.secret));
     }
   }
 

@@ -125,12 +125,12 @@ TEST_P(OtherRanksTest, OtherLinesOfTheProgram_AreNone) {
 // A caller of which there is nothing but its hello.
 class Caller {
  public:
-  Caller(World& world, const Hello& hello) : world_(world) {
+  Caller(World& world, const Hello& hello, std::string_view secret = kSecret) : world_(world) {
     auto socket = ConnectTcp(*ParseHostPort(DecodeEndpoint(world.endpoint(0)).address), world.clock,
                              Deadline::After(world.clock.Now(), kBound), -1);
     EXPECT_TRUE(socket.ok()) << socket.status().ToString();
     if (socket.ok()) socket_ = std::move(*socket);
-    const std::string bytes = EncodeHello(hello);
+    const std::string bytes = SayHello(hello, secret);
     EXPECT_EQ(send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));
   }
@@ -173,7 +173,6 @@ Hello HelloOf(const World& world, const std::vector<int>& ranks, Lane lane = Lan
           .from = spec.rank,
           .to = static_cast<int>(std::ranges::find(ranks, 0) - ranks.begin()),
           .lane = lane,
-          .secret = spec.secret,
           .group = spec.name,
           .made = RanksOf(spec),
           .from_world = 1};
@@ -192,8 +191,7 @@ TEST_F(Callers, WhoCameBeforeTheGroupWasMade_IsComparedWhenItIs) {
   // Read after it, and refused at once: by then it has been put aside.
   Hello stranger = HelloOf(world_, {0, 1});
   stranger.group = "world";
-  stranger.secret = "guess";
-  EXPECT_EQ(Caller(world_, stranger).Verdict(), std::nullopt);
+  EXPECT_EQ(Caller(world_, stranger, "guess").Verdict(), std::nullopt);
   const auto group = MakeHere({0, 1});
   EXPECT_EQ(Pending::Try(*group, BarrierOp()).Wait().code(), StatusCode::kMismatch);
   EXPECT_EQ(early.Verdict(), HelloVerdict::kOtherRanks);
@@ -215,8 +213,7 @@ TEST_F(Callers, OnALaneForMessages_AreComparedToo) {
 TEST_F(Callers, WithoutTheSecretOrOfAnotherGeneration_BringNothingAbout) {
   const auto group = MakeHere({0, 1});
   Hello hello = HelloOf(world_, {0, 2, 1});
-  hello.secret = "guess";
-  EXPECT_EQ(Caller(world_, hello).Verdict(), std::nullopt);
+  EXPECT_EQ(Caller(world_, hello, "guess").Verdict(), std::nullopt);
   hello = HelloOf(world_, {0, 2, 1});
   hello.generation = 0;
   EXPECT_EQ(Caller(world_, hello).Verdict(), std::nullopt);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/comm/schedule.h"
+#include "runtime/comm/seen_nonces.h"
 #include "runtime/comm/wire.h"
 
 namespace resilient {
@@ -36,12 +37,14 @@ TEST(Wire, Hello_RoundTrip) {
                     .to = 1,
                     .lane = Lane::kPointToPoint,
                     .stream = 7,
-                    .secret = "s3cret",
+                    .connector = 1ull << 61,
+                    .nonce = "0123456789abcdef",
                     .group = "world",
                     .shm_offer = "1 2 3 4 5 6",
                     .made = {.digest = 1ull << 60, .text = "0-4", .made_at = "train.py:7"},
                     .from_world = 5};
-  const std::string bytes = EncodeHello(hello);
+  const std::string bytes = EncodeHello(hello, "s3cret");
+  EXPECT_EQ(bytes.find("s3cret"), std::string::npos);
   ASSERT_EQ(*HelloLength(std::string_view(bytes).substr(0, kHelloFixedBytes)), bytes.size());
   const auto back = DecodeHello(bytes);
   ASSERT_TRUE(back.ok());
@@ -51,17 +54,54 @@ TEST(Wire, Hello_RoundTrip) {
   EXPECT_EQ(back->to, 1);
   EXPECT_EQ(back->lane, Lane::kPointToPoint);
   EXPECT_EQ(back->stream, 7);
-  EXPECT_EQ(back->secret, "s3cret");
+  EXPECT_EQ(back->connector, 1ull << 61);
+  EXPECT_EQ(back->nonce, "0123456789abcdef");
   EXPECT_EQ(back->group, "world");
   EXPECT_EQ(back->shm_offer, "1 2 3 4 5 6");
   EXPECT_EQ(back->made.digest, 1ull << 60);
   EXPECT_EQ(back->made.text, "0-4");
   EXPECT_EQ(back->made.made_at, "train.py:7");
   EXPECT_EQ(back->from_world, 5);
+  EXPECT_EQ(back->proof, ProofOf(bytes));
+  EXPECT_TRUE(ProvesSecret(*back, "s3cret"));
+  EXPECT_FALSE(ProvesSecret(*back, "secret"));
+}
+
+TEST(Wire, ProofOfAHello_IsOfEachByte) {
+  const Hello hello{.from = 0,
+                    .to = 1,
+                    .group = "world",
+                    .shm_offer = "1 2",
+                    .made = {.digest = 3, .text = "0-4", .made_at = "train.py:7"},
+                    .from_world = 2};
+  const std::string bytes = EncodeHello(hello, "s3cret");
+  int read = 0;
+  for (std::size_t at = 0; at < bytes.size(); ++at) {
+    std::string changed = bytes;
+    changed[at] = static_cast<char>(changed[at] ^ 1);
+    const auto length = HelloLength(changed);
+    if (!length.ok() || *length != changed.size()) continue;
+    const auto back = DecodeHello(changed);
+    if (!back.ok()) continue;
+    ++read;
+    EXPECT_FALSE(ProvesSecret(*back, "s3cret")) << "byte " << at;
+  }
+  EXPECT_GT(read, 100);
+}
+
+TEST(Wire, SeenNonces_AreThoseOfTheLatest) {
+  SeenNonces seen;
+  EXPECT_TRUE(seen.Add("first"));
+  EXPECT_FALSE(seen.Add("first"));
+  for (std::size_t i = 1; i < SeenNonces::kMax; ++i) EXPECT_TRUE(seen.Add(std::to_string(i)));
+  EXPECT_FALSE(seen.Add("first"));
+  EXPECT_TRUE(seen.Add("one too many"));
+  EXPECT_FALSE(seen.Add("1"));
+  EXPECT_TRUE(seen.Add("first")) << "it was the oldest";
 }
 
 TEST(Wire, BeginOfAHello_IsJudgedByWhatHasCome) {
-  const std::string bytes = EncodeHello({.from = 0, .to = 1, .secret = "s", .group = "g"});
+  const std::string bytes = EncodeHello({.from = 0, .to = 1, .group = "g"}, "s");
   for (std::size_t length = 0; length <= bytes.size(); ++length)
     EXPECT_TRUE(CheckHelloBegin(std::string_view(bytes).substr(0, length)).ok()) << length;
   EXPECT_FALSE(CheckHelloBegin("G").ok());
@@ -73,24 +113,39 @@ TEST(Wire, BeginOfAHello_IsJudgedByWhatHasCome) {
 }
 
 TEST(Wire, HelloReply_RoundTripAndGarbage) {
+  const std::string hello(kHmacBytes, 'h');
   for (const auto verdict :
        {HelloVerdict::kAccepted, HelloVerdict::kLeft, HelloVerdict::kAcceptedShared}) {
-    const std::string bytes = EncodeHelloReply(verdict);
+    const std::string bytes = EncodeHelloReply(verdict, hello, "s");
     ASSERT_EQ(bytes.size(), kHelloReplyBytes);
     EXPECT_EQ(DecodeHelloReply(bytes)->verdict, verdict);
     EXPECT_EQ(DecodeHelloReply(bytes)->fault_bytes, 0u);
+    EXPECT_TRUE(ReplyProvesSecret(bytes, hello, "s"));
   }
-  const std::string refusal = EncodeHelloReply(HelloVerdict::kOtherRanks, "why");
+  const std::string refusal = EncodeHelloReply(HelloVerdict::kOtherRanks, hello, "s", "why");
   ASSERT_EQ(refusal.size(), kHelloReplyBytes + 3);
   const auto reply = DecodeHelloReply(refusal.substr(0, kHelloReplyBytes));
   EXPECT_EQ(reply->verdict, HelloVerdict::kOtherRanks);
   EXPECT_EQ(reply->fault_bytes, 3u);
-  EXPECT_FALSE(DecodeHelloReply(EncodeHelloReply(HelloVerdict::kOtherRanks)).ok());
-  EXPECT_FALSE(DecodeHelloReply(EncodeHelloReply(HelloVerdict::kAccepted, "why")).ok());
+  EXPECT_TRUE(ReplyProvesSecret(refusal, hello, "s"));
+  EXPECT_FALSE(DecodeHelloReply(EncodeHelloReply(HelloVerdict::kOtherRanks, hello, "s")).ok());
+  EXPECT_FALSE(DecodeHelloReply(EncodeHelloReply(HelloVerdict::kAccepted, hello, "s", "why")).ok());
   for (const char verdict : {0, 5}) {
-    std::string bytes = EncodeHelloReply(HelloVerdict::kAccepted);
+    std::string bytes = EncodeHelloReply(HelloVerdict::kAccepted, hello, "s");
     bytes[4] = verdict;
     EXPECT_FALSE(DecodeHelloReply(bytes).ok());
+  }
+}
+
+TEST(Wire, ProofOfAReply_IsOfEachByteAndOfTheHello) {
+  const std::string hello(kHmacBytes, 'h');
+  const std::string bytes = EncodeHelloReply(HelloVerdict::kOtherRanks, hello, "s", "why");
+  EXPECT_FALSE(ReplyProvesSecret(bytes, hello, "another"));
+  EXPECT_FALSE(ReplyProvesSecret(bytes, std::string(kHmacBytes, 'g'), "s"));
+  for (std::size_t at = 0; at < bytes.size(); ++at) {
+    std::string changed = bytes;
+    changed[at] = static_cast<char>(changed[at] ^ 1);
+    EXPECT_FALSE(ReplyProvesSecret(changed, hello, "s")) << "byte " << at;
   }
 }
 

@@ -71,14 +71,15 @@ FileDescriptor Dial(std::uint16_t port, const std::string& said, const char* sou
 }
 
 // The hello of a rank that is ahead: of a generation that nobody knows yet where it comes.
-std::string Early(int from, std::uint64_t generation = 2) {
+std::string Early(int from, std::uint64_t generation = 2, std::uint64_t connector = 1) {
   return EncodeHello({.generation = generation,
                       .attempt = 1,
                       .from = from,
                       .to = 0,
-                      .secret = "secret",
+                      .connector = connector,
                       .group = "world",
-                      .from_world = from});
+                      .from_world = from},
+                     "secret");
 }
 
 class SwitchboardTest : public ::testing::Test, public HelloRouter {
@@ -156,6 +157,15 @@ TEST_F(SwitchboardTest, NewTryOfAParkedPeer_TakesThePlaceOfTheOldOne) {
   EXPECT_EQ(board_->parked(), 1u);
   EXPECT_TRUE(Closed(first));
   EXPECT_FALSE(Closed(second));
+}
+
+TEST_F(SwitchboardTest, HelloOfAnotherConnector_TakesNobodysPlace) {
+  const FileDescriptor first = Connect(Early(1));
+  Settle();
+  const FileDescriptor stranger = Connect(Early(1, 2, 99));
+  Settle();
+  EXPECT_EQ(board_->parked(), 2u);
+  EXPECT_FALSE(Closed(first));
 }
 
 TEST_F(SwitchboardTest, ParkedPeersThatGoAway_FreeAllButAFewDescriptors) {
