@@ -17,6 +17,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
+#include "runtime/net/local_socket.h"
 #include "store/core/codec.h"
 
 namespace resilient::store {
@@ -241,23 +242,29 @@ void StoreLink::ConnectTo(const Addresses& hosts, Instant now) {
 void StoreLink::StartConnect(Instant now) {
   current_ = std::move(numeric_.front());
   numeric_.pop_front();
-  Result<FileDescriptor> socket = StartConnectTcp(current_);
-  if (!socket.ok()) {
-    Fail(Explain(socket.status(), current_), false, now);
-    return;
+  socket_ = ConnectLocally(current_);
+  local_ = socket_.valid();
+  if (!local_) {
+    Result<FileDescriptor> socket = StartConnectTcp(current_);
+    if (!socket.ok()) {
+      Fail(Explain(socket.status(), current_), false, now);
+      return;
+    }
+    socket_ = std::move(*socket);
   }
-  socket_ = std::move(*socket);
   state_ = State::kConnecting;
   due_ = now + kConnectTimeout;
 }
 
 void StoreLink::FinishConnect(Instant now) {
-  Status outcome = ConnectOutcome(socket_, current_);
-  if (!outcome.ok()) {
-    Fail(Explain(outcome, current_), false, now);
-    return;
+  if (!local_) {
+    Status outcome = ConnectOutcome(socket_, current_);
+    if (!outcome.ok()) {
+      Fail(Explain(outcome, current_), false, now);
+      return;
+    }
+    NoticeVanishedHost(socket_.get());
   }
-  NoticeVanishedHost(socket_.get());
   may_receive_ = AllowToReceive(socket_.get());
   state_ = State::kPreparing;
   due_ = credentials_.Refresh(now) + kFreshFilesPatience;
@@ -445,8 +452,10 @@ bool StoreLink::TakeOpened() { return std::exchange(opened_, false); }
 
 bool StoreLink::unacknowledged() const {
   RESILIENT_CHECK(open());
+  if (!output_.empty()) return true;
+  if (local_) return false;  // There SIOCOUTQ counts what the store has not read.
   int bytes = 0;
-  return !output_.empty() || ::ioctl(socket_.get(), SIOCOUTQ, &bytes) != 0 || bytes > 0;
+  return ::ioctl(socket_.get(), SIOCOUTQ, &bytes) != 0 || bytes > 0;
 }
 
 bool StoreLink::Send(const Request& request) {

@@ -52,13 +52,14 @@ LinkInput PerformQuickly(const LinkStep& step);
 inline constexpr Duration kQuickAnswerMax = 5 * kQuickAnswer;  // The kernel rounds up to its ticks.
 
 // One connection to the store, made again whenever it is lost: resolves, connects to each address
-// in turn, greets (TLS where it is asked for, preamble and Hello), then carries messages. Never
-// blocks: NextStep says what to wait for and Advance goes on from there. Names and the files of
-// credentials are looked up for each connection, by threads of their own; where they do not answer
-// at once it goes on with what they were before. Numbering and sending
-// again are the caller's (see TakeOpened). Owner: the request connection, the control connection,
-// an exit report. Thread: caller-synchronised; only the thread that performs the steps calls
-// Advance, Drop or Close, since they may close the descriptor that is being polled.
+// in turn (where the store is on this host, to the unix socket beside it), greets (TLS where it is
+// asked for, preamble and Hello), then carries messages. Never blocks: NextStep says what to wait
+// for and Advance goes on from there. Names and the files of credentials are looked up for each
+// connection, by threads of their own; where they do not answer at once it goes on with what they
+// were before. Numbering and sending again are the caller's (see TakeOpened). Owner: the request
+// connection, the control connection, an exit report. Thread: caller-synchronised; only the thread
+// that performs the steps calls Advance, Drop or Close, since they may close the descriptor that is
+// being polled.
 class StoreLink {
  public:
   StoreLink(std::vector<HostPort> addresses, std::uint64_t seed, Credentials credentials = {},
@@ -156,6 +157,7 @@ class StoreLink {
   HostPort current_;                      // Numeric address of this connection.
   Instant due_{};                         // End of the pause or of the time to connect and greet.
   FileDescriptor socket_;
+  bool local_ = false;              // It is a unix socket.
   FileDescriptor dropped_;          // Neither read nor written any more.
   bool may_receive_ = false;        // A recv of socket_ that may block ends after kQuickAnswer.
   std::unique_ptr<TlsStream> tls_;  // Of this connection; null: it is plain.

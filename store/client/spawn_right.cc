@@ -8,6 +8,7 @@
 #include <string>
 
 #include "runtime/base/log.h"
+#include "runtime/net/local_socket.h"
 #include "runtime/net/unix_address.h"
 
 namespace resilient::store {
@@ -21,10 +22,7 @@ std::optional<uid_t> AskHolder(const UnixAddress& address) {
   const FileDescriptor asks(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!asks.valid()) return std::nullopt;
   if (connect(asks.get(), address.get(), address.size()) != 0) return std::nullopt;
-  ucred holder{};
-  socklen_t size = sizeof holder;
-  if (getsockopt(asks.get(), SOL_SOCKET, SO_PEERCRED, &holder, &size) != 0) return std::nullopt;
-  return holder.uid;
+  return UserOfPeer(asks.get());
 }
 
 std::optional<uid_t> HolderOf(const std::string& name, const UnixAddress& address,

@@ -478,6 +478,14 @@ ServerMessage ToReply(pb::Reply& message, std::uint64_t seq) {
   return reply;
 }
 
+// Leaves the reply without it. Null: it is small, or not alone.
+std::shared_ptr<const std::string> TakeLargeValue(ServerMessage* message) {
+  Reply* reply = std::get_if<Reply>(message);
+  if (reply == nullptr || reply->value.size() < kOwnPartBytesMin) return nullptr;
+  if (reply->shared_values != nullptr || !reply->events.empty()) return nullptr;
+  return std::make_shared<const std::string>(std::exchange(reply->value, {}));
+}
+
 }  // namespace
 
 Frame EncodeRequest(const Request& request) {
@@ -505,19 +513,23 @@ Frame EncodeServerMessage(const ServerMessage& message) {
   return frame;
 }
 
-std::shared_ptr<const std::string> AppendServerMessage(const ServerMessage& message,
-                                                       std::string* wire) {
+std::shared_ptr<const std::string> AppendServerMessage(ServerMessage message, std::string* wire) {
   const std::size_t begin = BeginFrame(wire);
+  std::shared_ptr<const std::string> part = TakeLargeValue(&message);
   const FrameType type = AppendBody(message, wire);
-  std::shared_ptr<const std::string> shared = SharedPart(message);
-  const std::size_t rest = shared == nullptr ? 0 : shared->size();
+  if (part != nullptr) {
+    BeginReplyValue(part->size(), wire);
+  } else {
+    part = SharedPart(message);
+  }
+  const std::size_t rest = part == nullptr ? 0 : part->size();
   if (const std::size_t bytes = wire->size() - begin - kFrameHeaderBytes + rest;
       bytes > kMaxFrameBody) {
     wire->resize(begin);
     return AppendServerMessage(Shortened(message, bytes), wire);
   }
   EndFrame(begin, type, SeqOf(message), wire, rest);
-  return shared;
+  return part;
 }
 
 SharedViewEvent Share(View view) {

@@ -18,11 +18,12 @@ Frame EncodeRequest(const Request& request);
 // A message that no frame holds is shortened, see shortening.h.
 Frame EncodeServerMessage(const ServerMessage& message);
 // The same as bytes of a stream, appended to `wire`. Of a message to clients the part that it
-// shares with others is not appended but returned, and has to follow `wire`. Null: it shares
-// nothing.
+// shares with others, or a value of kOwnPartBytesMin, is not copied but returned, and has to follow
+// `wire`. Null: there is none.
 void AppendRequest(const Request& request, std::string* wire);
-[[nodiscard]] std::shared_ptr<const std::string> AppendServerMessage(const ServerMessage& message,
+[[nodiscard]] std::shared_ptr<const std::string> AppendServerMessage(ServerMessage message,
                                                                      std::string* wire);
+inline constexpr std::size_t kOwnPartBytesMin = 64u << 10;
 std::shared_ptr<const SharedValues> Share(std::vector<std::string> values);
 SharedViewEvent Share(View view);
 

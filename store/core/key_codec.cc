@@ -311,6 +311,10 @@ bool AppendPlainReply(const Reply& reply, std::string* body) {
   return true;
 }
 
+void BeginReplyValue(std::size_t bytes, std::string* body) {
+  Writer(body).Begin(kReplyValue, bytes);
+}
+
 std::optional<Request> ReadKeyRequest(std::string_view body) {
   std::optional<Request> request(std::in_place);
   Reader reader(body);

@@ -52,6 +52,8 @@ concept CodedByHand = (kKeyOpField<OpType> != 0);
 // done: it is none of these (a request: its operation is not CodedByHand).
 bool AppendKeyRequest(const Request& request, std::string* body);
 bool AppendPlainReply(const Reply& reply, std::string* body);
+// The head of a value of so many bytes, which are to follow.
+void BeginReplyValue(std::size_t bytes, std::string* body);
 
 // Without the number, which is the frame's. nullopt: none of these.
 std::optional<Request> ReadKeyRequest(std::string_view body);

@@ -37,7 +37,7 @@ Connection::Connection(ConnectionId id, UvLoop& loop, Owner& owner, Instant acce
       spoken_(tls_ == nullptr),
       splitter_(kMaxFrameBodyBeforeHello) {}
 
-bool Connection::AcceptFrom(UvTcp& listener) {
+bool Connection::AcceptFrom(UvStream& listener) {
   if (!socket_.AcceptFrom(listener)) return false;
   name_ = peer_ = socket_.PeerName();
   out_.tail() = EncodePreamble();
@@ -122,7 +122,7 @@ void Connection::Send(Frame frame) {
   unflushed_ += bytes.size();
 }
 
-void Connection::Send(const ServerMessage& message) {
+void Connection::Send(ServerMessage message) {
   if (closed() || ending_) return;
   const std::size_t before = out_.bytes();
   if (tcpstore_ != nullptr) {
@@ -130,7 +130,7 @@ void Connection::Send(const ServerMessage& message) {
     unflushed_ += out_.bytes() - before;
     return;
   }
-  auto shared = AppendServerMessage(message, &out_.tail());
+  auto shared = AppendServerMessage(std::move(message), &out_.tail());
   if (shared != nullptr) out_.Append(std::move(shared));
   unflushed_ += out_.bytes() - before;
 }
@@ -138,6 +138,7 @@ void Connection::Send(const ServerMessage& message) {
 bool Connection::Flush() {
   if (closed()) return false;
   unflushed_ = 0;
+  if (unwritable_) out_.Clear();
   if (Opening()) return WriteTls();
   while (!out_.empty()) {
     const bool room = socket_.QueuedBytes() == 0;
@@ -156,7 +157,10 @@ bool Connection::WriteShared() {
   if (tls_ == nullptr) {
     const std::string_view shared = out_.next_shared();
     const std::optional<std::size_t> written = socket_.TryWrite(shared);
-    if (!written) return false;
+    if (!written) {
+      GiveUpWriting();
+      return true;
+    }
     flushed_ += *written;
     out_.DropShared(*written);
     if (*written == shared.size()) return true;
@@ -167,15 +171,26 @@ bool Connection::WriteShared() {
 
 bool Connection::Write(std::string& bytes) {
   if (tls_ != nullptr) return tls_->Send(std::exchange(bytes, {})).ok() && WriteTls();
-  flushed_ += bytes.size();
-  return socket_.Write(bytes);
+  WriteToSocket(bytes);
+  return true;
 }
 
 bool Connection::WriteTls() {
   if (tls_ == nullptr) return true;
   std::string bytes = tls_->TakeOutput();
+  if (!bytes.empty()) WriteToSocket(bytes);
+  return true;
+}
+
+void Connection::WriteToSocket(std::string& bytes) {
   flushed_ += bytes.size();
-  return bytes.empty() || socket_.Write(bytes);
+  if (unwritable_ || !socket_.Write(bytes)) GiveUpWriting();
+}
+
+// Its last words, a leave perhaps, may still wait to be read: their end ends the connection.
+void Connection::GiveUpWriting() {
+  unwritable_ = true;
+  out_.Clear();
 }
 
 std::uint64_t Connection::WrittenBytes() const {

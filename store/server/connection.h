@@ -47,7 +47,7 @@ class Connection {
 
   // False when the peer went away before it was accepted. Sends the preamble, over TLS when the
   // peer has begun it.
-  bool AcceptFrom(UvTcp& listener);
+  bool AcceptFrom(UvStream& listener);
 
   // The peer may be a TCPStore client. Before the first Flush.
   void RecogniseTcpStore();
@@ -64,9 +64,9 @@ class Connection {
 
   // Queued; goes out with the next Flush.
   void Send(Frame frame);
-  void Send(const ServerMessage& message);  // To a TCPStore client the bytes of its reply.
-  // Hands on what the kernel has room for; the rest follows by itself. False when the connection is
-  // broken.
+  void Send(ServerMessage message);  // To a TCPStore client the bytes of its reply.
+  // Hands on what the kernel has room for; the rest follows by itself. What is for a peer that has
+  // closed is thrown away. False when the connection is broken.
   bool Flush();
   // What the peer has not been given, and the memory of it that falls to this peer.
   std::size_t QueuedBytes() const;
@@ -136,12 +136,14 @@ class Connection {
   bool Write(std::string& bytes);
   bool WriteShared();
   bool WriteTls();
+  void WriteToSocket(std::string& bytes);
+  void GiveUpWriting();
   bool EndIfWritten();
 
   const ConnectionId id_;
   const Instant accepted_;
   Owner& owner_;
-  UvTcp socket_;
+  UvStream socket_;
   std::unique_ptr<TlsStream> tls_;  // Null: plain.
   bool spoken_ = false;             // The peer has shown how it speaks, or it need not.
   bool may_be_tcpstore_ = false;
@@ -162,6 +164,7 @@ class Connection {
   bool greeted_ = false;
   bool welcomed_ = false;
   Role role_ = Role::kRequest;
+  bool unwritable_ = false;  // The peer has closed its end. What it has sent is still read.
   bool ending_ = false;
   bool tls_ended_ = false;
   bool touched_ = false;

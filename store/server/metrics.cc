@@ -138,6 +138,8 @@ void AddStore(Page& page, const MetricsPage& from) {
 void AddCounters(Page& page, const MetricsPage& from) {
   const CoreCounters& core = from.core;
   page.Counter("connections_accepted_total", "Connections accepted.", from.server.accepted);
+  page.Counter("local_connections_accepted_total", "Of these, over the unix socket of this host.",
+               from.server.accepted_local);
   page.Family(StrCat(kPrefix, "connections_refused_total"), "counter",
               "Connections not taken, or ended, by reason.");
   for (std::size_t i = 0; i < kRefusals; ++i) {

@@ -54,6 +54,7 @@ inline constexpr std::size_t kRefusals = 6;
 // but for `commit_seconds` and `commit_changes`, which the writer thread observes.
 struct ServerMetrics {
   std::uint64_t accepted = 0;
+  std::uint64_t accepted_local = 0;
   std::array<std::uint64_t, kRefusals> refused{};  // By Refusal.
   Histogram request_seconds;  // From the request to its answer, where it was not a wait.
   Histogram commit_seconds;

@@ -19,6 +19,10 @@ class OutputQueue {
   // To be sent after all that is here. A small one is copied.
   void Append(std::shared_ptr<const std::string> shared);
 
+  void Clear() {
+    front_.clear();
+    parts_.clear();
+  }
   bool empty() const { return front_.empty() && parts_.empty(); }
   std::size_t bytes() const;
   // Of these the ones that are stored for this queue: own bytes, and of each shared part what falls

@@ -16,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/net/local_socket.h"
 #include "runtime/net/sock_diag.h"
 #include "runtime/net/socket.h"
 
@@ -99,6 +100,7 @@ std::optional<uid_t> Ask(const Question& question) {
 }  // namespace
 
 PeerUser FindPeerUser(int socket) {
+  if (const auto user = UserOfPeer(socket)) return {.is_here = true, .user = user};
   const auto here = EndOf(socket, getsockname);
   const auto peer = EndOf(socket, getpeername);
   if (!here || !peer) return {};

@@ -6,8 +6,9 @@
 
 namespace resilient::store {
 
-// Whose process holds the other end of a TCP connection, by what the kernel knows of that socket
-// (sock_diag(7)): nobody can say it is another user. Thread: value type.
+// Whose process holds the other end of a connection, by what the kernel knows of that socket
+// (SO_PEERCRED of a unix socket, sock_diag(7) of TCP): nobody can say it is another user. Thread:
+// value type.
 struct PeerUser {
   // Its socket is in this network namespace.
   bool is_here = false;

@@ -60,6 +60,7 @@ struct ServeArguments {
   std::string own_log;
   std::string arrival;
   bool print_address = false;
+  bool tcp_only = false;
   bool parent_death = false;
   bool detach = false;
 };
@@ -116,6 +117,7 @@ int ParseServe(const ServeArguments& arguments, const CliContext& context, Serve
     return Complain(StrCat("--listen: ", listen.status().message()), kExitUsage);
   }
   options->listen = *listen;
+  options->tcp_only = arguments.tcp_only;
   options->token_file = arguments.token_file;
   const bool asks = !arguments.token_file.empty() || !arguments.tls.authority.empty();
   options->one_user = arguments.users == kUsersOwn || (arguments.users == kUsersAuto && !asks);
@@ -325,6 +327,9 @@ void AddProtocolOptions(CLI::App& serve, ServeArguments& arguments) {
                 "TLS; off is the default. Without a value: all, and refused where auto is off")
       ->check(CLI::IsMember(
           {kTcpStoreOff, kTcpStoreLoopback, kTcpStoreAll, kTcpStoreAuto, kTcpStoreUnsaid}));
+  serve.add_flag("--tcp-only", arguments.tcp_only,
+                 "Make no unix socket beside the TCP address, by which clients of this host come "
+                 "otherwise: for who watches or filters the connections");
   serve
       .add_option("--metrics", arguments.metrics,
                   "Serve metrics and probes over HTTP, for whoever reaches the address: they tell "

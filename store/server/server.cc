@@ -88,6 +88,7 @@ Server::Server(UvLoop& loop, const Clock& clock, ServerOptions options,
       encryption_(loop, clock, options_.tls),
       started_unix_s_(clock.WallSeconds()),
       engine_(std::move(engine)),
+      listeners_(loop, [this] { OnConnectionWaiting(); }),
       newcomers_(std::clamp<std::size_t>(connections_max_ / 4, 1, options_.limits.before_hello),
                  std::chrono::seconds(options_.limits.hello_seconds)),
       processes_(loop, [this](std::uint64_t watch) { OnProcessExit(watch); }),
@@ -142,26 +143,22 @@ Status Server::Start() {
   return Status::Ok();
 }
 
-Status Server::Listen(FileDescriptor& bound) {
-  listener_ = std::make_unique<UvTcp>(
-      loop_, UvStreamEvents{.on_connection = [this] { OnConnectionWaiting(); },
-                            .on_read = {},
-                            .on_end = {},
-                            .on_written = {}});
-  return listener_->Listen(bound, kListenBacklog);
+Status Server::Listen(const FileDescriptor& bound) {
+  const Result<HostPort> numeric = LocalAddress(bound);
+  if (!numeric.ok()) return numeric.status();
+  return listeners_.Listen(bound, *numeric, options_.tcp_only);
 }
 
 void Server::StopListening() {
-  if (listener_ == nullptr) return;
+  if (!listeners_.listening()) return;
   RESILIENT_LOG_RECORD(kInfo, "stop_listening", {{"address", FormatHostPort(address_)}},
                        StrCat("stopped listening on ", FormatHostPort(address_),
                               ": the process that hosts this store has left"));
-  listener_.reset();
-  connection_waiting_ = false;
+  listeners_.Close();
 }
 
 void Server::ListenAgain() {
-  if (listener_ != nullptr || shutting_down_) return;
+  if (listeners_.listening() || shutting_down_) return;
   const std::string address = FormatHostPort(address_);
   Result<FileDescriptor> bound = ListenTcp(address_, kListenBacklog);
   Status status = bound.status();
@@ -172,7 +169,6 @@ void Server::ListenAgain() {
                                 "others may take their seats"));
     return;
   }
-  listener_.reset();
   RESILIENT_LOG_RECORD(kWarn, "listen", {{"address", address}},
                        StrCat("cannot listen on ", address, " again, so nobody can take the lost ",
                               "seats of its world: ", status.message(), "; start the job again, ",
@@ -183,16 +179,13 @@ void Server::ListenAgain() {
 
 void Server::OnConnectionWaiting() {
   // Many ranks start at once: who cannot be taken yet waits in the kernel's queue, unharmed.
-  if (newcomers_.Full()) {
-    connection_waiting_ = true;
-    return;
-  }
+  if (newcomers_.Full()) return;
   Accept();
   Settle();
 }
 
 void Server::TakeWaiting() {
-  if (!connection_waiting_ || listener_ == nullptr) return;
+  if (!listeners_.waiting()) return;
   if (newcomers_.Full()) {
     const Instant now = clock_.Now();
     const auto goes = newcomers_.WhoGoes(now, [this](ConnectionId id) {
@@ -202,8 +195,7 @@ void Server::TakeWaiting() {
     if (!goes) return;
     EndSilent(*connections_.at(*goes), now);
   }
-  connection_waiting_ = false;
-  Accept();
+  while (listeners_.waiting() && !newcomers_.Full()) Accept();
 }
 
 void Server::Accept() {
@@ -211,7 +203,8 @@ void Server::Accept() {
   auto connection =
       std::make_unique<Connection>(next_connection_, loop_, static_cast<Connection::Owner&>(*this),
                                    now, encryption_.NewStream());
-  if (!connection->AcceptFrom(*listener_)) return;
+  const Arrival arrival = listeners_.AcceptInto(*connection);
+  if (arrival == Arrival::kNone) return;
   if (connections_.size() + processes_.size() >= connections_max_ + kAdminReserve) {
     metrics_.Refused(Refusal::kConnections);
     if (MayComplain("connections")) {
@@ -226,6 +219,7 @@ void Server::Accept() {
     return;
   }
   ++metrics_.accepted;
+  if (arrival == Arrival::kLocal) ++metrics_.accepted_local;
   const ConnectionId id = next_connection_++;
   Connection& added = *connections_.emplace(id, std::move(connection)).first->second;
   newcomers_.Add(id, added.name(), now);
@@ -550,8 +544,7 @@ void Server::Shutdown(std::string_view why) {
   shutting_down_ = true;
   RESILIENT_LOG_RECORD(kInfo, "stop", {}, StrCat("ends: ", why));
   if (options_.notifier != nullptr) options_.notifier->Stopping(StrCat("ends: ", why));
-  listener_.reset();
-  connection_waiting_ = false;
+  listeners_.Close();
   processes_.Clear();
   exits_.clear();
   newcomers_.Clear();

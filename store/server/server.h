@@ -27,6 +27,7 @@
 #include "store/server/http_endpoint.h"
 #include "store/server/input_ledger.h"
 #include "store/server/limits.h"
+#include "store/server/listeners.h"
 #include "store/server/metrics.h"
 #include "store/server/newcomers.h"
 #include "store/server/notify.h"
@@ -69,6 +70,7 @@ struct ServerOptions {
   ServerLimits limits;
   ServiceNotifier* notifier = nullptr;  // Null: no service manager. Outlives the server.
   TcpStoreAccess tcpstore = TcpStoreAccess::kOff;
+  bool tcp_only = false;  // No unix socket for clients of this host beside the TCP address.
 };
 
 // The server around ServerCore: sockets, timers, signals, process exits, and for a durable store
@@ -144,7 +146,7 @@ class Server final : private Connection::Owner {
   // that they answer.
   void Apply(Effects effects, std::optional<Instant> begun = std::nullopt);
   void Answered(std::optional<Instant> begun);
-  Status Listen(FileDescriptor& bound);
+  Status Listen(const FileDescriptor& bound);
   void StopListening();
   void ListenAgain();  // Where it did not: the port may be somebody else's by now.
   void Perform(Effects& effects);
@@ -154,7 +156,7 @@ class Server final : private Connection::Owner {
   bool MustWait(const Connection& connection) const;
   void WakeStalled();
   void EndConnections();
-  void SendTo(const Effects::Outgoing& outgoing);
+  void SendTo(Effects::Outgoing outgoing);
   void Touch(Connection& connection);
   void Settle();
   void FlushTouched();
@@ -205,8 +207,7 @@ class Server final : private Connection::Owner {
   HeldEffects held_;                      // Empty for a store in memory.
   std::set<ConnectionId> stalled_;        // Frames wait for the disk.
 
-  std::unique_ptr<UvTcp> listener_;  // Null when not listening.
-  bool connection_waiting_ = false;  // The listener holds one that was not accepted yet.
+  Listeners listeners_;
   std::unordered_map<ConnectionId, std::unique_ptr<Connection>> connections_;
   std::vector<std::unique_ptr<Connection>> graveyard_;  // Closed; freed in the next turn.
   Newcomers newcomers_;                                 // Have not said Hello.

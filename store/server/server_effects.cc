@@ -132,7 +132,7 @@ void Server::Perform(Effects& effects) {
   // Before the answer to the leave goes out: its receiver may want the port for another backend.
   if (effects.listens) *effects.listens ? ListenAgain() : StopListening();
   for (const LogRecord& record : effects.log) RESILIENT_LOG_RECORD(kInfo, record);
-  for (const Effects::Outgoing& outgoing : effects.send) SendTo(outgoing);
+  for (Effects::Outgoing& outgoing : effects.send) SendTo(std::move(outgoing));
   for (const std::uint64_t watch : effects.unwatch) {
     processes_.Remove(watch);
     std::erase_if(exits_, [watch](const PendingExit& exit) { return exit.watch == watch; });

@@ -34,21 +34,22 @@ std::string OnlyJob(const std::string& status_json, const std::string& job) {
 
 }  // namespace
 
-void Server::SendTo(const Effects::Outgoing& outgoing) {
+void Server::SendTo(Effects::Outgoing outgoing) {
   Connection* connection = Find(outgoing.connection);
   if (connection == nullptr || connection->ending()) return;
   const std::size_t before = connection->UnflushedBytes();
   const Reply* reply = std::get_if<Reply>(&outgoing.message);
+  const bool welcomes = reply != nullptr && reply->welcome != nullptr;
   const std::string* job = access_.ConfinedTo(outgoing.connection);
   if (job != nullptr && reply != nullptr && !reply->status_json.empty()) {
     Reply confined = *reply;
     confined.status_json = OnlyJob(reply->status_json, *job);
     connection->Send(ServerMessage(std::move(confined)));
   } else {
-    connection->Send(outgoing.message);
+    connection->Send(std::move(outgoing.message));
   }
   unflushed_ += connection->UnflushedBytes() - before;
-  if (reply != nullptr && reply->welcome) connection->SetWelcomed();
+  if (welcomes) connection->SetWelcomed();
   Touch(*connection);
   if (connection->UnflushedBytes() >= kFlushAtBytes) {
     FlushOut(*connection);

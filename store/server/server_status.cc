@@ -58,7 +58,7 @@ HttpAnswer Server::AnswerReady() const {
 std::string Server::WhyNotReady() const {
   if (shutting_down_) return "the server ends";
   if (last_tick_ == Instant()) return "the server starts";
-  if (listener_ == nullptr) return "the server does not listen any more";
+  if (!listeners_.listening()) return "the server does not listen any more";
   return {};
 }
 

@@ -10,6 +10,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
+#include "runtime/net/local_socket.h"
 
 namespace resilient::store {
 namespace {
@@ -95,16 +96,16 @@ std::unique_ptr<UvReadable> UvReadable::Watch(UvLoop& loop, FileDescriptor fd,
 }
 
 // One queued write; frees itself when done.
-struct UvTcp::WriteRequest {
+struct UvStream::WriteRequest {
   uv_write_t request{};
   std::string bytes;
 };
 
-UvTcp::UvTcp(UvLoop& loop, UvStreamEvents events) : UvHandle(std::move(events)) {
+UvStream::UvStream(UvLoop& loop, UvStreamEvents events) : UvHandle(std::move(events)) {
   MustSucceed(uv_tcp_init(loop.get(), get()));
 }
 
-Status UvTcp::Listen(const FileDescriptor& bound, int backlog) {
+Status UvStream::Listen(const FileDescriptor& bound, int backlog) {
   // The handle closes its own copy, at its own time.
   const int copy = fcntl(bound.get(), F_DUPFD_CLOEXEC, 0);
   if (copy < 0) {
@@ -123,19 +124,21 @@ Status UvTcp::Listen(const FileDescriptor& bound, int backlog) {
   return Status(StatusCode::kInternal, StrCat("cannot listen: ", uv_strerror(error)));
 }
 
-bool UvTcp::AcceptFrom(UvTcp& listener) {
+bool UvStream::AcceptFrom(UvStream& listener) {
   if (uv_accept(listener.stream(), stream()) != 0) return false;
-  // Latency over packing; both fail only on a socket that is already dead, which a read will tell.
+  // Latency over packing. Both fail on a unix socket, which needs neither, and on one that is
+  // already dead, which a read will tell.
   uv_tcp_nodelay(get(), 1);
   uv_tcp_keepalive(get(), 1, kKeepAliveSeconds);
+  if (UserOfPeer(Descriptor())) WidenLocalSocket(Descriptor());
   return true;
 }
 
-void UvTcp::OnAlloc(uv_handle_t* handle, std::size_t, uv_buf_t* buffer) {
+void UvStream::OnAlloc(uv_handle_t* handle, std::size_t, uv_buf_t* buffer) {
   *buffer = static_cast<UvLoop*>(handle->loop->data)->read_buffer();
 }
 
-void UvTcp::OnRead(uv_stream_t* stream, ssize_t count, const uv_buf_t* buffer) {
+void UvStream::OnRead(uv_stream_t* stream, ssize_t count, const uv_buf_t* buffer) {
   auto& events = CallbackOf(reinterpret_cast<uv_tcp_t*>(stream));
   if (count > 0) {
     events.on_read(std::string_view(buffer->base, static_cast<std::size_t>(count)));
@@ -144,14 +147,14 @@ void UvTcp::OnRead(uv_stream_t* stream, ssize_t count, const uv_buf_t* buffer) {
   }
 }
 
-void UvTcp::ReadStart() {
+void UvStream::ReadStart() {
   // The only failure is a stream that is already closing or at its end, where on_end has the word.
-  (void)uv_read_start(stream(), &UvTcp::OnAlloc, &UvTcp::OnRead);
+  (void)uv_read_start(stream(), &UvStream::OnAlloc, &UvStream::OnRead);
 }
 
-void UvTcp::ReadStop() { uv_read_stop(stream()); }
+void UvStream::ReadStop() { uv_read_stop(stream()); }
 
-std::optional<std::size_t> UvTcp::TryWrite(std::string_view bytes) {
+std::optional<std::size_t> UvStream::TryWrite(std::string_view bytes) {
   if (QueuedBytes() > 0) return 0;
   // libuv does not change them.
   const uv_buf_t buffer =
@@ -162,7 +165,7 @@ std::optional<std::size_t> UvTcp::TryWrite(std::string_view bytes) {
   return static_cast<std::size_t>(written);
 }
 
-bool UvTcp::Write(std::string& bytes) {
+bool UvStream::Write(std::string& bytes) {
   const std::optional<std::size_t> written = TryWrite(bytes);
   if (!written) return false;
   const std::size_t done = *written;
@@ -189,24 +192,28 @@ bool UvTcp::Write(std::string& bytes) {
   return false;
 }
 
-std::size_t UvTcp::QueuedBytes() const {
+std::size_t UvStream::QueuedBytes() const {
   return uv_stream_get_write_queue_size(reinterpret_cast<const uv_stream_t*>(get()));
 }
 
-void UvTcp::EndWriting() {
+void UvStream::EndWriting() {
   if (const int fd = Descriptor(); fd >= 0) shutdown(fd, SHUT_WR);
 }
 
-int UvTcp::Descriptor() const {
+int UvStream::Descriptor() const {
   uv_os_fd_t fd = -1;
   return uv_fileno(reinterpret_cast<const uv_handle_t*>(get()), &fd) == 0 ? fd : -1;
 }
 
-std::string UvTcp::PeerName() const {
+std::string UvStream::PeerName() const {
   sockaddr_storage address{};
   int length = sizeof(address);
   if (uv_tcp_getpeername(get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
     return "unknown peer";
+  }
+  if (address.ss_family == AF_UNIX) {
+    const auto user = UserOfPeer(Descriptor());
+    return user ? StrCat("user ", *user, " of this host") : "unknown peer";
   }
   char text[INET6_ADDRSTRLEN] = "";
   std::uint16_t port = 0;

@@ -138,15 +138,15 @@ struct UvStreamEvents {
   std::function<void()> on_written;                // Something that was queued has been written.
 };
 
-// A TCP socket, listening or connected.
-class UvTcp : public UvHandle<uv_tcp_t, UvStreamEvents> {
+// A stream socket, TCP or unix, listening or connected.
+class UvStream : public UvHandle<uv_tcp_t, UvStreamEvents> {
  public:
-  UvTcp(UvLoop& loop, UvStreamEvents events);
+  UvStream(UvLoop& loop, UvStreamEvents events);
 
   // Takes over a bound socket.
   Status Listen(const FileDescriptor& bound, int backlog);
   // False when the connection is gone. Not accepting keeps later ones in the kernel's queue.
-  bool AcceptFrom(UvTcp& listener);
+  bool AcceptFrom(UvStream& listener);
 
   void ReadStart();
   void ReadStop();
@@ -158,8 +158,9 @@ class UvTcp : public UvHandle<uv_tcp_t, UvStreamEvents> {
   std::size_t QueuedBytes() const;
   // The peer reads an end after what was written. REQUIRES: nothing is queued.
   void EndWriting();
-  std::string PeerName() const;  // "127.0.0.1:4711", or "unknown peer".
-  int Descriptor() const;        // -1: none.
+  // "127.0.0.1:4711", of a unix socket "user 1000 of this host"; or "unknown peer".
+  std::string PeerName() const;
+  int Descriptor() const;  // -1: none.
 
  private:
   struct WriteRequest;

@@ -125,7 +125,7 @@ TEST_F(StoreSecurity, RecordedHandshake_OpensNothingAgain) {
 TEST_F(StoreSecurity, WrongOrNoToken_FailsAtOnceAndIsLogged) {
   TestServer server({"--token-file", folder_.Write("tokens", kToken)});
   ExpectRefused(server.address_text(), kStranger, "train", "wrong token");
-  EXPECT_THAT(server.process().ErrorText(), HasSubstr("event=refused peer=127.0.0.1:"));
+  EXPECT_THAT(server.process().ErrorText(), HasSubstr("event=refused peer=\"user "));
   EXPECT_THAT(server.process().ErrorText(), HasSubstr("says_job=train code=AUTH"));
   ExpectRefused(server.address_text(), "", "train", "set RESILIENT_TOKEN_FILE");
   // The membership line as well.

@@ -104,6 +104,7 @@ class Sleeper {
 class RawClient {
  public:
   explicit RawClient(const HostPort& address);
+  explicit RawClient(FileDescriptor connected) : socket_(std::move(connected)) {}
 
   // From now on the kernel keeps little that is not read.
   void ShrinkReceiveBuffer();

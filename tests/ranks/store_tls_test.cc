@@ -196,7 +196,7 @@ TEST_F(StoreTls, WithACa_ClientsNeedItsCertificate) {
   ExpectRefused(server.address_text(), trust_, StatusCode::kAuth,
                 "set RESILIENT_TLS_CERT and RESILIENT_TLS_KEY");
   EXPECT_TRUE(Until([&] { return Logged(server, "it showed no certificate"); }));
-  EXPECT_THAT(server.process().ErrorText(), HasSubstr("event=refused peer=127.0.0.1:"));
+  EXPECT_THAT(server.process().ErrorText(), HasSubstr("event=refused peer=\"user "));
   const TestCa stranger;
   const TlsFiles strange = folder_.Write("strange", stranger.Issue(), ca_.certificate());
   ExpectRefused(server.address_text(), strange, StatusCode::kAuth,

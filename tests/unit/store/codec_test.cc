@@ -280,6 +280,35 @@ TEST(Codec, SharedValues_LookLikeOwnOnes) {
   EXPECT_EQ(part->data(), sharing.shared_values->encoded.data()) << "it was copied";
 }
 
+TEST(Codec, LargeValue_IsSentFromWhereItIs) {
+  for (const std::size_t size : {kOwnPartBytesMin - 1, kOwnPartBytesMin, kOwnPartBytesMin + 300}) {
+    Reply reply;
+    reply.seq = 4;
+    reply.number = 2;
+    reply.revision = 7;
+    reply.value.assign(size, 'v');
+    const char* const place = reply.value.data();
+    Reply sent = reply;
+    sent.value = std::move(reply.value);
+    std::string wire;
+    const auto part = AppendServerMessage(std::move(sent), &wire);
+    ASSERT_EQ(part != nullptr, size >= kOwnPartBytesMin);
+    if (part != nullptr) {
+      EXPECT_EQ(part->data(), place) << "it was copied";
+      wire += *part;
+    }
+    FrameSplitter splitter(kMaxFrameBody);
+    ASSERT_TRUE(splitter.Feed(EncodePreamble() + wire).ok());
+    ASSERT_TRUE(splitter.HasFrame());
+    const auto decoded = DecodeServerMessage(splitter.TakeFrame());
+    ASSERT_TRUE(decoded.ok());
+    const Reply& arrived = std::get<Reply>(*decoded);
+    EXPECT_EQ(arrived.value, std::string(size, 'v'));
+    EXPECT_EQ(arrived.number, 2);
+    EXPECT_EQ(arrived.revision, 7u);
+  }
+}
+
 // ---- What is written and read without protobuf ----
 
 std::string FromHex(std::string_view hex) {
