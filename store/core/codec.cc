@@ -513,7 +513,7 @@ Frame EncodeServerMessage(const ServerMessage& message) {
   return frame;
 }
 
-std::shared_ptr<const std::string> AppendServerMessage(ServerMessage message, std::string* wire) {
+std::shared_ptr<const std::string> AppendServerMessage(ServerMessage&& message, std::string* wire) {
   const std::size_t begin = BeginFrame(wire);
   std::shared_ptr<const std::string> part = TakeLargeValue(&message);
   const FrameType type = AppendBody(message, wire);

@@ -21,7 +21,7 @@ Frame EncodeServerMessage(const ServerMessage& message);
 // shares with others, or a value of kOwnPartBytesMin, is not copied but returned, and has to follow
 // `wire`. Null: there is none.
 void AppendRequest(const Request& request, std::string* wire);
-[[nodiscard]] std::shared_ptr<const std::string> AppendServerMessage(ServerMessage message,
+[[nodiscard]] std::shared_ptr<const std::string> AppendServerMessage(ServerMessage&& message,
                                                                      std::string* wire);
 inline constexpr std::size_t kOwnPartBytesMin = 64u << 10;
 std::shared_ptr<const SharedValues> Share(std::vector<std::string> values);

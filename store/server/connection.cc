@@ -122,7 +122,7 @@ void Connection::Send(Frame frame) {
   unflushed_ += bytes.size();
 }
 
-void Connection::Send(ServerMessage message) {
+void Connection::Send(ServerMessage&& message) {
   if (closed() || ending_) return;
   const std::size_t before = out_.bytes();
   if (tcpstore_ != nullptr) {
@@ -142,7 +142,7 @@ bool Connection::Flush() {
   if (Opening()) return WriteTls();
   while (!out_.empty()) {
     const bool room = socket_.QueuedBytes() == 0;
-    if (room) out_.JoinStep();
+    if (room) out_.JoinStep(StepBytes());
     if (std::string& own = out_.next_own(); !own.empty()) {
       if (!Write(own)) return false;
       continue;
@@ -165,7 +165,7 @@ bool Connection::WriteShared() {
     out_.DropShared(*written);
     if (*written == shared.size()) return true;
   }
-  std::string step = out_.TakeStep();  // Queued, it tells when there is room again.
+  std::string step = out_.TakeStep(StepBytes());  // Queued, it tells when there is room again.
   return Write(step);
 }
 

@@ -64,7 +64,7 @@ class Connection {
 
   // Queued; goes out with the next Flush.
   void Send(Frame frame);
-  void Send(ServerMessage message);  // To a TCPStore client the bytes of its reply.
+  void Send(ServerMessage&& message);  // To a TCPStore client the bytes of its reply.
   // Hands on what the kernel has room for; the rest follows by itself. What is for a peer that has
   // closed is thrown away. False when the connection is broken.
   bool Flush();
@@ -135,6 +135,9 @@ class Connection {
   // False when the connection is broken.
   bool Write(std::string& bytes);
   bool WriteShared();
+  std::size_t StepBytes() const {
+    return tls_ == nullptr ? OutputQueue::kPlainStepBytes : OutputQueue::kStepBytes;
+  }
   bool WriteTls();
   void WriteToSocket(std::string& bytes);
   void GiveUpWriting();

@@ -164,6 +164,10 @@ void AddCounters(Page& page, const MetricsPage& from) {
   page.Distribution("request_duration_seconds",
                     "From reading a request to writing its answer; waits are not among them.",
                     from.server.request_seconds);
+  page.Distribution("loop_step_seconds",
+                    "What the loop does at a time: requests of one connection, the end of one, "
+                    "what is due in a turn. All others wait meanwhile.",
+                    from.server.step_seconds);
   if (!from.durable) return;
   page.Distribution("commit_duration_seconds", "Of one write to the data directory.",
                     from.server.commit_seconds);
@@ -228,6 +232,7 @@ void Histogram::Observe(double value) {
 
 ServerMetrics::ServerMetrics()
     : request_seconds(kSecondsBounds),
+      step_seconds(kSecondsBounds),
       commit_seconds(kSecondsBounds),
       commit_changes(kChangesBounds) {}
 

@@ -39,6 +39,23 @@ class Histogram {
   std::atomic<double> sum_ = 0;
 };
 
+// Observes for how long it lived, in seconds. Owner: a scope. Thread: as the histogram.
+class ScopedObservation {
+ public:
+  ScopedObservation(const Clock& clock, Histogram& histogram)
+      : clock_(clock), histogram_(histogram), begun_(clock.Now()) {}
+  ~ScopedObservation() {
+    histogram_.Observe(std::chrono::duration<double>(clock_.Now() - begun_).count());
+  }
+  ScopedObservation(const ScopedObservation&) = delete;
+  ScopedObservation& operator=(const ScopedObservation&) = delete;
+
+ private:
+  const Clock& clock_;
+  Histogram& histogram_;
+  const Instant begun_;
+};
+
 // Why the server did not take a connection, or ended one.
 enum class Refusal : std::uint8_t {
   kConnections,  // As many are open as may be.
@@ -57,6 +74,7 @@ struct ServerMetrics {
   std::uint64_t accepted_local = 0;
   std::array<std::uint64_t, kRefusals> refused{};  // By Refusal.
   Histogram request_seconds;  // From the request to its answer, where it was not a wait.
+  Histogram step_seconds;     // Of what the loop does at a time: meanwhile all others wait.
   Histogram commit_seconds;
   Histogram commit_changes;  // Steps of the core in one commit.
 

@@ -30,10 +30,10 @@ std::size_t OutputQueue::memory_bytes() const {
   return bytes;
 }
 
-void OutputQueue::JoinStep() {
+void OutputQueue::JoinStep(std::size_t most) {
   if (front_.empty() || parts_.empty()) return;
   std::string own = std::exchange(front_, {});
-  own += TakeStep();
+  own += TakeStep(most);
   front_.insert(0, own);
 }
 
@@ -52,8 +52,8 @@ void OutputQueue::DropShared(std::size_t bytes) {
   parts_.pop_front();
 }
 
-std::string OutputQueue::TakeStep() {
-  std::string step(next_shared().substr(0, kStepBytes));
+std::string OutputQueue::TakeStep(std::size_t most) {
+  std::string step(next_shared().substr(0, most));
   DropShared(step.size());
   return step;
 }

@@ -33,16 +33,20 @@ class OutputQueue {
   std::string& next_own() { return front_; }
   // Puts the first step of a shared part behind the own bytes that come before it: a frame's header
   // is not worth a packet of its own.
-  void JoinStep();
+  void JoinStep(std::size_t most = kStepBytes);
   // What is left of the shared part that comes next. REQUIRES, as the two below: no own bytes come
   // next; not empty.
   std::string_view next_shared() const;
   void DropShared(std::size_t bytes);
   // A copy of its next step, which is dropped.
-  std::string TakeStep();
+  std::string TakeStep(std::size_t most = kStepBytes);
 
-  // Small, as there may be one for each of 30,000 clients; large enough for few system calls.
+  // Large enough for few records of TLS and few system calls.
   static constexpr std::size_t kStepBytes = 16u << 10;
+  // Of a plain connection, which sends what it can from the shared part itself, and holds a step
+  // only to hear when there is room again: as little as makes no difference to the network, as
+  // there may be one for each of 30,000 clients.
+  static constexpr std::size_t kPlainStepBytes = 1u << 10;
   // Below this a copy costs less than to keep account of a part.
   static constexpr std::size_t kSharedBytesMin = 4u << 10;
 

@@ -231,6 +231,7 @@ void Server::Accept() {
 }
 
 void Server::OnFrames(Connection& connection) {
+  const ScopedObservation step(clock_, metrics_.step_seconds);
   TakeFrames(connection);
   Settle();
 }
@@ -369,6 +370,7 @@ void Server::NoteWelcome(Connection& connection, const Hello& hello, const Effec
 }
 
 void Server::OnEnd(Connection& connection, const Status& why) {
+  const ScopedObservation step(clock_, metrics_.step_seconds);
   if (connection.tcpstore() != nullptr && !why.ok() && why.code() != StatusCode::kUnreachable) {
     EndTcpStore(connection, why);
     return Settle();
@@ -436,6 +438,7 @@ void Server::OnProcessExit(std::uint64_t watch) {
 
 // After every poll for events. libuv runs timers before the poll, so a timer alone must not judge.
 void Server::OnTurn() {
+  const ScopedObservation step(clock_, metrics_.step_seconds);
   graveyard_.clear();
   ++turn_;
   for (const ConnectionId id : std::exchange(deferred_, {})) {

@@ -156,7 +156,7 @@ class Server final : private Connection::Owner {
   bool MustWait(const Connection& connection) const;
   void WakeStalled();
   void EndConnections();
-  void SendTo(Effects::Outgoing outgoing);
+  void SendTo(Effects::Outgoing&& outgoing);
   void Touch(Connection& connection);
   void Settle();
   void FlushTouched();

@@ -99,12 +99,13 @@ void Server::SendUnordered(Effects& effects) {
     }
     const Connection* connection = Find(outgoing.connection);
     if (connection == nullptr || !connection->welcomed()) return false;
-    SendTo(outgoing);
+    SendTo(Effects::Outgoing(outgoing));
     return true;
   });
 }
 
 void Server::OnKept(std::uint64_t ticket) {
+  const ScopedObservation step(clock_, metrics_.step_seconds);
   while (std::optional<HeldEffects::Step> step = held_.Pop(ticket)) {
     Perform(step->effects);
     Answered(step->begun);

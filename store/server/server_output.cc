@@ -34,7 +34,7 @@ std::string OnlyJob(const std::string& status_json, const std::string& job) {
 
 }  // namespace
 
-void Server::SendTo(Effects::Outgoing outgoing) {
+void Server::SendTo(Effects::Outgoing&& outgoing) {
   Connection* connection = Find(outgoing.connection);
   if (connection == nullptr || connection->ending()) return;
   const std::size_t before = connection->UnflushedBytes();

@@ -274,7 +274,7 @@ TEST(Codec, SharedValues_LookLikeOwnOnes) {
   EXPECT_EQ(reply.number, 2);
   EXPECT_EQ(EncodeServerMessage(reply), EncodeServerMessage(own));
   std::string wire;
-  const auto part = AppendServerMessage(sharing, &wire);
+  const auto part = AppendServerMessage(ServerMessage(sharing), &wire);
   ASSERT_NE(part, nullptr);
   EXPECT_EQ(wire + *part, EncodeFrame(EncodeServerMessage(sharing)));
   EXPECT_EQ(part->data(), sharing.shared_values->encoded.data()) << "it was copied";
@@ -291,7 +291,7 @@ TEST(Codec, LargeValue_IsSentFromWhereItIs) {
     Reply sent = reply;
     sent.value = std::move(reply.value);
     std::string wire;
-    const auto part = AppendServerMessage(std::move(sent), &wire);
+    const auto part = AppendServerMessage(ServerMessage(std::move(sent)), &wire);
     ASSERT_EQ(part != nullptr, size >= kOwnPartBytesMin);
     if (part != nullptr) {
       EXPECT_EQ(part->data(), place) << "it was copied";
@@ -496,7 +496,7 @@ TEST(Codec, MessageThatNoFrameHolds_IsShortened) {
     const Frame frame = EncodeServerMessage(message);
     EXPECT_LT(frame.body.size(), 64u << 10);
     std::string wire;
-    EXPECT_EQ(AppendServerMessage(message, &wire), nullptr);
+    EXPECT_EQ(AppendServerMessage(ServerMessage(message), &wire), nullptr);
     EXPECT_EQ(wire, EncodeFrame(frame));
     const Result<ServerMessage> decoded = DecodeServerMessage(frame);
     ASSERT_TRUE(decoded.ok()) << decoded.status().ToString();
@@ -522,7 +522,7 @@ TEST(Codec, EveryServerMessage_SurvivesTheWay) {
     EXPECT_EQ(decoded->index(), message.index());
     EXPECT_EQ(EncodeServerMessage(*decoded), frame);
     std::string wire;
-    EXPECT_EQ(AppendServerMessage(message, &wire), nullptr);
+    EXPECT_EQ(AppendServerMessage(ServerMessage(message), &wire), nullptr);
     EXPECT_EQ(wire, EncodeFrame(frame));
   }
 }
@@ -533,7 +533,7 @@ TEST(Codec, SharedView_LooksLikeAnOwnOne) {
   const Frame frame = EncodeServerMessage(own);
   EXPECT_EQ(EncodeServerMessage(shared), frame);
   std::string wire;
-  const auto part = AppendServerMessage(shared, &wire);
+  const auto part = AppendServerMessage(ServerMessage(shared), &wire);
   ASSERT_NE(part, nullptr);
   EXPECT_EQ(wire.size(), kFrameHeaderBytes);
   EXPECT_EQ(wire + *part, EncodeFrame(frame));
