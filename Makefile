@@ -1,5 +1,5 @@
 # The one front door. `make demo` and `make test` set everything up by themselves.
-#   setup build demo test test-san build-san test-compat compat-all test-gpu gpu-bundle test-all soak sim bench incidents compatibility lint lint-all format clean
+#   setup build demo test test-san build-san test-compat compat-venv compat-all test-gpu gpu-bundle test-all soak sim bench incidents compatibility lint lint-all format clean
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -18,7 +18,7 @@ export CCACHE_DIR ?= $(HOME)/.cache/ccache
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
-.PHONY: help setup build demo test test-san build-san test-compat compat-all test-gpu gpu-bundle test-all soak sim bench incidents compatibility lint lint-all format clean
+.PHONY: help setup build demo test test-san build-san test-compat compat-venv compat-all test-gpu gpu-bundle test-all soak sim bench incidents compatibility lint lint-all format clean
 
 help:
 	@sed -n '1,3s/^# \{0,2\}//p' Makefile
@@ -48,7 +48,7 @@ test: packages-model build
 	@$(CTEST) --test-dir build -LE fuzz
 	@$(PYTEST) tests -m "not slow and not soak"
 
-test-all: test
+test-all: test test-compat
 	@build/bin/store_sim --seeds=$(SEEDS)
 	@$(PYTEST) tests -m "slow"
 
@@ -61,6 +61,9 @@ build-san: packages-build packages-fuzz
 
 test-compat: packages-build
 	@tests/compat.sh $(TORCH_COMPAT)
+
+compat-venv: packages-build
+	@./setup.sh venv .venv-torch-$(TORCH_COMPAT) $(TORCH_COMPAT)
 
 # Against every supported minor of torch, one after another: 6 GB of disk, and minutes for each.
 compat-all: packages-build
