@@ -47,9 +47,10 @@ find "$root" -mindepth 1 -maxdepth 1 ! -name usr -exec rm -rf {} +
 find "$root/usr" -mindepth 1 -maxdepth 1 ! -name bin ! -name include ! -name lib ! -name share -exec rm -rf {} +
 find "$root/usr/share" -mindepth 1 -maxdepth 1 ! -name cmake ! -name pkgconfig -exec rm -rf {} +
 find "$root/usr/bin" -type f ! -name 'protoc*' ! -name pkgconf -delete
-find "$libraries" -name '*.a' ! -name 'libg*test*.a' ! -name 'libgmock*.a' -delete
+find "$libraries" -name '*.a' ! -name 'libg*test*.a' ! -name 'libgmock*.a' ! -name libmbedcrypto.a -delete
+find "$libraries" -name 'libmbed*.so*' -delete  # Of Mbed TLS the archive is linked.
 find "$libraries" \( -name engines-3 -o -name ossl-modules -o -name debug \) -prune -exec rm -rf {} +
-# They say where they were installed; here it is where they lie. Nothing is linked statically.
+# They say where they were installed; here it is where they lie. Their own libraries are not linked statically.
 # shellcheck disable=SC2016
 find "$root/usr" -name '*.pc' -exec sed -i -E \
   -e 's#^(prefix|exec_prefix|libdir|includedir)=/usr#\1=${pcfiledir}/../../..#' -e '/^Requires\.private:/d' {} +
