@@ -28,7 +28,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr uid_t kSomebody = 12345;
-constexpr int kRequestsPerTurn = 64;  // That the server takes of one connection.
+constexpr int kRequestsPerTurn = 64;        // That the server takes of one connection.
 constexpr std::size_t kLargest = 8u << 20;  // Of a value.
 
 class StoreLocal : public ::testing::Test {
@@ -136,9 +136,8 @@ TEST_F(StoreLocal, LastWordsOfAPeerThatHasClosed_AreHeard) {
   constexpr int kWords = 3 * kRequestsPerTurn + 1;
   TestServer server;
   for (const bool by_unix_socket : {true, false}) {
-    auto leaves = by_unix_socket
-                      ? std::make_unique<RawClient>(ConnectLocally(server.address()))
-                      : std::make_unique<RawClient>(server.address());
+    auto leaves = by_unix_socket ? std::make_unique<RawClient>(ConnectLocally(server.address()))
+                                 : std::make_unique<RawClient>(server.address());
     Hello hello = MakeTestHello(Role::kRequest);
     hello.job = by_unix_socket ? "unix" : "tcp";
     ASSERT_TRUE(leaves->SayHello(hello));

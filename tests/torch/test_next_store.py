@@ -205,7 +205,9 @@ def test_what_only_the_store_had_of_a_rank_is_lost_with_both(servers, world_of, 
     for rank in loses_a_rank_too(servers, world_of, stop, "store"):
         text = str(rank.error(WATCHDOG_SECONDS))
         assert text.startswith("[resilient:COMM_FAILED] no commit is complete"), text
-        assert "the per-rank part of ranks [1] is missing; it was lost with the store" in text, text
+        # Of the other commit rank 0 may lack its own: where it had gone ahead by one more.
+        assert "the per-rank part of ranks [1] is missing" in text, text
+        assert "is missing; it was lost with the store" in text, text
 
 
 def store_of_ranks():
