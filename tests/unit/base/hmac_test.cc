@@ -2,23 +2,14 @@
 // 4231 with SHA-256.
 #include "runtime/base/hmac.h"
 
-#include <cstdio>
 #include <string>
 
 #include <gtest/gtest.h>
 
+#include "tests/support/hex.h"
+
 namespace resilient {
 namespace {
-
-std::string Hex(const std::string& bytes) {
-  std::string text;
-  for (const char byte : bytes) {
-    char pair[3];
-    std::snprintf(pair, sizeof pair, "%02x", static_cast<unsigned char>(byte));
-    text += pair;
-  }
-  return text;
-}
 
 TEST(HmacSha256, IsThatOfRfc4231) {
   EXPECT_EQ(Hex(HmacSha256(std::string(20, '\x0b'), "Hi There")),

@@ -21,7 +21,7 @@ constexpr uid_t kSomebody = 12345;
 
 class LocalSockets : public testing::Test {
  protected:
-  // A TCP listener, so that nobody else on this host has its port.
+  // A TCP listener keeps the port from everybody else on this host.
   void SetUp() override { ASSERT_TRUE(Bind("127.0.0.1")); }
   bool Bind(const std::string& host) {
     Result<FileDescriptor> bound = ListenTcp({host, 0}, 1);

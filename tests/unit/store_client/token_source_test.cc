@@ -16,22 +16,13 @@
 #include "store/client/credentials.h"
 #include "store/client/token_source.h"
 #include "tests/support/captured_stderr.h"
+#include "tests/support/hex.h"
 
 namespace resilient::store {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-std::string Hex(const std::string& bytes) {
-  std::string text;
-  for (const char byte : bytes) {
-    char pair[3];
-    std::snprintf(pair, sizeof pair, "%02x", static_cast<unsigned char>(byte));
-    text += pair;
-  }
-  return text;
-}
 
 std::string Counting(char first) {
   std::string bytes;
