@@ -6,11 +6,6 @@
 #include "runtime/net/local_socket.h"
 
 namespace resilient::store {
-namespace {
-
-constexpr int kBacklog = 4096;
-
-}  // namespace
 
 Listeners::Listeners(UvLoop& loop, std::function<void()> on_waiting)
     : loop_(loop), on_waiting_(std::move(on_waiting)) {}

@@ -20,6 +20,8 @@ enum class Arrival : std::uint8_t { kNone, kTcp, kLocal };
 // Owner: Server. Thread: the loop's.
 class Listeners {
  public:
+  static constexpr int kBacklog = 4096;  // Of each of the two.
+
   // `on_waiting`: a connection has arrived. It is called again only after that one was taken.
   Listeners(UvLoop& loop, std::function<void()> on_waiting);
   Listeners(const Listeners&) = delete;

@@ -17,7 +17,6 @@
 namespace resilient::store {
 namespace {
 
-constexpr int kListenBacklog = 4096;
 constexpr std::size_t kSecretBytes = 32;
 // Loop turns that must pass before something is judged to have been silent: in the first one a
 // waiting connection is accepted, in the second its bytes are read.
@@ -109,7 +108,7 @@ Status Server::Start() {
   RESILIENT_CHECK(engine_ == nullptr);
   RESILIENT_RETURN_IF_ERROR(access_.Open());
   RESILIENT_RETURN_IF_ERROR(encryption_.Open());
-  Result<FileDescriptor> bound = ListenTcp(options_.listen, kListenBacklog);
+  Result<FileDescriptor> bound = ListenTcp(options_.listen, Listeners::kBacklog);
   if (!bound.ok()) return bound.status();
   Result<HostPort> local = LocalAddress(*bound);
   if (!local.ok()) return local.status();
@@ -160,7 +159,7 @@ void Server::StopListening() {
 void Server::ListenAgain() {
   if (listeners_.listening() || shutting_down_) return;
   const std::string address = FormatHostPort(address_);
-  Result<FileDescriptor> bound = ListenTcp(address_, kListenBacklog);
+  Result<FileDescriptor> bound = ListenTcp(address_, Listeners::kBacklog);
   Status status = bound.status();
   if (status.ok()) status = Listen(*bound);
   if (status.ok()) {
