@@ -237,6 +237,7 @@ bool ControlClient::HostTakesBeats(Instant now) const {
 // and the store is busy: a new connection would wait as this one. Only a proxy may have taken them
 // for a store that it cannot reach.
 bool ControlClient::IsTooLong(Duration silence, Instant now) const {
+  if (link_.local()) return false;
   if (silence < kBeatsMissed * BeatInterval() + kContactGrace) return false;
   return !HostTakesBeats(now) || silence >= LeaseTtl() * 7 / 10;
 }
@@ -247,6 +248,7 @@ void ControlClient::NoteContact(Instant now) {
   if (!link_.unacknowledged()) last_taken_ = now;
   // Where this thread waits for a processor, so may the store: that time says nothing of it.
   const Duration silence = now - last_contact_ - starved_;
+  outage_.NoteSilence(link_, silence);
   if (!IsTooLong(silence, now)) return;
   link_.Drop(Status(StatusCode::kUnreachable,
                     StrCat("the store at ", link_.peer(), " answered no heartbeat for ",

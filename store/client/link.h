@@ -106,6 +106,10 @@ class StoreLink {
   // Whether anything that was sent is still to be acknowledged, by the kernel of the store's host
   // or of a proxy before it: else the network as far as there works. REQUIRES: open().
   bool unacknowledged() const;
+  // Whether this connection does not leave the host, so that no network and no proxy can lose what
+  // is sent on it: it lasts as long as the store's process, and another one would only wait, too.
+  // REQUIRES: open().
+  bool local() const { return local_; }
   // Bytes received, over all connections: tells that the peer is alive while a long message comes.
   std::uint64_t received() const { return received_; }
 

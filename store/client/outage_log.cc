@@ -41,4 +41,20 @@ void OutageLog::NoteReplaced(const StoreLink& link, Instant now) {
   replaced_ = true;
 }
 
+void OutageLog::NoteSilence(const StoreLink& link, Duration silence) {
+  if (silence >= kOutageWarnAfter) {
+    if (silence_ == Duration::zero()) {
+      RESILIENT_LOG(kWarn, what_, " has had no answer of the store at ", link.peer(), " for ",
+                    SecondsOf(silence), " s and goes on waiting: ",
+                    link.local() ? "its process is there, but is stopped or gets no processor time"
+                                 : "its host takes what is sent");
+    }
+    silence_ = silence;
+  } else if (silence_ > Duration::zero()) {
+    RESILIENT_LOG(kWarn, "the store at ", link.peer(), " answers ", what_, " again, after ",
+                  SecondsOf(silence_), " s");
+    silence_ = Duration::zero();
+  }
+}
+
 }  // namespace resilient::store

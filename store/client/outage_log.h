@@ -9,8 +9,8 @@
 
 namespace resilient::store {
 
-// Tells a person about a connection that is not there: once when it has been missing for
-// kOutageWarnAfter, and once, with the duration, when it is back. Owner: the owner of the link.
+// Tells a person about a connection that is not there, or on which the store is silent: once when
+// that has lasted for kOutageWarnAfter, and once, with the duration, when it is over. Owner: the owner of the link.
 // Thread: caller-synchronised.
 class OutageLog {
  public:
@@ -24,6 +24,10 @@ class OutageLog {
   // one, if it comes in time, is logged at level info: a person has nothing to do about it.
   void NoteReplaced(const StoreLink& link, Instant now);
 
+  // How long the store has answered nothing on the connection that stands: told once it has been
+  // kOutageWarnAfter, and once, with the duration, when the store answers again.
+  void NoteSilence(const StoreLink& link, Duration silence);
+
   // When the present outage began; REQUIRES: the link is not open.
   Instant since() const { return since_; }
 
@@ -35,6 +39,7 @@ class OutageLog {
   bool replaced_ = false;  // This outage was no loss.
   Instant since_;
   Status cause_;
+  Duration silence_{};  // That was told; zero: none was.
 };
 
 inline constexpr Duration kOutageWarnAfter = std::chrono::seconds(10);

@@ -190,7 +190,7 @@ Status RequestClient::OnDeadline(Waiter& waiter, const Call& call, Instant begun
   // Its time ended while the store was connected, whatever became of the connection since.
   if (waiter.cancelled) {
     // Something takes our bytes and lets none through: TCP would never find out.
-    if (link_.open() && link_.received() == waiter.received_at_cancel) {
+    if (link_.open() && !link_.local() && link_.received() == waiter.received_at_cancel) {
       silent_ = true;
       if (led_) wake_.Wake();
     }

@@ -4,14 +4,18 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <resilient/rendezvous.h>
 #include <resilient/store/client.h>
 
 #include "runtime/net/local_socket.h"
@@ -25,11 +29,53 @@ namespace resilient::store {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
+using std::chrono::seconds;
 
 constexpr uid_t kSomebody = 12345;
 constexpr int kRequestsPerTurn = 64;        // That the server takes of one connection.
 constexpr std::size_t kLargest = 8u << 20;  // Of a value.
+
+// The beats of a membership line, as its thread tells them. Thread: thread-safe.
+class Beats final : public RendezvousEvents {
+ public:
+  void OnBeat(Instant now, Instant contact, Duration /*lease*/) override {
+    std::lock_guard lock(mutex_);
+    now_ = now;
+    contact_ = contact;
+    changed_.notify_all();
+  }
+  void OnView(const View& /*view*/) override {}
+  void OnRunning(std::uint64_t /*generation*/) override {}
+  void OnFence(const Fence& /*fence*/) override {}
+  void OnJoinRefused(std::uint64_t /*join*/, const Status& /*why*/) override {}
+  void OnSessionLost(const Status& /*why*/) override {}
+  void OnHeld(Instant /*until*/) override {}
+
+  // False: `patience` was over before.
+  bool AwaitBeat(Instant at_least, Duration patience) {
+    return Await(patience, [&] { return now_ >= at_least; });
+  }
+  // Until the store was heard after `since`.
+  bool AwaitContact(Instant since, Duration patience) {
+    return Await(patience, [&] { return contact_ > since; });
+  }
+  Instant contact() {
+    std::lock_guard lock(mutex_);
+    return contact_;
+  }
+
+ private:
+  template <typename Condition>
+  bool Await(Duration patience, Condition condition) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, patience, condition);
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Instant now_{};
+  Instant contact_{};
+};
 
 class StoreLocal : public ::testing::Test {
  protected:
@@ -154,6 +200,37 @@ TEST_F(StoreLocal, LastWordsOfAPeerThatHasClosed_AreHeard) {
     EXPECT_EQ(*(*client)->Get("last", true, Patient()), "word") << hello.job;
     EXPECT_EQ(*(*client)->Add("n", 0, Patient()), kWords) << hello.job;
   }
+}
+
+// Nothing can lose what was sent on it, so its beats and its goodbye are heard, however late, and
+// the store, which is late enough, has no new connections to greet.
+TEST_F(StoreLocal, ConnectionToAStoppedServer_IsKept) {
+  TestServer server(Watched({"--lease-ttl", "1s"}));
+  ConnectOptions options;
+  options.addresses = {server.address_text()};
+  options.job = "train";
+  Beats beats;
+  const auto line = MakeRendezvous(options, {}, clock_, {});
+  ASSERT_TRUE(line->Start(beats, In(kPatience)).ok());
+  const auto client = Connect(options, {}, clock_, In(kPatience));
+  ASSERT_TRUE(client.ok());
+  ASSERT_TRUE(beats.AwaitContact(clock_.Now(), kPatience));
+  const double before = Arrived(server, "connections_accepted_total");
+
+  server.process().Signal(SIGSTOP);
+  Client::Call brief;
+  brief.deadline = In(Millis(10));
+  // Its cancellation has no answer either: one that comes by TCP would be replaced.
+  EXPECT_EQ((*client)->Add("n", 1, brief).status().code(), StatusCode::kOutcomeUnknown);
+  const Instant stopped = clock_.Now();
+  ASSERT_TRUE(beats.AwaitBeat(stopped + seconds(4), kPatience));
+  EXPECT_LT(beats.contact(), stopped);
+  server.process().Signal(SIGCONT);
+
+  EXPECT_TRUE(beats.AwaitContact(clock_.Now(), kPatience));
+  EXPECT_EQ(*(*client)->Add("n", 1, Patient()), 2);
+  EXPECT_EQ(Arrived(server, "connections_accepted_total"), before);
+  line->Close(In(kPatience));
 }
 
 TEST_F(StoreLocal, RestartedServer_IsFoundAgain) {
