@@ -7,12 +7,13 @@ that use shared memory.
 
     python benchmarks/collective_bench.py --out benchmarks/results/collectives.json
 
-prints a table and writes the JSON, which collective_plot.py draws. A size is that of the tensor on
-each rank; where a collective consists of parts, there is one for each rank, of at least one float.
-All peers of N ranks run at the same time, one of them measures while the others wait for a line. A
-round measures each peer once, in random order; a figure is the median of the rounds, of the slowest
-rank's time for one call. The calls of a broadcast have their roots in turn. All results are checked
-once for each measurement.
+prints a table and writes the JSON, which collective_plot.py draws. With "--peers tcp checksums
+encrypted" it compares ours over TCP, as between hosts whose network takes no time. A size is that
+of the tensor on each rank; where a collective consists of parts, there is one for each rank, of at
+least one float. All peers of N ranks run at the same time, one of them measures while the others
+wait for a line. A round measures each peer once, in random order; a figure is the median of the
+rounds, of the slowest rank's time for one call. The calls of a broadcast have their roots in turn.
+All results are checked once for each measurement.
 
 How a peer is driven: rank R reads the lines of the FIFO DIRECTORY/rank-R, "COLLECTIVE BYTES CALLS"
 or "end"; to DIRECTORY/answers it writes "R ready" once and "R SECONDS" for each, or "R error ...".
@@ -39,6 +40,12 @@ import record
 HERE = Path(__file__).resolve().parent
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier")
 SIZES = tuple(8**power for power in range(1, 9)) + (64 << 20,)
+# Ours through PyTorch over TCP, by their settings.
+LINKS = {
+    "tcp": {},
+    "checksums": {"RESILIENT_CHECKSUM": "1"},
+    "encrypted": {"RESILIENT_LINK_TLS": "1"},
+}
 PEERS = ("resilient", "native", "gloo", "mpich", "openmpi")
 START_SECONDS = 120
 ANSWER_SECONDS = 120
@@ -174,6 +181,9 @@ def start_worlds(args, programs, ranks):
             environment = {"RESILIENT_LOG": "error"}
             if peer in ("resilient", "gloo"):
                 command = [sys.executable, HERE / "collective_ranks.py", peer, ranks]
+            elif peer in LINKS:
+                command = [sys.executable, HERE / "collective_ranks.py", "resilient", ranks]
+                environment |= {"RESILIENT_SHM_LIMIT": "0", **LINKS[peer]}
             elif peer == "native":
                 command = [args.native, ranks]
             elif peer not in programs:
@@ -277,7 +287,7 @@ def main():
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="+")
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS)
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
+    parser.add_argument("--peers", nargs="+", choices=(*PEERS, *LINKS), default=PEERS)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seconds", type=float, help="of a measurement")
     parser.add_argument("--seed", type=int, default=1, help="of the order of the peers")

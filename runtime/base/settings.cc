@@ -79,6 +79,7 @@ constexpr std::array kKnown = {
     Known{"RESILIENT_NCCL_LIBRARY", Form::kText},
     Known{"RESILIENT_CUDA_RUNTIME", Form::kText},
     Known{"RESILIENT_CHECKSUM", Form::kSwitch},
+    Known{"RESILIENT_LINK_TLS", Form::kSwitch},
     Known{"RESILIENT_REDUCTION_ORDER", Form::kOrder},
     Known{"RESILIENT_LOG", Form::kLog},
     Known{"RESILIENT_OWNER", Form::kOwner},
@@ -339,6 +340,7 @@ void Assign(const Values& values, Settings* settings) {
   if (const auto found = values.find("RESILIENT_SHM_LIMIT"); found != values.end())
     settings->shm_limit = ParseBytes(found->second).value_or(settings->shm_limit);
   is("RESILIENT_CHECKSUM", "1", &settings->checksums);
+  is("RESILIENT_LINK_TLS", "1", &settings->encrypted_links);
   is("RESILIENT_REDUCTION_ORDER", "hierarchical", &settings->hierarchical_order);
   is("RESILIENT_HEAL", "auto", &settings->auto_heal);
   is("RESILIENT_REPLAY", "1", &settings->replay);

@@ -21,6 +21,7 @@ struct IoResult {
   State state = State::kBlocked;
   std::size_t bytes = 0;
   int error = 0;
+  const char* what = nullptr;  // In place of `error`, where errno has no word for it.
 };
 
 // What one Read or Write moves at most, within a piece: other peers and an abort wait meanwhile,
@@ -36,9 +37,9 @@ struct StreamEvents {
   bool any() const { return bytes || room || end; }
 };
 
-// A two-way stream of bytes to one peer process: the seam at which transports differ (TCP; shared
-// memory). Owner: a MessageLink or, before there is one, a Connector. Thread: loop-confined.
-// Nothing blocks.
+// A two-way stream of bytes to one peer process: the seam at which transports differ (TCP, plain or
+// encrypted; shared memory). Owner: a MessageLink or, before there is one, a Connector. Thread:
+// loop-confined. Nothing blocks.
 class ByteStream {
  public:
   virtual ~ByteStream() = default;
@@ -49,8 +50,15 @@ class ByteStream {
   virtual StreamEvents OnReady(short revents) = 0;
   virtual IoResult Read(std::span<const iovec> into) = 0;
   virtual IoResult Write(std::span<const iovec> from) = 0;
-  // No more bytes follow; those written still arrive. Reading goes on.
+  // Nothing can be written before the peer has answered.
+  virtual bool opening() const { return false; }
+  // Of what a Write has taken some is here still. Flush moves it on: kMoved when none is left.
+  virtual bool holds_output() const { return false; }
+  virtual IoResult Flush() { return {.state = IoResult::State::kMoved}; }
+  // No more bytes follow; those written still arrive, once nothing is held. Reading goes on.
   virtual void ShutdownWrite() = 0;
+  // Its bytes leave no memory of this host.
+  virtual bool in_memory() const { return false; }
   // One more socket of a stream over several; false where it does not belong.
   virtual bool Attach(int /*index*/, std::unique_ptr<ByteStream> /*socket*/) { return false; }
 };

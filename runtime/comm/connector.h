@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include <resilient/clock.h>
 #include <resilient/status.h>
@@ -43,6 +44,8 @@ class Connector {
 
   int peer() const { return peer_; }
   const Hello& hello() const { return hello_; }
+  // Of the hello of this attempt. REQUIRES: one has been sent.
+  std::string_view proof() const { return ProofOf(greeting_); }
   bool done() const { return stage_ == Stage::kDone; }
 
   // What poll() shall wait for; fd() is -1 while waiting for the next attempt.

@@ -11,6 +11,7 @@
 #include "runtime/comm/endpoint.h"
 #include "runtime/comm/fabric.h"
 #include "runtime/comm/fabric_loop.h"
+#include "runtime/comm/link_encryption.h"
 #include "runtime/comm/step_observer.h"
 #include "runtime/net/interfaces.h"
 
@@ -45,13 +46,21 @@ Result<std::unique_ptr<CommunicatorFactory>> Make(CpuFabricOptions options, cons
   }
   const Result<HostPort> address = LocalAddress(*listener);
   if (!address) return address.status();
+  std::unique_ptr<LinkEncryption> encryption;
+  if (options.encrypted) {
+    Result<std::unique_ptr<LinkEncryption>> loaded = LinkEncryption::Load();
+    if (!loaded.ok()) return loaded.status();
+    encryption = std::move(*loaded);
+  }
   auto requests = std::make_unique<FabricRequests>();
-  auto loop = std::make_unique<FabricLoop>(std::move(*listener), *requests, clock, events,
-                                           RandomSeed(), options, eager_limit);
+  auto loop =
+      std::make_unique<FabricLoop>(std::move(*listener), *requests, clock, events, RandomSeed(),
+                                   options, eager_limit, std::move(encryption));
   return MakeFabric(
       {.endpoint = EncodeEndpoint({.address = FormatHostPort(*address),
                                    .hierarchical = options.hierarchical,
                                    .streams = options.streams,
+                                   .encrypted = options.encrypted,
                                    .host_id = options.shm_limit > 0 ? ShmHostId() : std::string()}),
        .thread_name = std::move(options.name),
        .requests = std::move(requests),

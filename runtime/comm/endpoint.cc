@@ -8,6 +8,8 @@
 namespace resilient {
 namespace {
 
+constexpr std::string_view kEncrypted = "tls";
+
 // Takes the text up to the next space off `text`.
 std::string_view NextWord(std::string_view* text) {
   const std::size_t end = std::min(text->find(' '), text->size());
@@ -19,8 +21,8 @@ std::string_view NextWord(std::string_view* text) {
 }  // namespace
 
 std::string EncodeEndpoint(const Endpoint& endpoint) {
-  std::string text =
-      StrCat(endpoint.address, " ", OrderName(endpoint.hierarchical), " ", endpoint.streams);
+  std::string text = StrCat(endpoint.address, " ", OrderName(endpoint.hierarchical), " ",
+                            endpoint.streams, " ", endpoint.encrypted ? kEncrypted : "plain");
   if (!endpoint.host_id.empty()) text += ' ' + endpoint.host_id;
   return text;
 }
@@ -31,6 +33,7 @@ Endpoint DecodeEndpoint(std::string_view text) {
   endpoint.hierarchical = NextWord(&text) == OrderName(true);
   const int streams = ParseNumber<int>(NextWord(&text)).value_or(0);
   if (streams >= 1 && streams <= kMaxSocketStreams) endpoint.streams = streams;
+  endpoint.encrypted = NextWord(&text) == kEncrypted;
   endpoint.host_id = text;
   return endpoint;
 }

@@ -19,7 +19,8 @@ constexpr std::size_t kMaxDeparted = 256;
 
 FabricLoop::FabricLoop(FileDescriptor listener, FabricRequests& requests, const Clock& clock,
                        CommunicatorEvents& events, std::uint64_t seed,
-                       const CpuFabricOptions& options, std::size_t eager_limit)
+                       const CpuFabricOptions& options, std::size_t eager_limit,
+                       std::unique_ptr<LinkEncryption> encryption)
     : requests_(requests),
       clock_(clock),
       context_{.events = events,
@@ -28,6 +29,7 @@ FabricLoop::FabricLoop(FileDescriptor listener, FabricRequests& requests, const 
                .shm_limit = options.shm_limit,
                .checksums = options.checksums,
                .eager_limit = eager_limit,
+               .encryption = std::move(encryption),
                .finished = {}},
       seed_(seed),
       switchboard_(std::move(listener), *this),

@@ -13,6 +13,7 @@
 #include "runtime/comm/group.h"
 #include "runtime/comm/group_port.h"
 #include "runtime/comm/knocker.h"
+#include "runtime/comm/link_encryption.h"
 #include "runtime/comm/switchboard.h"
 
 namespace resilient {
@@ -22,10 +23,10 @@ namespace resilient {
 // goodbyes of all groups have arrived.
 class FabricLoop final : public GroupLoop, private HelloRouter {
  public:
-  // `requests` outlives the loop.
+  // `requests` outlives the loop. `encryption`: null where options.encrypted is not set.
   FabricLoop(FileDescriptor listener, FabricRequests& requests, const Clock& clock,
              CommunicatorEvents& events, std::uint64_t seed, const CpuFabricOptions& options,
-             std::size_t eager_limit);
+             std::size_t eager_limit, std::unique_ptr<LinkEncryption> encryption);
 
   void Run() override;
 

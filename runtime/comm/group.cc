@@ -15,6 +15,8 @@ namespace {
 // How long a link that has said goodbye goes on reading, so that no reset destroys what the peer
 // has not read yet.
 constexpr Duration kLinger = Millis(200);
+// How long it waits for a peer to which its goodbye cannot go out yet.
+constexpr Duration kOpeningPatience = Millis(2000);
 constexpr Duration kAttemptReportInterval = Millis(1000);
 // Turns of one group before the others get theirs.
 constexpr int kTurns = 16;
@@ -208,7 +210,7 @@ void CommGroup::OnTime() {
     // One that is about to connect shall hear what failed, not that this rank has left.
     if (failed_ && rank != spec_.rank && peer.link == nullptr && peer.end.ok()) settled = false;
   }
-  if (!settled && context_.now < linger_until_) return;
+  if (!settled && (context_.now < linger_until_ || LingersForOpening())) return;
   // A peer that has not made this group yet finds the goodbye when it does.
   TakeStreamsEarly();
   ForEachLink([&](MessageLink& link) {
@@ -239,8 +241,9 @@ Routing CommGroup::Adopt(const Hello& hello, FileDescriptor& socket) {
   std::unique_ptr<StripedStream> striped = MakeStriped(hello.from);
   std::unique_ptr<ByteStream> stream = AcceptStream(hello, socket);
   if (stream == nullptr) return Routing::kRefuse;
-  MessageLink* link =
-      AddLink(hello.from, hello.lane, slot, WithFirst(std::move(striped), std::move(stream)));
+  MessageLink* link = AddLink(
+      hello.from, hello.lane, slot,
+      Encrypted(WithFirst(std::move(striped), std::move(stream)), TlsRole::kServer, hello.proof));
   if (state_ != State::kLive) {
     SayGoodbye(*link);
   } else if (collective) {
@@ -275,7 +278,8 @@ void CommGroup::OnConnected(Connector& connector, std::unique_ptr<ByteStream> st
   if (connector.hello().stream > 0) return OnMoreConnected(connector, std::move(stream));
   const bool outbound = &connector == peer.outbound_connector.get();
   if (outbound && point_to_point_.HasLeft(rank)) return;
-  stream = WithFirst(MakeStriped(rank), std::move(stream));
+  stream = Encrypted(WithFirst(MakeStriped(rank), std::move(stream)), TlsRole::kClient,
+                     connector.proof());
   if (state_ == State::kLive) ConnectMore(rank, connector.hello().lane);
   if (outbound) {
     if (state_ != State::kLive) return;
@@ -420,7 +424,17 @@ void CommGroup::BeginLinger(const Status& status) {
   TakeStreamsEarly();
   ForEachLink([&](MessageLink& link) { SayGoodbye(link); });
   // Not from the beginning of this turn: copying what was half sent may have taken long.
-  linger_until_ = context_.clock.Now() + kLinger;
+  const Instant begun = context_.clock.Now();
+  linger_until_ = begun + kLinger;
+  opening_until_ = begun + kOpeningPatience;
+}
+
+bool CommGroup::LingersForOpening() {
+  bool opening = false;
+  ForEachLink([&](const MessageLink& link) { opening = opening || link.opening(); });
+  if (!opening || context_.now >= opening_until_) return false;
+  linger_until_ = std::min(context_.now + kLinger, opening_until_);
+  return true;
 }
 
 void CommGroup::TakeStreamsEarly() {
@@ -429,7 +443,9 @@ void CommGroup::TakeStreamsEarly() {
     std::unique_ptr<ByteStream> early = peer.connector->TakeStreamEarly();
     const int rank = peer.connector->peer();
     if (early == nullptr) continue;
-    AddLink(rank, Lane::kCollective, peer.link, WithFirst(MakeStriped(rank), std::move(early)));
+    AddLink(rank, Lane::kCollective, peer.link,
+            Encrypted(WithFirst(MakeStriped(rank), std::move(early)), TlsRole::kClient,
+                      peer.connector->proof(), EncryptedStream::Use::kLastWords));
   }
 }
 

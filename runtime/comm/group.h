@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <resilient/clock.h>
@@ -15,6 +16,7 @@
 #include "runtime/comm/connector.h"
 #include "runtime/comm/endpoint.h"
 #include "runtime/comm/group_port.h"
+#include "runtime/comm/link_encryption.h"
 #include "runtime/comm/message_link.h"
 #include "runtime/comm/point_to_point.h"
 #include "runtime/comm/seen_nonces.h"
@@ -29,11 +31,12 @@ namespace resilient {
 struct LoopContext {
   CommunicatorEvents& events;
   const Clock& clock;
-  Instant now;                       // Of this turn.
-  std::size_t shm_limit = 0;         // Bytes of shared memory a group; 0: none.
-  bool checksums = false;            // With what is sent.
-  std::size_t eager_limit = 0;       // PointToPoint's.
-  std::vector<FinishedOp> finished;  // Completions to run at the end of this turn.
+  Instant now;                                 // Of this turn.
+  std::size_t shm_limit = 0;                   // Bytes of shared memory a group; 0: none.
+  bool checksums = false;                      // With what is sent.
+  std::size_t eager_limit = 0;                 // PointToPoint's.
+  std::unique_ptr<LinkEncryption> encryption;  // Null: links are plain.
+  std::vector<FinishedOp> finished;            // Completions to run at the end of this turn.
 };
 
 // Who a poll entry belongs to.
@@ -159,6 +162,11 @@ class CommGroup final : private LinkListener,
   // The stream of a link to `peer`, its sockets to be attached. Null where it has only one, or this
   // process has no descriptor left: then the communicator has failed, which one socket can tell.
   std::unique_ptr<StripedStream> MakeStriped(int peer);
+  // Where this rank encrypts its links, and the stream leaves the host. `role`: kClient for who has
+  // sent the hello with that proof.
+  std::unique_ptr<ByteStream> Encrypted(std::unique_ptr<ByteStream> stream, TlsRole role,
+                                        std::string_view hello_proof,
+                                        EncryptedStream::Use use = EncryptedStream::Use::kBothWays);
   static std::unique_ptr<ByteStream> WithFirst(std::unique_ptr<StripedStream> striped,
                                                std::unique_ptr<ByteStream> first);
   void ConnectMore(int peer, Lane lane);
@@ -208,6 +216,8 @@ class CommGroup final : private LinkListener,
   // The whole communicator is over because of `status`; the peers are told.
   void FailCommunicator(const Status& status);
   void BeginLinger(const Status& status);
+  // A goodbye waits for a peer that has not answered yet.
+  bool LingersForOpening();
   // Connectors that have said hello give their streams up for a goodbye.
   void TakeStreamsEarly();
   void SayGoodbye(MessageLink& link);
@@ -225,6 +235,7 @@ class CommGroup final : private LinkListener,
   bool failed_ = false;   // end_status_ is a failure that the peers must hear.
   bool aborted_ = false;  // Before it had left.
   Instant linger_until_ = kNever;
+  Instant opening_until_ = kNever;
   std::vector<Peer> peers_;
   SeenNonces nonces_;
   bool connected_ = false;  // OnConnected was told.

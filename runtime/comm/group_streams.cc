@@ -3,8 +3,9 @@
 #include "runtime/base/log.h"
 #include "runtime/comm/group.h"
 
-// The part of CommGroup that makes links of several sockets. Who connects makes the first one as
-// any other, and the further ones once the peer has accepted it.
+// The part of CommGroup that makes links of several sockets, and encrypted ones. Who connects makes
+// the first socket as any other, and the further ones once the peer has accepted it. Encryption
+// stands above all of them, so its key is that of the first.
 
 namespace resilient {
 
@@ -29,6 +30,13 @@ std::unique_ptr<ByteStream> CommGroup::WithFirst(std::unique_ptr<StripedStream> 
   if (striped == nullptr) return first;
   striped->Attach(0, std::move(first));
   return striped;
+}
+
+std::unique_ptr<ByteStream> CommGroup::Encrypted(std::unique_ptr<ByteStream> stream, TlsRole role,
+                                                 std::string_view hello_proof,
+                                                 EncryptedStream::Use use) {
+  if (context_.encryption == nullptr) return stream;
+  return context_.encryption->Wrap(std::move(stream), role, spec_.secret, hello_proof, use);
 }
 
 void CommGroup::ConnectMore(int peer, Lane lane) {

@@ -107,26 +107,17 @@ void MessageLink::Flush() {
     return;
   }
   std::size_t budget = kWriteBudgetBytes;
-  while (!dead() && !outbox_.empty() && budget > 0) {
-    std::array<iovec, kWritePieces> pieces;
-    std::size_t used = 0;
-    for (Output& out : outbox_) {
-      if (used + kMessagePieces > kWritePieces) break;
-      const std::size_t ready = SumUp(out);
-      std::size_t skip = out.sent;
-      for (const std::span<const std::byte> part :
-           {BytesOf(out.head), out.payload.first(ready), BytesOf(out.trailer)}) {
-        const std::span<const std::byte> rest = part.subspan(std::min(skip, part.size()));
-        skip -= part.size() - rest.size();
-        if (!rest.empty()) pieces[used++] = {const_cast<std::byte*>(rest.data()), rest.size()};
-      }
-      if (ready < out.payload.size()) break;
-    }
-    const IoResult result = stream_->Write({pieces.data(), used});
+  while (!dead() && (!outbox_.empty() || stream_->holds_output()) && budget > 0) {
+    const bool held_alone = outbox_.empty();
+    const IoResult result = held_alone ? stream_->Flush() : WriteSome();
     switch (result.state) {
       case IoResult::State::kMoved:
         budget -= std::min(budget, result.bytes);
-        AfterWrite(result.bytes);
+        if (held_alone) {
+          moved_ = true;
+        } else {
+          AfterWrite(result.bytes);
+        }
         break;
       case IoResult::State::kBlocked:
         write_blocked_ = true;
@@ -143,8 +134,27 @@ void MessageLink::Flush() {
   }
   if (!dead() && outbox_.empty() && finishing_ && !finished_) {
     stream_->ShutdownWrite();
-    finished_ = true;
+    finished_ = !stream_->holds_output();
+    write_blocked_ = !finished_;
   }
+}
+
+IoResult MessageLink::WriteSome() {
+  std::array<iovec, kWritePieces> pieces;
+  std::size_t used = 0;
+  for (Output& out : outbox_) {
+    if (used + kMessagePieces > kWritePieces) break;
+    const std::size_t ready = SumUp(out);
+    std::size_t skip = out.sent;
+    for (const std::span<const std::byte> part :
+         {BytesOf(out.head), out.payload.first(ready), BytesOf(out.trailer)}) {
+      const std::span<const std::byte> rest = part.subspan(std::min(skip, part.size()));
+      skip -= part.size() - rest.size();
+      if (!rest.empty()) pieces[used++] = {const_cast<std::byte*>(rest.data()), rest.size()};
+    }
+    if (ready < out.payload.size()) break;
+  }
+  return stream_->Write({pieces.data(), used});
 }
 
 std::size_t MessageLink::SumUp(Output& out) {
@@ -218,7 +228,8 @@ void MessageLink::Read() {
                                          "the connection ended in the middle of a message"));
     }
     if (result.state == IoResult::State::kBroken)
-      return EndReading(Status(StatusCode::kCommFailed, std::strerror(result.error)));
+      return EndReading(Status(StatusCode::kCommFailed,
+                               result.what != nullptr ? result.what : std::strerror(result.error)));
     moved_ = true;
     const std::size_t direct = std::min(result.bytes, space.size());
     staged_end_ += result.bytes - direct;

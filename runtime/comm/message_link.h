@@ -88,6 +88,8 @@ class MessageLink {
   // Nothing more will be received; what was sent may still be on its way.
   bool ended() const { return read_ended_; }
   bool dead() const { return stream_ == nullptr; }
+  // What is sent waits for the peer to answer, which it has not yet.
+  bool opening() const { return !dead() && !read_ended_ && stream_->opening(); }
 
   // Queues a message; `payload` is borrowed until OnSent(token), DetachSends or Kill.
   void Send(const MessageHeader& header, std::span<const std::byte> payload, std::uint64_t token);
@@ -149,7 +151,12 @@ class MessageLink {
   };
   enum class Stage { kHeader, kCallSite, kHeld, kPayload, kTrailer };
 
-  bool HasOutput() const { return !outbox_.empty() || (finishing_ && !finished_); }
+  bool HasOutput() const {
+    const bool held = !write_broken_ && stream_->holds_output();
+    return !outbox_.empty() || held || (finishing_ && !finished_);
+  }
+  // As much of the outbox as one write takes.
+  IoResult WriteSome();
   Output& Queue(const MessageHeader& header);
   // How much of its payload may leave now.
   std::size_t SumUp(Output& out);

@@ -208,6 +208,8 @@ Status SettingsMismatch(const GroupSpec& spec, const std::vector<Endpoint>& endp
     }
     if (other.streams != first.streams)
       return differs("RESILIENT_SOCKET_STREAMS", other.streams, first.streams);
+    if (other.encrypted != first.encrypted)
+      return differs("RESILIENT_LINK_TLS", int{other.encrypted}, int{first.encrypted});
   }
   return Status::Ok();
 }

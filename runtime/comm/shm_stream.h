@@ -49,6 +49,7 @@ class ShmStream final : public ByteStream {
   IoResult Read(std::span<const iovec> into) override;
   IoResult Write(std::span<const iovec> from) override;
   void ShutdownWrite() override;
+  bool in_memory() const override { return true; }
 
  private:
   void Ring();

@@ -10,8 +10,8 @@
 namespace resilient::store {
 
 // Tells a person about a connection that is not there, or on which the store is silent: once when
-// that has lasted for kOutageWarnAfter, and once, with the duration, when it is over. Owner: the owner of the link.
-// Thread: caller-synchronised.
+// that has lasted for kOutageWarnAfter, and once, with the duration, when it is over. Owner: the
+// owner of the link. Thread: caller-synchronised.
 class OutageLog {
  public:
   // `what`: "the request connection (job x)".

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
-#include "store/client/tls_library.h"
+#include "runtime/tls/library.h"
 #include "store/tls/context.h"
 
 namespace resilient::store {
@@ -26,7 +26,7 @@ Result<std::shared_ptr<const TlsSource>> TlsSource::Open(const TlsFiles& files) 
                          " is set and RESILIENT_TLS_", files.key.empty() ? "KEY" : "CERT",
                          " is not: a certificate and its key belong together, set both"));
   }
-  const Result<TlsFunctions> functions = LoadTlsLibrary();
+  const Result<TlsFunctions> functions = LoadTlsLibrary("RESILIENT_TLS_CA");
   if (!functions.ok()) return functions.status();
   Result<std::shared_ptr<const TlsContext>> context =
       TlsContext::Open(*functions, TlsRole::kClient, files);

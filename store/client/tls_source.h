@@ -6,7 +6,7 @@
 #include <resilient/status.h>
 #include <resilient/tls.h>
 
-#include "store/tls/stream.h"
+#include "runtime/tls/stream.h"
 
 namespace resilient::store {
 

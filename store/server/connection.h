@@ -10,11 +10,11 @@
 #include <resilient/status.h>
 
 #include "runtime/net/frame.h"
+#include "runtime/tls/stream.h"
 #include "store/core/server_core.h"
 #include "store/server/output_queue.h"
 #include "store/server/uv_handle.h"
 #include "store/tcpstore/client.h"
-#include "store/tls/stream.h"
 
 namespace resilient::store {
 

@@ -7,7 +7,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/numbers.h"
 #include "runtime/net/frame.h"
-#include "store/tls/stream.h"
+#include "runtime/tls/stream.h"
 
 namespace resilient::store {
 namespace {

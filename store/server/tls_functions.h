@@ -1,6 +1,6 @@
 #pragma once
 
-#include "store/tls/functions.h"
+#include "runtime/tls/functions.h"
 
 namespace resilient::store {
 

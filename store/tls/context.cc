@@ -1,5 +1,6 @@
 #include "store/tls/context.h"
 
+#include <string_view>
 #include <utility>
 
 #include "runtime/base/check.h"
@@ -8,6 +9,8 @@
 
 namespace resilient::store {
 namespace {
+
+constexpr std::string_view kPlainMagic = "RSL1";  // Of the store's protocol without TLS.
 
 // Otherwise OpenSSL would ask the terminal.
 int NoPassword(char*, int, int, void*) { return -1; }
@@ -105,17 +108,12 @@ Status TlsContext::Bad(const std::string& file, const std::string& what) const {
 std::unique_ptr<TlsStream> TlsContext::NewStream(const std::string& host) const {
   const TlsFunctions& call = *functions_;
   SSL* ssl = call.SSL_new(context_.get());
-  BIO* in = call.BIO_new(call.BIO_s_mem());
-  BIO* out = call.BIO_new(call.BIO_s_mem());
-  RESILIENT_CHECK(ssl != nullptr && in != nullptr && out != nullptr);
-  // An empty BIO means "later", not "the end".
-  call.BIO_ctrl(in, BIO_C_SET_BUF_MEM_EOF_RETURN, -1, nullptr);
-  call.BIO_ctrl(out, BIO_C_SET_BUF_MEM_EOF_RETURN, -1, nullptr);
-  call.SSL_set_bio(ssl, in, out);
+  RESILIENT_CHECK(ssl != nullptr);
+  TlsOptions options{.party = {role_, "", files_.authority},
+                     .plain_magic = std::string(kPlainMagic)};
   if (role_ == TlsRole::kServer) {
     call.SSL_set_accept_state(ssl);
-    return std::make_unique<TlsStream>(functions_, ssl, in, out,
-                                       TlsParty{role_, "", files_.authority});
+    return std::make_unique<TlsStream>(functions_, ssl, std::move(options));
   }
   // As certificates write it: without the scope of an IPv6 address, without a name's last dot.
   std::string name = host.substr(0, host.find('%'));
@@ -129,8 +127,8 @@ std::unique_ptr<TlsStream> TlsContext::NewStream(const std::string& host) const 
     call.SSL_ctrl(ssl, SSL_CTRL_SET_TLSEXT_HOSTNAME, TLSEXT_NAMETYPE_host_name, name.data());
   }
   call.ERR_clear_error();
-  return std::make_unique<TlsStream>(functions_, ssl, in, out,
-                                     TlsParty{role_, name, files_.authority});
+  options.party.host = name;
+  return std::make_unique<TlsStream>(functions_, ssl, std::move(options));
 }
 
 }  // namespace resilient::store

@@ -7,9 +7,9 @@
 #include <resilient/status.h>
 #include <resilient/tls.h>
 
-#include "store/tls/failure.h"
-#include "store/tls/functions.h"
-#include "store/tls/stream.h"
+#include "runtime/tls/failure.h"
+#include "runtime/tls/functions.h"
+#include "runtime/tls/stream.h"
 
 namespace resilient::store {
 

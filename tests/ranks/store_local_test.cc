@@ -28,8 +28,8 @@
 namespace resilient::store {
 namespace {
 
-using ::testing::HasSubstr;
 using std::chrono::seconds;
+using ::testing::HasSubstr;
 
 constexpr uid_t kSomebody = 12345;
 constexpr int kRequestsPerTurn = 64;        // That the server takes of one connection.

@@ -4,6 +4,8 @@ promises of docs/semantics.md when a link or a host goes away. Hosts are namespa
 import hashlib
 import re
 import select
+import subprocess
+import sys
 import time
 
 import hosts
@@ -111,6 +113,54 @@ def test_results_are_those_of_one_host_bit_for_bit(network, spread, world):
 def test_results_over_several_connections_are_those_over_one(spread):
     env = {"RESILIENT_SOCKET_STREAMS": "3"}
     assert spread.run(results, RANKS, env=env) == spread.run(results, RANKS)
+
+
+def test_results_over_encrypted_links_are_those_over_plain_ones(spread):
+    env = {"RESILIENT_LINK_TLS": "1"}
+    assert spread.run(results, RANKS, env=env) == spread.run(results, RANKS)
+
+
+# Told by the test to count, on stdin, a listener on every interface of its host says in how many
+# packets it has seen what it looks for.
+LISTENER = """
+import select, socket, sys
+tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
+tap.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+needle, found = sys.argv[1].encode(), 0
+print("listening", flush=True)
+while True:
+    if select.select([tap, sys.stdin], [], [])[0] == [sys.stdin]:
+        break
+    found += needle in tap.recv(1 << 16)
+print(found)
+"""
+NEEDLE = "what nobody may read"
+
+
+def exchange_text():
+    rank, _ = joined()
+    text = torch.frombuffer(bytearray(NEEDLE.encode() * 1000), dtype=torch.uint8)
+    tensor = text.clone() if rank == 0 else torch.zeros_like(text)
+    dist.broadcast(tensor, 0)
+    other = torch.zeros_like(text)
+    if rank == 0:
+        dist.send(text, 1)
+    elif rank == 1:
+        dist.recv(other, 0)
+        assert other.equal(text)
+    assert tensor.equal(text)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("encrypted", ["0", "1"])
+def test_who_listens_between_the_hosts(network, spread, encrypted):
+    command = [*network.on(1), sys.executable, "-c", LISTENER, NEEDLE]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as listener:
+        assert listener.stdout.readline() == "listening\n"
+        spread.run(exchange_text, RANKS, env={"RESILIENT_LINK_TLS": encrypted})
+        found = int(listener.communicate("count\n", PATIENCE)[0])
+    assert (found == 0) == (encrypted == "1"), found
 
 
 @first

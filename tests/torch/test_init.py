@@ -350,6 +350,7 @@ def failing_init(timeout, together=False):
     [
         ("RESILIENT_REDUCTION_ORDER", ("rank", "hierarchical")),
         ("RESILIENT_SOCKET_STREAMS", ("1", "4")),
+        ("RESILIENT_LINK_TLS", ("0", "1")),
     ],
 )
 def test_ranks_of_different_settings_are_told_so(world, name, values):

@@ -39,6 +39,7 @@ Result<std::shared_ptr<SessionContext>> SessionContext::Open(ContextOptions opti
     fabric.streams = context->options_.socket_streams;
     fabric.shm_limit = context->options_.shm_limit;
     fabric.checksums = context->options_.checksums;
+    fabric.encrypted = context->options_.encrypted_links;
     fabric.hierarchical = context->options_.hierarchical_order;
     return MakeCudaFabric(std::move(fabric), context->options_.cuda, clock, events);
   };

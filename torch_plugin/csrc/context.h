@@ -34,6 +34,7 @@ struct ContextOptions {
   int socket_streams = CpuFabricOptions().streams;
   std::size_t shm_limit = CpuFabricOptions().shm_limit;
   bool checksums = false;
+  bool encrypted_links = false;
   bool hierarchical_order = false;
   CudaFabricOptions cuda;
   bool auto_heal = false;

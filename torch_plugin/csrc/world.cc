@@ -171,6 +171,7 @@ ContextOptions MakeOptions(const InitOptions& init, const Settings& settings,
   options.socket_streams = settings.socket_streams;
   options.shm_limit = settings.shm_limit;
   options.checksums = settings.checksums;
+  options.encrypted_links = settings.encrypted_links;
   options.hierarchical_order = settings.hierarchical_order;
   options.cuda.nccl_library = settings.nccl_library;
   options.cuda.cuda_runtime = settings.cuda_runtime;

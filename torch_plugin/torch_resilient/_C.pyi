@@ -104,7 +104,7 @@ class Session:
         socket_ifname: str = "",
         socket_streams: int = 1,
         shm_limit: int = ...,  # Bytes a group; 0: none.
-        checksums: bool = False,
+        link_protection: tuple[bool, bool] = (False, False),  # Checksums, encryption.
         hierarchical_order: bool = False,
         cuda_libraries: tuple[str, str] = ("", ""),  # Paths of NCCL and the CUDA runtime; "": none.
         shared_gpu: SharedGpu = ...,  # Where it is allowed ranks claim no GPU for themselves.

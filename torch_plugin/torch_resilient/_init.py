@@ -399,7 +399,7 @@ def _open_world(native, arguments, settings, init, helper, timeout, deadline, ag
         socket_ifname=settings["socket_ifname"],
         socket_streams=settings["socket_streams"],
         shm_limit=settings["shm_limit"],
-        checksums=settings["checksums"],
+        link_protection=(settings["checksums"], settings["encrypted_links"]),
         hierarchical_order=settings["hierarchical_order"],
         cuda_libraries=(settings["nccl_library"], settings["cuda_runtime"]),
         shared_gpu=settings["shared_gpu"],

@@ -37,6 +37,7 @@ struct Settings {
   Duration wait_log = std::chrono::seconds(30);      // RESILIENT_WAIT_LOG, floor 1 s
   std::size_t shm_limit = std::size_t{256} << 20;    // RESILIENT_SHM_LIMIT, bytes; 0: none
   bool checksums = false;                            // RESILIENT_CHECKSUM
+  bool encrypted_links = false;                      // RESILIENT_LINK_TLS
   bool hierarchical_order = false;                   // RESILIENT_REDUCTION_ORDER=hierarchical
   bool auto_heal = false;                            // RESILIENT_HEAL=auto
   bool replay = false;                               // RESILIENT_REPLAY

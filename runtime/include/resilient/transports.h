@@ -34,6 +34,9 @@ struct CpuFabricOptions {
   // TCP connections of one link to a rank on another host, 1 to kMaxSocketStreams; the same on all
   // ranks, as `hierarchical`.
   int streams = 1;
+  // Links over TCP are encrypted: TLS 1.3 with keys from GroupSpec::secret. The same on all ranks,
+  // as `hierarchical`. kSetting where OpenSSL 3 (libssl) is not found.
+  bool encrypted = false;
 };
 
 // Options of what serves memory of CUDA devices.

@@ -99,6 +99,7 @@ TEST(ParseSettings, Nothing_GivesTheDefaults) {
   EXPECT_FALSE(settings->hierarchical_order);
   EXPECT_EQ(settings->socket_ifname, "");
   EXPECT_EQ(settings->socket_streams, 1);
+  EXPECT_FALSE(settings->encrypted_links);
   EXPECT_EQ(settings->nccl_library, "");
   EXPECT_EQ(settings->cuda_runtime, "");
   EXPECT_EQ(settings->log, "warn");
@@ -122,6 +123,7 @@ TEST(ParseSettings, EveryField_IsRead) {
                                                    {"RESILIENT_REDUCTION_ORDER", "hierarchical"},
                                                    {"RESILIENT_SOCKET_IFNAME", "eth0,lo"},
                                                    {"RESILIENT_SOCKET_STREAMS", "8"},
+                                                   {"RESILIENT_LINK_TLS", "1"},
                                                    {"RESILIENT_NCCL_LIBRARY", "/x/libnccl.so.2"},
                                                    {"RESILIENT_CUDA_RUNTIME", "/x/libcudart.so.13"},
                                                    {"RESILIENT_LOG", "json:debug"},
@@ -154,6 +156,7 @@ TEST(ParseSettings, EveryField_IsRead) {
   EXPECT_TRUE(settings->hierarchical_order);
   EXPECT_EQ(settings->socket_ifname, "eth0,lo");
   EXPECT_EQ(settings->socket_streams, 8);
+  EXPECT_TRUE(settings->encrypted_links);
   EXPECT_EQ(settings->nccl_library, "/x/libnccl.so.2");
   EXPECT_EQ(settings->cuda_runtime, "/x/libcudart.so.13");
   EXPECT_EQ(settings->log, "json:debug");

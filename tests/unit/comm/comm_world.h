@@ -318,6 +318,24 @@ inline Transport StripedTransport(int streams) {
   return {.name = "striped" + std::to_string(streams), .make = make};
 }
 
+// With links that are encrypted: alone, of several sockets, and beside shared memory.
+inline std::vector<Transport> EncryptedTransports() {
+  const auto with = [](std::size_t shm_limit, int streams) {
+    return [shm_limit, streams](const Clock& clock, CommunicatorEvents& events) {
+      CpuFabricOptions options;
+      options.shm_limit = shm_limit;
+      options.streams = streams;
+      options.encrypted = true;
+      return MakeCpuFabric(std::move(options), clock, events);
+    };
+  };
+  return {{.name = "tcpEncrypted", .make = with(0, 1)},
+          {.name = "stripedEncrypted", .make = with(0, 3)},
+          {.name = "mixedEncrypted",
+           .make = with(CpuFabricOptions().shm_limit, 1),
+           .host_of = [](int rank) { return rank % 2; }}};
+}
+
 // With eager limits so small that most messages are announced, or all.
 inline std::vector<Transport> AnnouncingTransports() {
   struct Variant {

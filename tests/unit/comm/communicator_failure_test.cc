@@ -36,6 +36,8 @@ class Failure : public ::testing::TestWithParam<Transport> {
 
 INSTANTIATE_TEST_SUITE_P(Transports, Failure, ::testing::ValuesIn(AllTransports()),
                          [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Encrypted, Failure, ::testing::ValuesIn(EncryptedTransports()),
+                         [](const auto& info) { return info.param.name; });
 INSTANTIATE_TEST_SUITE_P(Striped, Failure, ::testing::Values(StripedTransport(3)),
                          [](const auto& info) { return info.param.name; });
 

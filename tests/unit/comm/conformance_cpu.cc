@@ -28,6 +28,8 @@ std::vector<ConformanceCase> ConformanceCases() {
     }
   }
   for (const int size : {2, 3}) cases.push_back({.transport = StripedTransport(3), .size = size});
+  for (const Transport& transport : EncryptedTransports())
+    cases.push_back({.transport = transport, .size = 3});
   for (const Transport& transport : AnnouncingTransports()) {
     // Where nothing is eager a send without its recv does not end, as some of the suite's must.
     const bool some_eager = transport.name.find("NoneEager") == std::string::npos;
@@ -39,6 +41,7 @@ std::vector<ConformanceCase> ConformanceCases() {
 std::vector<Transport> ProgramTransports() {
   std::vector<Transport> all = AllTransportsAndOrders();
   for (const Transport& transport : AnnouncingTransports()) all.push_back(transport);
+  all.push_back(EncryptedTransports()[0]);
   return all;
 }
 

@@ -11,7 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "store/client/tls_library.h"
+#include "runtime/tls/library.h"
 #include "store/server/tls_functions.h"
 #include "store/tls/context.h"
 #include "tests/support/certificates.h"
@@ -41,7 +41,7 @@ class TlsStreams : public ::testing::Test {
     if (wishes.client_certificate && client_files_.certificate.empty()) {
       client_files_ = folder_.Write("client", ca_.Issue({.names = ""}), ca_.certificate());
     }
-    const auto functions = LoadTlsLibrary();
+    const auto functions = LoadTlsLibrary("RESILIENT_TLS_CA");
     ASSERT_TRUE(functions.ok()) << functions.status().ToString();
     auto client = TlsContext::Open(*functions, TlsRole::kClient, client_files_);
     auto server = TlsContext::Open(LinkedTlsFunctions(), TlsRole::kServer, server_files_);

@@ -128,6 +128,7 @@ void Rebuild(PythonHost& host, SessionContext& context, std::optional<double> bu
   Check(host, context.Rebuild(duration(budget), min_world, duration(seat_wait)));
 }
 
+using LinkProtection = std::pair<bool, bool>;  // Checksums, encryption.
 // Paths of NCCL and of the CUDA runtime.
 using CudaLibraries = std::pair<std::string, std::string>;
 // How long an awaited rank may make no progress, and its device.
@@ -150,7 +151,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
                       bool host_watch, std::string expected_server, bool hosts_store,
                       std::string bind_address, std::string token_file, const TlsTuple& tls,
                       std::string socket_ifname, int socket_streams, std::size_t shm_limit,
-                      bool checksums, bool hierarchical_order, CudaLibraries cuda_libraries,
+                      LinkProtection links, bool hierarchical_order, CudaLibraries cuda_libraries,
                       SharedGpu shared_gpu, int eager_device, bool auto_heal, bool replay,
                       bool strict_timeouts, double op_deadline, double wait_log,
                       const Stalls& stalls, PresenceStrings presence, std::string reconfigure_scope,
@@ -179,7 +180,7 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
         options.socket_ifname = std::move(socket_ifname);
         options.socket_streams = socket_streams;
         options.shm_limit = shm_limit;
-        options.checksums = checksums;
+        std::tie(options.checksums, options.encrypted_links) = links;
         options.hierarchical_order = hierarchical_order;
         std::tie(options.cuda.nccl_library, options.cuda.cuda_runtime) = std::move(cuda_libraries);
         options.cuda.shared_gpu = shared_gpu;
@@ -201,14 +202,15 @@ void DefineInit(py::class_<SessionContext, ContextPtr>& session,
       py::arg("hosts_store") = false, py::arg("bind_address") = "127.0.0.1",
       py::arg("token_file") = "", py::arg("tls") = TlsTuple(), py::arg("socket_ifname") = "",
       py::arg("socket_streams") = CpuFabricOptions().streams,
-      py::arg("shm_limit") = CpuFabricOptions().shm_limit, py::arg("checksums") = false,
-      py::arg("hierarchical_order") = false, py::arg("cuda_libraries") = CudaLibraries(),
-      py::arg("shared_gpu") = SharedGpu::kRefused, py::arg("eager_device") = kHost,
-      py::arg("auto_heal") = false, py::arg("replay") = false, py::arg("strict_timeouts") = false,
-      py::arg("op_deadline") = 120.0, py::arg("wait_log") = 30.0,
-      py::arg("stalls") = Stalls(3600, 600), py::arg("presence") = PresenceStrings(),
-      py::arg("reconfigure_scope") = "", py::arg("timeout") = kTorchDefaultTimeout,
-      py::arg("device") = py::none(), py::arg("nccl") = py::none());
+      py::arg("shm_limit") = CpuFabricOptions().shm_limit,
+      py::arg("link_protection") = LinkProtection(), py::arg("hierarchical_order") = false,
+      py::arg("cuda_libraries") = CudaLibraries(), py::arg("shared_gpu") = SharedGpu::kRefused,
+      py::arg("eager_device") = kHost, py::arg("auto_heal") = false, py::arg("replay") = false,
+      py::arg("strict_timeouts") = false, py::arg("op_deadline") = 120.0,
+      py::arg("wait_log") = 30.0, py::arg("stalls") = Stalls(3600, 600),
+      py::arg("presence") = PresenceStrings(), py::arg("reconfigure_scope") = "",
+      py::arg("timeout") = kTorchDefaultTimeout, py::arg("device") = py::none(),
+      py::arg("nccl") = py::none());
 }
 
 void AnnounceEnd(SessionContext& self, const std::string& why, double timeout) {

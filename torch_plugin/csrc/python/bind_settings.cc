@@ -36,6 +36,7 @@ py::dict ToDict(const Settings& settings) {
   fields["device_stall"] = ToSeconds(settings.device_stall);
   fields["shm_limit"] = settings.shm_limit;
   fields["checksums"] = settings.checksums;
+  fields["encrypted_links"] = settings.encrypted_links;
   fields["auto_heal"] = settings.auto_heal;
   fields["replay"] = settings.replay;
   fields["hierarchical_order"] = settings.hierarchical_order;

@@ -4,7 +4,7 @@
 
 #include <resilient/status.h>
 
-namespace resilient::store {
+namespace resilient {
 
 struct TlsFunctions;
 
@@ -25,4 +25,4 @@ Status DescribeTlsFailure(const TlsFunctions& functions, const TlsParty& party, 
 // The reason of the oldest error of this thread's queue.
 std::string TlsReason(const TlsFunctions& functions);
 
-}  // namespace resilient::store
+}  // namespace resilient

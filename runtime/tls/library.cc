@@ -1,11 +1,11 @@
-#include "store/client/tls_library.h"
+#include "runtime/tls/library.h"
 
 #include <dlfcn.h>
 
 #include "runtime/base/dynamic_library.h"
 #include "runtime/base/log.h"
 
-namespace resilient::store {
+namespace resilient {
 namespace {
 
 constexpr char kSslLibrary[] = "libssl.so.3";
@@ -13,7 +13,7 @@ constexpr char kCryptoLibrary[] = "libcrypto.so.3";
 
 }  // namespace
 
-Result<TlsFunctions> LoadTlsLibrary() {
+Result<TlsFunctions> LoadTlsLibrary(std::string_view setting) {
   // They stay loaded: others in the process may have got them from us.
   constexpr int kFlags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
   TlsFunctions functions;
@@ -27,9 +27,9 @@ Result<TlsFunctions> LoadTlsLibrary() {
   if (found) return functions;
   const char* why = dlerror();
   return Status(StatusCode::kSetting,
-                StrCat("TLS was asked for (RESILIENT_TLS_CA), and the library for it, ",
-                       kSslLibrary, " of OpenSSL 3, cannot be loaded: ",
-                       why == nullptr ? "unknown error" : why, "; install it (Debian: libssl3)"));
+                StrCat("TLS was asked for (", setting, "), and the library for it, ", kSslLibrary,
+                       " of OpenSSL 3, cannot be loaded: ", why == nullptr ? "unknown error" : why,
+                       "; install it (Debian: libssl3)"));
 }
 
-}  // namespace resilient::store
+}  // namespace resilient

@@ -1,11 +1,11 @@
-#include "store/tls/failure.h"
+#include "runtime/tls/failure.h"
 
 #include <string_view>
 
 #include "runtime/base/log.h"
-#include "store/tls/functions.h"
+#include "runtime/tls/functions.h"
 
-namespace resilient::store {
+namespace resilient {
 namespace {
 
 constexpr std::string_view kOwnCertificate =
@@ -101,4 +101,4 @@ Status DescribeTlsFailure(const TlsFunctions& functions, const TlsParty& party, 
   }
 }
 
-}  // namespace resilient::store
+}  // namespace resilient
