@@ -52,9 +52,10 @@ test-all: test test-compat
 	@build/bin/store_sim --seeds=$(SEEDS)
 	@$(PYTEST) tests -m "slow"
 
-# Unit, simulator and fuzz targets under AddressSanitizer + UBSan, then ThreadSanitizer.
+# Unit, simulator and fuzz targets under AddressSanitizer + UBSan, then ThreadSanitizer. Two more at a time than there are
+# processors, as many of them wait.
 test-san: build-san
-	@for preset in asan tsan fuzz; do $(CTEST) --preset $$preset; done
+	@for preset in asan tsan fuzz; do $(CTEST) -j $$(($(JOBS) + 2)) --preset $$preset; done
 
 build-san: packages-build packages-fuzz
 	@for preset in asan tsan fuzz; do cmake --preset $$preset >/dev/null; cmake --build --preset $$preset -j $(JOBS); done
