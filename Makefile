@@ -87,6 +87,7 @@ bench: packages-bench build
 	@$(PYTHON) benchmarks/detect_bench.py --out benchmarks/results/detect.json
 	@$(PYTHON) benchmarks/detect_bench.py --memory 0.1 4 8 --out benchmarks/results/detect_memory.json
 	@$(PYTHON) benchmarks/store_bench.py $(BENCH) --out benchmarks/results/store.json
+	@$(PYTHON) benchmarks/neighbour_bench.py --out benchmarks/results/neighbour.json
 	@$(PYTHON) benchmarks/collective_bench.py $(BENCH) --out benchmarks/results/collectives.json
 	@/usr/bin/python3 benchmarks/collective_plot.py benchmarks/results/collectives.{json,svg}
 	@build/bin/nccl_submit_bench | tee benchmarks/results/nccl_submit.json
