@@ -162,8 +162,8 @@ class CommGroup final : private LinkListener,
   // The stream of a link to `peer`, its sockets to be attached. Null where it has only one, or this
   // process has no descriptor left: then the communicator has failed, which one socket can tell.
   std::unique_ptr<StripedStream> MakeStriped(int peer);
-  // Where this rank encrypts its links, and the stream leaves the host. `role`: kClient for who has
-  // sent the hello with that proof.
+  // Encrypted, where this rank encrypts its links and the stream leaves the host. `role`: kClient
+  // for the side that has sent the hello with that proof.
   std::unique_ptr<ByteStream> Encrypted(std::unique_ptr<ByteStream> stream, TlsRole role,
                                         std::string_view hello_proof,
                                         EncryptedStream::Use use = EncryptedStream::Use::kBothWays);

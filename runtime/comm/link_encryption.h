@@ -23,7 +23,7 @@ class LinkEncryption {
   static Result<std::unique_ptr<LinkEncryption>> Load();
   explicit LinkEncryption(std::shared_ptr<const PskContext> context);
 
-  // `role`: kClient for who has sent the hello, whose proof is `hello_proof`.
+  // `role`: kClient for the side that has sent the hello, whose proof is `hello_proof`.
   std::unique_ptr<ByteStream> Wrap(std::unique_ptr<ByteStream> stream, TlsRole role,
                                    std::string_view secret, std::string_view hello_proof,
                                    EncryptedStream::Use use = EncryptedStream::Use::kBothWays);

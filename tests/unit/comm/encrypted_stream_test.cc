@@ -1,6 +1,6 @@
-// Goal: an encrypted stream carries bytes in order, whole, to who has its key and to nobody else,
-// and its end is seen where it is. Method: two ends over a pair of sockets, driven by poll() as the
-// loop does it; what passes between them is kept, and changed.
+// Goal: an encrypted stream carries bytes in order, whole, to the one that has its key and to
+// nobody else, and its end is seen where it is. Method: two ends over a pair of sockets, driven by
+// poll() as the loop does it; what passes between them is kept, and changed.
 #include "runtime/comm/encrypted_stream.h"
 
 #include <poll.h>
