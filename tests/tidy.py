@@ -44,6 +44,8 @@ MODULES = {
     "plugin": ("torch_plugin/",),
     "tests": ("tests/", "benchmarks/", "docs/"),
 }
+# What both sides of the store may name.
+STORE_SIDES = ("public", "store_public", "base", "net", "tls", "store_core", "store_tls")
 MAY_INCLUDE = {
     "public": {"public"},
     "store_public": {"public", "store_public"},
@@ -55,31 +57,8 @@ MAY_INCLUDE = {
     "store_core": {"public", "store_public", "base", "net", "store_core"},
     "store_tls": {"public", "base", "tls", "store_tls"},
     "store_tcpstore": {"public", "store_public", "base", "net", "store_core", "store_tcpstore"},
-    "store_client": {
-        *(
-            "public",
-            "store_public",
-            "base",
-            "net",
-            "tls",
-            "store_core",
-            "store_tls",
-            "store_client",
-        ),
-    },
-    "store_server": {
-        *(
-            "public",
-            "store_public",
-            "base",
-            "net",
-            "tls",
-            "store_core",
-            "store_tls",
-            "store_client",
-        ),
-        *("store_tcpstore", "store_server"),
-    },
+    "store_client": {*STORE_SIDES, "store_client"},
+    "store_server": {*STORE_SIDES, "store_client", "store_tcpstore", "store_server"},
     "plugin": {"public", "store_public", "plugin"},
     "tests": set(MODULES),
 }

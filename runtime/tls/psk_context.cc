@@ -36,15 +36,9 @@ std::shared_ptr<const PskContext> PskContext::Make(const TlsFunctions& functions
 PskContext::PskContext(const TlsFunctions& functions, std::uint64_t bytes_of_one_key)
     : functions_(functions),
       bytes_of_one_key_(bytes_of_one_key),
-      context_(functions_.SSL_CTX_new(functions_.TLS_method()), functions_.SSL_CTX_free) {
+      context_(NewSslContext(functions_)) {
   SSL_CTX* const context = context_.get();
-  RESILIENT_CHECK(context != nullptr);
-  functions_.SSL_CTX_ctrl(context, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, nullptr);
-  functions_.SSL_CTX_ctrl(context, SSL_CTRL_SET_MAX_PROTO_VERSION, TLS1_3_VERSION, nullptr);
-  functions_.SSL_CTX_ctrl(context, SSL_CTRL_SET_SESS_CACHE_MODE, SSL_SESS_CACHE_OFF, nullptr);
   functions_.SSL_CTX_ctrl(context, SSL_CTRL_SET_READ_AHEAD, 1, nullptr);
-  functions_.SSL_CTX_set_options(context, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
-  functions_.SSL_CTX_set_num_tickets(context, 0);
   functions_.SSL_CTX_set_max_early_data(context, kTlsEarlyBytesMax);
   RESILIENT_CHECK(functions_.SSL_CTX_set_ciphersuites(context, kSuite) == 1);
   functions_.SSL_CTX_set_psk_use_session_callback(context, &Offer);

@@ -8,6 +8,7 @@
 #include <resilient/status.h>
 
 #include "runtime/tls/functions.h"
+#include "runtime/tls/ssl_context.h"
 #include "runtime/tls/stream.h"
 
 namespace resilient {
@@ -37,7 +38,6 @@ class PskContext : public std::enable_shared_from_this<PskContext> {
 
  private:
   struct Use;
-  using Context = std::unique_ptr<SSL_CTX, void (*)(SSL_CTX*)>;
 
   PskContext(const TlsFunctions& functions, std::uint64_t bytes_of_one_key);
   static int Offer(SSL* ssl, const EVP_MD* digest, const unsigned char** identity,
@@ -48,7 +48,7 @@ class PskContext : public std::enable_shared_from_this<PskContext> {
 
   const TlsFunctions functions_;
   const std::uint64_t bytes_of_one_key_;
-  const Context context_;
+  const SslContext context_;
 };
 
 }  // namespace resilient

@@ -58,8 +58,7 @@ Status TlsContext::ReadAll() {
 }
 
 Status TlsContext::Load() {
-  context_.reset(functions_->SSL_CTX_new(functions_->TLS_method()));
-  RESILIENT_CHECK(context_ != nullptr);
+  context_ = NewSslContext(*functions_);
   Status loaded = LoadFiles(context_.get());
   functions_->ERR_clear_error();  // Others of this thread may use OpenSSL too.
   return loaded;
@@ -67,12 +66,7 @@ Status TlsContext::Load() {
 
 Status TlsContext::LoadFiles(SSL_CTX* context) const {
   const TlsFunctions& call = *functions_;
-  call.SSL_CTX_ctrl(context, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, nullptr);
-  call.SSL_CTX_ctrl(context, SSL_CTRL_SET_MAX_PROTO_VERSION, TLS1_3_VERSION, nullptr);
   call.SSL_CTX_ctrl(context, SSL_CTRL_MODE, SSL_MODE_RELEASE_BUFFERS, nullptr);
-  call.SSL_CTX_ctrl(context, SSL_CTRL_SET_SESS_CACHE_MODE, SSL_SESS_CACHE_OFF, nullptr);
-  call.SSL_CTX_set_options(context, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
-  call.SSL_CTX_set_num_tickets(context, 0);
   call.SSL_CTX_set_default_passwd_cb(context, &NoPassword);
   int verify = role_ == TlsRole::kClient ? SSL_VERIFY_PEER : SSL_VERIFY_NONE;
   call.ERR_clear_error();

@@ -9,6 +9,7 @@
 
 #include "runtime/tls/failure.h"
 #include "runtime/tls/functions.h"
+#include "runtime/tls/ssl_context.h"
 #include "runtime/tls/stream.h"
 
 namespace resilient::store {
@@ -44,7 +45,6 @@ class TlsContext {
   const TlsFiles& files() const { return files_; }
 
  private:
-  using Context = std::unique_ptr<SSL_CTX, void (*)(SSL_CTX*)>;
   TlsContext(std::shared_ptr<const TlsFunctions> functions, TlsRole role, TlsFiles files);
   Status ReadAll();
   Status Load();
@@ -55,7 +55,7 @@ class TlsContext {
   const TlsRole role_;
   const TlsFiles files_;
   // Not changed once it is given out.
-  Context context_;
+  SslContext context_;
   std::string texts_;  // Of the files.
   bool key_open_to_others_ = false;
 };

@@ -6,36 +6,19 @@
 #include "runtime/comm/endpoint.h"
 #include "tests/unit/comm/comm_world.h"
 #include "tests/unit/comm/damage.h"
+#include "tests/unit/comm/differing_settings.h"
 
 namespace resilient::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr int kRanks = 3;
 constexpr std::size_t kElements = 5'000;
 
 TEST(EncryptedLinks, OneRankWithoutIt_IsAnErrorOnEveryRank) {
-  int made = 0;
-  const auto make = [&made](const Clock& clock, CommunicatorEvents& events) {
-    CpuFabricOptions options;
-    options.shm_limit = 0;
-    options.encrypted = made++ != 1;
-    return MakeCpuFabric(std::move(options), clock, events);
-  };
-  World world({.name = "differ", .make = make}, kRanks);
-  std::vector<std::vector<float>> data(kRanks, std::vector<float>(3, 1.0f));
-  std::vector<Pending> pending;
-  for (int rank = 0; rank < kRanks; ++rank)
-    pending.push_back(
-        Pending::Try(world.at(rank), AllReduceOp(data[static_cast<std::size_t>(rank)])));
-  for (const Pending& one : pending) {
-    const Status status = one.Wait();
-    EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.ToString();
-    EXPECT_THAT(status.message(),
-                HasSubstr("rank 1 (node1, pid 1001) runs with RESILIENT_LINK_TLS=0 where rank 0 "
-                          "(node0, pid 1000) runs with 1"));
-  }
+  ExpectDifferenceIsTold(
+      [](CpuFabricOptions& options, bool odd) { options.encrypted = !odd; },
+      "rank 1 (node1, pid 1001) runs with RESILIENT_LINK_TLS=0 where rank 0 (node0, pid 1000) runs "
+      "with 1");
 }
 
 // Rank 0 is reached through a proxy that flips one byte of what comes to it.

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/unit/comm/comm_world.h"
+#include "tests/unit/comm/differing_settings.h"
 
 namespace resilient::testing {
 namespace {
@@ -10,27 +11,10 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(StripedLinks, NumbersThatDiffer_AreAnErrorOnEveryRankThatNamesBoth) {
-  int made = 0;
-  const auto make = [&made](const Clock& clock, CommunicatorEvents& events) {
-    CpuFabricOptions options;
-    options.shm_limit = 0;
-    options.streams = made++ == 1 ? 4 : 2;
-    return MakeCpuFabric(std::move(options), clock, events);
-  };
-  World world({.name = "differ", .make = make}, 3);
-  std::vector<std::vector<float>> data(3, std::vector<float>(3, 1.0f));
-  std::vector<Pending> pending;
-  for (int rank = 0; rank < 3; ++rank)
-    pending.push_back(
-        Pending::Try(world.at(rank), AllReduceOp(data[static_cast<std::size_t>(rank)])));
-  for (const Pending& one : pending) {
-    const Status status = one.Wait();
-    EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.ToString();
-    EXPECT_THAT(status.message(),
-                HasSubstr("rank 1 (node1, pid 1001) runs with RESILIENT_SOCKET_STREAMS=4 where "
-                          "rank 0 (node0, pid 1000) runs with 2"));
-    EXPECT_EQ(status.detail().rank, 1);
-  }
+  ExpectDifferenceIsTold(
+      [](CpuFabricOptions& options, bool odd) { options.streams = odd ? 4 : 2; },
+      "rank 1 (node1, pid 1001) runs with RESILIENT_SOCKET_STREAMS=4 where rank 0 (node0, pid "
+      "1000) runs with 2");
 }
 
 TEST(StripedLinks, ANumberThatCannotBe_IsRefused) {
