@@ -141,22 +141,32 @@ def test_a_signal_ends_it(tmp_path):
     output.text()
 
 
-def test_a_signal_after_the_ranks_ends_it(tmp_path):
-    """All have ended well, and the launcher waits for a reader of their last lines."""
-    output = Pipe()
-    log = tmp_path / "events"
-    script = shell(tmp_path, 'head -c 200000 /dev/zero | tr "\\0" "x"; echo')
-    streams = {"stdout": output.writer, "stderr": output.writer}
-    process = launch("--nproc", 1, "--events", log, *script, **streams)
-    try:
-        await_event(log, "exited", 1, process)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-    finally:
-        process.kill()
-        process.wait()
-    output.read()
-    output.text()
+# The signal comes with the exit of a rank: the launcher finds both when it looks.
+SIGNALLED = """
+import os, selectors, signal, sys
+from torch_resilient import run
+class Selector(selectors.DefaultSelector):
+    def select(self, timeout):
+        ready = super().select(timeout)
+        if any(key.data and type(key.data[1]).__name__ == "Worker" for key, _ in ready):
+            os.kill(os.getpid(), signal.SIGTERM)
+            ready = super().select(0)
+            assert len(ready) > 1
+            ready.sort(key=lambda entry: entry[0].fd, reverse={latest_first})
+        return ready
+selectors.DefaultSelector = Selector
+sys.exit(run.main())
+"""
+
+
+@pytest.mark.parametrize("latest_first", [False, True])
+@pytest.mark.parametrize("exit_code", [0, 7])
+def test_a_signal_with_the_end_of_the_last_rank_is_not_its_cause(tmp_path, latest_first, exit_code):
+    program = ("-c", SIGNALLED.format(latest_first=latest_first))
+    script = shell(tmp_path, f"exit {exit_code}")
+    process = launch("--restart-policy", "never", *script, program=program)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == exit_code
 
 
 def test_a_full_disk_of_the_events_ends_nothing(tmp_path):

@@ -56,7 +56,6 @@ class Launcher:
         self._losses = Losses(options.restart_policy == "replace" and options.nnodes == 1)
         self._backoff = Backoff(_AT_ONCE, options.steady_after)
         self._restarts = 0
-        self._has_met = False  # And knows its numbers.
         self._attempt = 0  # How often all ranks were started anew.
         self._renewing = False  # What runs is being ended, to be started anew,
         self._renew_at = 0.0  # not before this,
@@ -68,7 +67,6 @@ class Launcher:
         self._said = set()  # Losses of other nodes.
         self._exit_code = None  # Decided; what runs is being ended.
         self._kill_at = None
-        self._signals = 0
         # What its own store keeps, and a file of each worker that has had a seat.
         self._folder = _own_folder()
         self._console = Console()
@@ -87,6 +85,7 @@ class Launcher:
             self._nodes = Nodes(
                 options, self._job, self._exits, self._console.say, self._heard_of_others
             )
+        self._has_met = self._nodes is None  # And knows its numbers.
 
     def run(self):
         """The exit code, once nothing runs any more."""
@@ -103,7 +102,7 @@ class Launcher:
             self._meet()
             if self._nodes is None:
                 self._start_all()
-            while self._workers or (self._exit_code is None and self._is_to_go_on()):
+            while not self._is_over():
                 self._show_status()
                 self._turn()
             self._tell_others(ended=self._exit_code or 0)
@@ -112,13 +111,14 @@ class Launcher:
                 self._console.show("")
             self._end()
             self._folder.cleanup()
-            finish([self._events, self._outputs], self._is_hurried)
+            finish([self._events, self._outputs], self._caught.is_hurried)
             self._caught.close()
         return self._exit_code or 0
 
-    def _is_to_go_on(self):
-        """Whether there is something to do where nothing runs."""
-        return bool(self._delayed or self._gather_until or self._stay_until)
+    def _is_over(self):
+        """Whether nothing runs, and there is nothing to do for what may run later."""
+        may_run = self._delayed or self._gather_until or self._stay_until or not self._has_met
+        return not self._workers and (self._exit_code is not None or not may_run)
 
     def _own_processes(self):
         others = self._nodes.processes() if self._nodes else set()
@@ -144,6 +144,7 @@ class Launcher:
             if entry in self._delayed and self._exit_code is None:
                 self._delayed.remove(entry)
                 self._start_late(entry)
+        self._obey()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._signal_all(signal.SIGKILL)
@@ -555,17 +556,20 @@ class Launcher:
     # ---- the end
 
     def _signalled(self, caught):
-        for number in caught.take():
-            if number == signal.SIGCHLD:
-                self._exits.look()
-                self._family.sweep()
-                continue
-            self._signals += 1
-            if self._signals > 1:
+        if caught.take():
+            self._exits.look()
+            self._family.sweep()
+
+    def _obey(self):
+        """The signals that have come, once all that ended before them is known: of a job that is
+        over, or being ended for another cause, they do not change the exit code."""
+        for number, is_first in self._caught.ends():
+            if not is_first:
                 self._signal_all(signal.SIGKILL)
-            else:
-                why = f"it was ended by {how(-number)}"
-                self._tell_others(ended=128 + number, why=why)
+            elif self._exit_code is not None:
+                self._signal_all(number)
+            elif not self._is_over():
+                self._tell_others(ended=128 + number, why=f"it was ended by {how(-number)}")
                 self._begin_end(128 + number, number)
 
     def _begin_end(self, exit_code, number):
@@ -593,8 +597,3 @@ class Launcher:
 
     def _event(self, name, **fields):
         self._events.write(name, **fields)
-
-    def _is_hurried(self):
-        """Whether somebody wants it to end, before or after the end of the ranks."""
-        self._signals += sum(number != signal.SIGCHLD for number in self._caught.take())
-        return self._signals > 0

@@ -13,6 +13,8 @@ class Signals:
     nohup, stays so. Owner and thread: the launcher, which has one of these."""
 
     def __init__(self):
+        self._ends = []  # (number, whether it is the first) until somebody asks for them.
+        self._hurried = False
         self.receiver, self._sender = socket.socketpair()
         for end in (self.receiver, self._sender):
             end.setblocking(False)
@@ -23,10 +25,25 @@ class Signals:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # Ignored, it would leave no exit codes.
 
     def take(self):
-        """Numbers of those that have come since."""
+        """What has come since. True: a child may have ended."""
+        numbers = []
         with contextlib.suppress(BlockingIOError):
-            return list(self.receiver.recv(_BYTES))
-        return []
+            numbers = list(self.receiver.recv(_BYTES))
+        for number in numbers:
+            if number in _ENDS:
+                self._ends.append((number, not self._hurried))
+                self._hurried = True
+        return signal.SIGCHLD in numbers
+
+    def ends(self):
+        """(number, whether it is the first of all) of those taken that are to end the job, once."""
+        ends, self._ends = self._ends, []
+        return ends
+
+    def is_hurried(self):
+        """Whether somebody wants the job to end, or what is left after it."""
+        self.take()
+        return self._hurried
 
     def close(self):
         signal.set_wakeup_fd(-1)
