@@ -32,9 +32,9 @@ struct Executor {
   Status operator()(SetOp& op) const {
     return keys.Set(scope, op.key, std::move(op.value), outcome.ended);
   }
-  Status operator()(const MultiSetOp& op) const {
+  Status operator()(MultiSetOp& op) const {
     RESILIENT_RETURN_IF_ERROR(CheckKeys(op.keys));
-    return keys.MultiSet(scope, op.keys, op.values, outcome.ended);
+    return keys.MultiSet(scope, op.keys, std::move(op.values), outcome.ended);
   }
   Status operator()(const GetOp& op) const {
     RESILIENT_RETURN_IF_ERROR(CheckKeySize(op.key));
@@ -76,7 +76,7 @@ struct Executor {
     outcome.reply.flag = keys.HasAll(scope, op.keys);
     return {};
   }
-  Status operator()(const WaitOp& op) const {
+  Status operator()(WaitOp& op) const {
     RESILIENT_RETURN_IF_ERROR(CheckKeys(op.keys));
     if (op.turn == WaitOp::Turn::kPassOn) {
       keys.PassOn(scope, op.keys.front(), outcome.ended);
@@ -85,7 +85,7 @@ struct Executor {
     if (keys.HasAll(scope, op.keys)) return {};
     outcome.waits = true;
     return keys.AddWait(
-        id, scope, op.keys,
+        id, scope, std::move(op.keys),
         op.turn == WaitOp::Turn::kTake ? Keyspace::WaitFor::kTurn : Keyspace::WaitFor::kKeys);
   }
   Status operator()(const DeleteOp& op) const {

@@ -1,6 +1,7 @@
 #include "store/core/keyspace.h"
 
-#include <string_view>
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "runtime/base/check.h"
@@ -15,6 +16,32 @@ namespace {
 Status CheckSizes(const std::string& key, std::size_t value_bytes) {
   RESILIENT_RETURN_IF_ERROR(CheckKeySize(key));
   return CheckValueSize(value_bytes);
+}
+
+// In place, as a value may be large. It takes an eighth more memory than it has bytes at most: the
+// string would take as much again.
+void AppendTo(std::string& text, const std::string& more) {
+  const std::size_t size = text.size() + more.size();
+  if (size > text.capacity()) {
+    std::string longer;
+    longer.reserve(size + size / 8);
+    longer = text;
+    text.swap(longer);
+  }
+  text += more;
+}
+
+// Indices of the keys in ascending order; of one that is there twice the last.
+std::vector<std::size_t> LastOfEach(const std::vector<std::string>& keys) {
+  std::vector<std::size_t> order(keys.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&keys](std::size_t a, std::size_t b) {
+    const int compared = keys[a].compare(keys[b]);
+    return compared != 0 ? compared < 0 : a > b;
+  });
+  const auto same = [&keys](std::size_t a, std::size_t b) { return keys[a] == keys[b]; };
+  order.erase(std::unique(order.begin(), order.end(), same), order.end());
+  return order;
 }
 
 }  // namespace
@@ -63,9 +90,13 @@ void Keyspace::Store(const Place& place, std::uint64_t scope, const std::string&
   }
   bytes_ += value.size();
   bytes_ -= entry->second.size();
-  if (Noting()) journal_->Put(KeyRow(job_, scope, key), value);
   entry->second.swap(value);  // An assignment of a short one keeps the memory of the long one.
-  NoteChange(scope, key, &entry->second);
+  NoteValue(scope, key, entry->second);
+}
+
+void Keyspace::NoteValue(std::uint64_t scope, const std::string& key, const std::string& value) {
+  if (Noting()) journal_->Put(KeyRow(job_, scope, key), value);
+  NoteChange(scope, key, &value);
 }
 
 Status Keyspace::SetAt(const Place& place, std::uint64_t scope, const std::string& key,
@@ -85,33 +116,31 @@ Status Keyspace::Set(std::uint64_t scope, const std::string& key, std::string va
 }
 
 Status Keyspace::MultiSet(std::uint64_t scope, const std::vector<std::string>& keys,
-                          const std::vector<std::string>& values, std::vector<EndedWait>& ended) {
+                          std::vector<std::string> values, std::vector<EndedWait>& ended) {
   if (keys.size() != values.size()) {
     return Status(StatusCode::kInvalidArgument,
                   "a multi_set of " + std::to_string(keys.size()) + " keys came with " +
                       std::to_string(values.size()) + " values; each key needs one");
   }
-  std::map<std::string_view, const std::string*> wanted;  // The last value of each key.
   for (std::size_t i = 0; i < keys.size(); ++i) {
     RESILIENT_RETURN_IF_ERROR(CheckSizes(keys[i], values[i].size()));
-    wanted[keys[i]] = &values[i];
   }
+  // Ascending, so that each place stays where it is when those before it are filled.
+  std::vector<std::pair<std::size_t, Place>> wanted;  // By index, the last of each key.
   std::size_t new_keys = 0;
   std::size_t freed = 0;
   std::size_t needed = 0;
-  for (const auto& [key, value] : wanted) {
-    const std::string* present = Find(scope, std::string(key));
-    new_keys += present ? 0 : 1;
-    freed += present ? present->size() : 0;
-    needed += value->size() + (present ? 0 : key.size() + kKeyOverhead);
+  for (const std::size_t i : LastOfEach(keys)) {
+    const Place& place = wanted.emplace_back(i, Locate(scope, keys[i])).second;
+    const bool is_new = place.value == nullptr;
+    new_keys += is_new ? 1 : 0;
+    freed += is_new ? 0 : place.value->size();
+    needed += values[i].size() + (is_new ? keys[i].size() + kKeyOverhead : 0);
   }
   RESILIENT_RETURN_IF_ERROR(CheckRoom(new_keys, freed, needed));
   // Nobody may wake up to the old value of another key.
-  for (const auto& [key, value] : wanted) {
-    const std::string name(key);
-    Store(Locate(scope, name), scope, name, *value);
-  }
-  for (const auto& [key, value] : wanted) Wake(scope, std::string(key), false, ended);
+  for (const auto& [i, place] : wanted) Store(place, scope, keys[i], std::move(values[i]));
+  for (const auto& [i, place] : wanted) Wake(scope, keys[i], false, ended);
   return {};
 }
 
@@ -138,8 +167,15 @@ Result<std::size_t> Keyspace::Append(std::uint64_t scope, const std::string& key
   const Place place = Locate(scope, key);
   const std::size_t size = (place.value ? place.value->size() : 0) + value.size();
   RESILIENT_RETURN_IF_ERROR(CheckSizes(key, size));
-  RESILIENT_RETURN_IF_ERROR(
-      SetAt(place, scope, key, place.value ? *place.value + value : value, ended));
+  if (place.value == nullptr) {
+    RESILIENT_RETURN_IF_ERROR(SetAt(place, scope, key, value, ended));
+    return size;
+  }
+  RESILIENT_RETURN_IF_ERROR(CheckBytes(value.size()));
+  AppendTo(place.at->second, value);
+  bytes_ += value.size();
+  NoteValue(scope, key, place.at->second);
+  Wake(scope, key, false, ended);
   return size;
 }
 
@@ -363,7 +399,7 @@ void Keyspace::EraseScopeIfEmpty(std::uint64_t scope) {
   const auto found = scopes_.find(scope);
   if (found == scopes_.end()) return;
   const Scope& keys = found->second;
-  if (keys.values.empty() && keys.queues.empty() && keys.waiting.empty() && keys.barriers.empty() &&
+  if (keys.values.empty() && keys.queues.empty() && keys.awaited.empty() && keys.barriers.empty() &&
       keys.exchanges.empty() && keys.watches.empty()) {
     scopes_.erase(found);
   }

@@ -16,6 +16,7 @@
 
 #include <resilient/status.h>
 
+#include "store/core/awaited_keys.h"
 #include "store/core/change_log.h"
 #include "store/core/gathering.h"
 #include "store/core/journal.h"
@@ -98,7 +99,7 @@ class Keyspace {
   // All or none; of a key that is named twice the last value. kInvalidArgument: not one value for
   // each key.
   Status MultiSet(std::uint64_t scope, const std::vector<std::string>& keys,
-                  const std::vector<std::string>& values, std::vector<EndedWait>& ended);
+                  std::vector<std::string> values, std::vector<EndedWait>& ended);
   // The value afterwards, stored as decimal text. kWrongType: the present one is no decimal number;
   // kInvalidArgument: the sum does not fit 64 bits.
   Result<std::int64_t> Add(std::uint64_t scope, const std::string& key, std::int64_t amount,
@@ -160,8 +161,7 @@ class Keyspace {
     kValues,  // Until all keys have values, which are the answer.
   };
   // REQUIRES: a key is missing.
-  Status AddWait(WaitId id, std::uint64_t scope, const std::vector<std::string>& keys,
-                 WaitFor what);
+  Status AddWait(WaitId id, std::uint64_t scope, std::vector<std::string> keys, WaitFor what);
   // Whoever's turn it was does not take the item: if there is one, the next kTurn ends.
   void PassOn(std::uint64_t scope, const std::string& key, std::vector<EndedWait>& ended);
   // Until an item is there, in the order of the waits. REQUIRES: the queue has none.
@@ -244,8 +244,8 @@ class Keyspace {
     std::uint64_t scope = 0;
     std::vector<std::string> keys;  // Of kValues all, else the only one, or none of kKeys and
                                     // kTurn; of kWatch the prefix.
-    std::set<std::string> missing;  // Of kKeys, kTurn, kValue and kValues.
-    std::uint64_t ticket = 0;       // Of kPop and kTurn.
+    AwaitedKeys::Wait awaited;      // Of kKeys, kTurn, kValue and kValues.
+    std::uint64_t ticket = 0;       // Of kPop.
     std::uint64_t from = 0;         // Of kWatch.
     std::size_t names = 0;          // Keys that it counts for.
     std::size_t bytes = 0;          // Likewise, with all that it takes.
@@ -263,7 +263,7 @@ class Keyspace {
   struct Scope {
     std::map<std::string, std::string> values;
     std::unordered_map<std::string, Queue> queues;
-    std::unordered_map<std::string, std::set<WaitId>> waiting;  // For keys to come.
+    AwaitedKeys awaited;
     std::map<std::string, Gathering> barriers;
     std::map<std::string, Gathering> exchanges;
     std::map<std::string, std::set<WaitId>, std::less<>> watches;  // By prefix.
@@ -296,8 +296,6 @@ class Keyspace {
   // REQUIRES: there is one.
   Wait& WaitOf(WaitId id) { return waits_of_.at(id.session).by_seq.at(id.seq); }
   const Wait& WaitOf(WaitId id) const { return waits_of_.at(id.session).by_seq.at(id.seq); }
-  // Those whom an item of `key`, or its value, is to be told of.
-  std::vector<WaitId> ToBeWoken(const std::set<WaitId>& waiting, bool item) const;
   // Tells those who wait for `key` that it has a value, or an item.
   void Wake(std::uint64_t scope, const std::string& key, bool item, std::vector<EndedWait>& ended);
 
@@ -307,6 +305,8 @@ class Keyspace {
   // The wait taken out of all there is.
   std::optional<Wait> Detach(WaitId id);
   void End(WaitId id, const Status& why, std::vector<EndedWait>& ended);
+  // Of those that it is for, in their order.
+  std::vector<std::string> MissingOf(const Wait& wait) const;
   // Nothing is missing any more; a multi_get may find that something is missing again.
   void Finish(WaitId id, Wait& wait, std::vector<EndedWait>& ended);
   void HandOut(Gathering& gathering, std::vector<EndedWait>& ended);
@@ -314,7 +314,8 @@ class Keyspace {
   static std::map<std::string, Gathering>& Gatherings(Scope& scope, Kind kind);
   static bool IsMutation(Kind kind);
   void EraseScopeIfEmpty(std::uint64_t scope);
-  // What every change of a value ends with.
+  // What every change of a value ends with: of one that was set, and of any.
+  void NoteValue(std::uint64_t scope, const std::string& key, const std::string& value);
   void NoteChange(std::uint64_t scope, const std::string& key, const std::string* value);
   void NoteWatches(const Scope& scope, std::string_view key);
   void NoteDrop(std::uint64_t scope);

@@ -74,17 +74,13 @@ std::optional<Keyspace::Wait> Keyspace::Detach(WaitId id) {
   if (session == waits_of_.end()) return std::nullopt;
   auto node = session->second.by_seq.extract(id.seq);
   if (node.empty()) return std::nullopt;
+  Scope& scope = scopes_.at(node.mapped().scope);
+  scope.awaited.End(node.mapped().awaited);
   Wait wait = std::move(node.mapped());
   session->second.names -= wait.names;
   if (session->second.by_seq.empty()) waits_of_.erase(session);
   --waits_;
   bytes_ -= wait.bytes;
-  Scope& scope = scopes_.at(wait.scope);
-  for (const std::string& key : wait.missing) {
-    const auto waiting = scope.waiting.find(key);
-    waiting->second.erase(id);
-    if (waiting->second.empty()) scope.waiting.erase(waiting);
-  }
   if (wait.kind == Kind::kPop) {
     const auto queue = scope.queues.find(wait.keys.front());
     queue->second.waiting.erase(wait.ticket);
@@ -145,7 +141,7 @@ void Keyspace::EndWaits(std::uint64_t scope, const Status& why, bool of_survivor
   const Scope* found = FindScope(scope);
   if (!found) return;
   std::set<WaitId> ids;
-  for (const auto& [key, waiting] : found->waiting) ids.insert(waiting.begin(), waiting.end());
+  found->awaited.AddTo(ids);
   for (const auto& [key, queue] : found->queues) {
     for (const auto& [ticket, id] : queue.waiting) ids.insert(id);
   }
@@ -161,70 +157,61 @@ void Keyspace::EndWaits(std::uint64_t scope, const Status& why, bool of_survivor
 
 // ---- For keys ----
 
-Status Keyspace::AddWait(WaitId id, std::uint64_t scope, const std::vector<std::string>& keys,
+Status Keyspace::AddWait(WaitId id, std::uint64_t scope, std::vector<std::string> keys,
                          WaitFor what) {
   Detach(id);
-  std::set<std::string> missing;
-  std::size_t bytes = 0;
-  for (const std::string& key : keys) {
-    if (what == WaitFor::kValues) bytes += key.size();
-    const bool there = what == WaitFor::kKeys || what == WaitFor::kTurn
-                           ? Exists(scope, key)
-                           : Find(scope, key) != nullptr;
-    if (!there && missing.insert(key).second) bytes += key.size();
-  }
-  RESILIENT_CHECK(!missing.empty());
-  // Of values each may be missing again before the others have come.
-  const std::size_t names = what == WaitFor::kValues ? keys.size() : missing.size();
-  RESILIENT_RETURN_IF_ERROR(CheckWait(id, names, bytes));
   const Kind kind = what == WaitFor::kKeys    ? Kind::kKeys
                     : what == WaitFor::kTurn  ? Kind::kTurn
                     : what == WaitFor::kValue ? Kind::kValue
                                               : Kind::kValues;
+  const bool for_values = kind == Kind::kValue || kind == Kind::kValues;
+  std::size_t bytes = 0;
+  std::size_t names = keys.size();
+  // Of values each may be missing again before the others have come.
+  if (for_values) {
+    for (const std::string& key : keys) bytes += 2 * key.size();
+  } else {
+    std::erase_if(keys, [&](const std::string& key) { return Exists(scope, key); });
+    names = keys.size();
+    for (const std::string& key : keys) bytes += key.size();
+  }
+  RESILIENT_RETURN_IF_ERROR(CheckWait(id, names, bytes));
   Wait& wait = Register(id, kind, scope, names, bytes);
-  if (kind == Kind::kValue || kind == Kind::kValues) wait.keys = keys;
-  if (kind == Kind::kTurn) wait.ticket = ++last_ticket_;
-  Scope& waited = scopes_[scope];
-  for (const std::string& key : missing) waited.waiting[key].insert(id);
-  wait.missing = std::move(missing);
+  if (for_values) {
+    wait.keys = std::move(keys);
+    keys = MissingOf(wait);
+  }
+  scopes_[scope].awaited.Begin(id, wait.awaited, std::move(keys));
+  RESILIENT_CHECK(!wait.awaited.all_have_come());
   return {};
+}
+
+std::vector<std::string> Keyspace::MissingOf(const Wait& wait) const {
+  std::vector<std::string> missing;
+  for (const std::string& key : wait.keys) {
+    if (Find(wait.scope, key) == nullptr) missing.push_back(key);
+  }
+  return missing;
 }
 
 void Keyspace::PassOn(std::uint64_t scope, const std::string& key, std::vector<EndedWait>& ended) {
   if (QueueLength(scope, key) > 0) Wake(scope, key, /*item=*/true, ended);
 }
 
-std::vector<WaitId> Keyspace::ToBeWoken(const std::set<WaitId>& waiting, bool item) const {
-  if (!item) return {waiting.begin(), waiting.end()};
-  std::vector<WaitId> woken;
-  std::optional<std::pair<std::uint64_t, WaitId>> turn;
-  for (const WaitId id : waiting) {
-    const Wait& wait = WaitOf(id);
-    if (wait.kind == Kind::kKeys) woken.push_back(id);
-    if (wait.kind == Kind::kTurn && (!turn || wait.ticket < turn->first)) {
-      turn = {wait.ticket, id};
-    }
-  }
-  if (turn) woken.push_back(turn->second);
-  return woken;
-}
-
 void Keyspace::Wake(std::uint64_t scope, const std::string& key, bool item,
                     std::vector<EndedWait>& ended) {
-  Scope& keys = scopes_.at(scope);
-  const auto waiting = keys.waiting.find(key);
-  if (waiting == keys.waiting.end()) return;
-  const std::vector<WaitId> woken = ToBeWoken(waiting->second, item);
-  for (const WaitId id : woken) {
-    Wait& wait = WaitOf(id);
-    wait.missing.erase(key);
-    waiting->second.erase(id);
-  }
-  if (waiting->second.empty()) keys.waiting.erase(waiting);
+  bool taken = false;  // The item, by the one that has waited longest for its turn.
+  const auto may_have_item = [&](WaitId id) {
+    const Kind kind = WaitOf(id).kind;
+    return kind == Kind::kKeys || (kind == Kind::kTurn && !std::exchange(taken, true));
+  };
+  AwaitedKeys& awaited = scopes_.at(scope).awaited;
+  const std::vector<WaitId> woken =
+      item ? awaited.Come(key, may_have_item) : awaited.Come(key, nullptr);
   if (ended.empty()) ended.reserve(woken.size());
   for (const WaitId id : woken) {
     Wait& wait = WaitOf(id);
-    if (wait.missing.empty()) Finish(id, wait, ended);
+    if (wait.awaited.all_have_come()) Finish(id, wait, ended);
   }
 }
 
@@ -236,12 +223,9 @@ void Keyspace::Finish(WaitId id, Wait& wait, std::vector<EndedWait>& ended) {
     Result<std::vector<std::string>> values = MultiGet(wait.scope, wait.keys);
     if (!values && values.status().code() == StatusCode::kNotFound) {
       // One that was there when the wait began has been deleted: it is waited for as well.
-      Scope& scope = scopes_.at(wait.scope);
-      for (const std::string& key : wait.keys) {
-        if (Find(wait.scope, key)) continue;
-        wait.missing.insert(key);
-        scope.waiting[key].insert(id);
-      }
+      AwaitedKeys& awaited = scopes_.at(wait.scope).awaited;
+      awaited.End(wait.awaited);
+      awaited.Begin(id, wait.awaited, MissingOf(wait));
       return;
     }
     end.status = values.status();

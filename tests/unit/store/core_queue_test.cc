@@ -78,8 +78,8 @@ TEST(Queue, WaitsInTurn_EndOneForEachItemAndAllForAValue) {
   EXPECT_TRUE(ended.empty()) << "there is no item";
   EXPECT_EQ(*keys.Push(0, "q", "a", ended), 1u);
   ASSERT_EQ(ended.size(), 2u);
-  EXPECT_EQ(ended[0].wait, (WaitId{3, 1})) << "in no turn";
-  EXPECT_EQ(ended[1].wait, (WaitId{9, 1}));
+  EXPECT_EQ(ended[0].wait, (WaitId{9, 1}));
+  EXPECT_EQ(ended[1].wait, (WaitId{3, 1})) << "in no turn";
   keys.PassOn(0, "q", ended);
   ASSERT_EQ(ended.size(), 3u);
   EXPECT_EQ(ended[2].wait, (WaitId{1, 7}));
