@@ -109,9 +109,9 @@ Status DrainStore(const ConnectOptions& options, bool force, const Clock& clock,
   return Administer(options, DrainOp{force}, clock, deadline).status();
 }
 
-Result<std::string> FetchStatus(const ConnectOptions& options, const Clock& clock,
-                                Deadline deadline) {
-  Result<Reply> reply = Administer(options, StatusOp{}, clock, deadline);
+Result<std::string> FetchStatus(const ConnectOptions& options, const StatusQuery& query,
+                                const Clock& clock, Deadline deadline) {
+  Result<Reply> reply = Administer(options, OpOf(query), clock, deadline);
   if (!reply.ok()) return reply.status();
   return std::move(reply->status_json);
 }

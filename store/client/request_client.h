@@ -59,7 +59,7 @@ class RequestClient final : public Client {
                                             std::int64_t size, std::string value,
                                             const Call& call) override;
   std::unique_ptr<KeyWatch> Watch(std::string prefix, std::uint64_t from_revision) override;
-  Result<std::string> StatusJson(const Call& call) override;
+  Result<std::string> StatusJson(const StatusQuery& query, const Call& call) override;
   std::string server_id() const override;
   void Close() override;
 

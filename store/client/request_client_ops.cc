@@ -164,8 +164,8 @@ Result<std::vector<std::string>> RequestClient::Exchange(const std::string& key,
   return std::move(reply->values);
 }
 
-Result<std::string> RequestClient::StatusJson(const Call& call) {
-  Result<Reply> reply = Perform(Ask{"status", {}}, StatusOp{}, call);
+Result<std::string> RequestClient::StatusJson(const StatusQuery& query, const Call& call) {
+  Result<Reply> reply = Perform(Ask{"status", {}}, OpOf(query), call);
   if (!reply.ok()) return reply.status();
   return std::move(reply->status_json);
 }

@@ -111,7 +111,13 @@ struct OpWriter {
     message->set_signal(op.signal);
     message->set_text(Utf8(op.text));
   }
-  void operator()(const StatusOp&) const { out->mutable_status(); }
+  void operator()(const StatusOp& op) const {
+    pb::StatusRequest* message = out->mutable_status();
+    message->set_job(Utf8(op.job));
+    message->set_from_job(Utf8(op.from_job));
+    message->set_from_round(op.from_round);
+    message->set_from_rank(op.from_rank);
+  }
   void operator()(const WatchOp& op) const { PutOp(op, out); }
   void operator()(const HoldOp& op) const { PutOp(op, out); }
   void operator()(const ReleaseOp& op) const { PutOp(op, out); }
@@ -398,7 +404,8 @@ Result<Op> ToOp(pb::Request& message) {
     case pb::Request::kExitReport:
       return ToExitReport(message.exit_report());
     case pb::Request::kStatus:
-      return Op(StatusOp{});
+      return Op(StatusOp{message.status().job(), message.status().from_job(),
+                         message.status().from_round(), message.status().from_rank()});
     default:
       break;
   }

@@ -23,6 +23,7 @@
 #include "store/core/participant.h"
 #include "store/core/presence_key.h"
 #include "store/core/secret_maker.h"
+#include "store/core/status_page.h"
 #include "store/core/storage.h"
 #include "store/core/world.h"
 
@@ -165,8 +166,9 @@ class Membership {
   std::size_t seats() const { return seats_.taken(); }
   // True when the last one to go said so (or nobody was ever there).
   bool EndedWell() const { return ended_well_; }
-  // Appends "life":..,"generation":..,"worlds":[..],"spares":[..] to an open JSON object.
-  void AppendJson(std::string& out, Moment moment) const;
+  // Appends "life":..,"generation":..,"worlds":[..],"spares":[..] to an open JSON object, as far as
+  // the page has room.
+  void AppendJson(std::string& out, Moment moment, StatusPage& page) const;
 
  private:
   using State = ParticipantState;
@@ -374,6 +376,8 @@ class Membership {
   static Claimant ClaimantOf(const Participant& who);
   // For the log, about `who`.
   LogRecord Record(std::string_view event, const Participant& who, std::string text) const;
+  // Of one world, whose object is open.
+  void AppendMembers(const World& world, Moment moment, StatusPage& page, std::string& out) const;
   static void AppendHolder(const Participant& who, Moment moment, std::string& out);
   bool AnyoneSeated() const;
   void Arm(Instant when, TimerKind kind, std::uint64_t id);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "runtime/base/check.h"
@@ -209,40 +210,72 @@ void Membership::PushState(const Participant& who, MembershipEffects& effects) c
   }
 }
 
-void Membership::AppendJson(std::string& out, Moment moment) const {
+void Membership::AppendJson(std::string& out, Moment moment, StatusPage& page) const {
   out += "\"life\":" + std::to_string(life_) + ",\"generation\":" + std::to_string(generation_) +
          ",\"worlds\":[";
-  const char* world_comma = "";
-  for (const auto& [round, world] : worlds_) {
-    out += std::exchange(world_comma, ",");
-    out +=
-        "{\"round\":" + std::to_string(round) + ",\"world_size\":" + std::to_string(world.size()) +
-        ",\"generation\":" + std::to_string(world.generation) +
-        ",\"attempt\":" + std::to_string(world.launcher_attempt) + ",\"phase\":\"" +
-        std::string(PhaseName(world.phase)) + "\",\"first_cause\":" +
-        JsonString(world.first_cause.ok() ? "" : world.first_cause.ToString()) + ",\"members\":[";
-    const char* comma = "";
-    for (int rank = 0; rank < world.size(); ++rank) {
-      const Seat& seat = world.seats.At(rank);
-      out += std::exchange(comma, ",");
-      out += "{\"rank\":" + std::to_string(rank) + ",\"state\":\"" +
-             std::string(SeatStateName(seat.state)) + "\"";
-      if (const Participant* who = Find(seat.session)) AppendHolder(*who, moment, out);
-      out += '}';
-    }
-    out += "]}";
+  const char* comma = "";
+  for (auto at = worlds_.lower_bound(page.first_round(job_)); at != worlds_.end(); ++at) {
+    const auto& [round, world] = *at;
+    if (!page.Take(StatusPage::kTold, job_, round, page.first_rank(job_, round))) break;
+    out += std::exchange(comma, ",");
+    out += "{\"round\":" + std::to_string(round) +
+           ",\"world_size\":" + std::to_string(world.size()) +
+           ",\"generation\":" + std::to_string(world.generation) +
+           ",\"attempt\":" + std::to_string(world.launcher_attempt) + ",\"phase\":\"" +
+           std::string(PhaseName(world.phase)) + "\",\"first_cause\":" +
+           JsonString(world.first_cause.ok() ? "" : world.first_cause.ToString());
+    AppendMembers(world, moment, page, out);
+    out += '}';
   }
   out += "],\"spares\":[";
-  const char* comma = "";
+  comma = "";
+  std::uint64_t number = 0;
+  const std::uint64_t first = page.first_rank(job_, StatusPage::kSparesRound);
   for (const SessionId session : spares_) {
     const Participant* who = Find(session);
-    if (!who || who->state != State::kSpare) continue;
+    if (!who || who->state != State::kSpare || number++ < first) continue;
+    if (!page.Take(StatusPage::kTold, job_, StatusPage::kSparesRound, number - 1)) break;
     out += std::exchange(comma, ",");
     out += "{\"state\":\"spare\"";
     AppendHolder(*who, moment, out);
     out += '}';
   }
   out += ']';
+}
+
+// Seats that nobody has had yet are told as ranges: [first, last].
+void Membership::AppendMembers(const World& world, Moment moment, StatusPage& page,
+                               std::string& out) const {
+  out += ",\"members\":[";
+  const char* comma = "";
+  std::string empty;
+  int empty_since = -1;
+  const auto end_range = [&](int rank) {
+    if (empty_since < 0) return;
+    empty += empty.empty() ? "[" : ",[";
+    empty += std::to_string(empty_since) + "," + std::to_string(rank - 1) + "]";
+    empty_since = -1;
+  };
+  const auto first = page.first_rank(job_, world.round);
+  int rank = static_cast<int>(std::min<std::uint64_t>(first, world.seats.size()));
+  for (; rank < world.size(); ++rank) {
+    const Seat& seat = world.seats.At(rank);
+    const bool is_empty = seat.state == SeatState::kEmpty;
+    const std::size_t cost = is_empty && empty_since >= 0 ? 1 : StatusPage::kTold;
+    if (!page.Take(cost, job_, world.round, static_cast<std::uint64_t>(rank))) break;
+    if (is_empty) {
+      if (empty_since < 0) empty_since = rank;
+      continue;
+    }
+    end_range(rank);
+    out += std::exchange(comma, ",");
+    out += "{\"rank\":" + std::to_string(rank) + ",\"state\":\"" +
+           std::string(SeatStateName(seat.state)) + "\"";
+    if (const Participant* who = Find(seat.session)) AppendHolder(*who, moment, out);
+    out += '}';
+  }
+  end_range(rank);
+  out += "],\"empty_seats\":[" + empty + "]";
 }
 
 // Opens no object and closes none.

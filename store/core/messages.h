@@ -137,7 +137,13 @@ struct ExitReportOp {
   int signal = 0;
   std::string text;
 };
-struct StatusOp {};
+// A page of what there is, from a place on; the page before names it.
+struct StatusOp {
+  std::string job;  // Empty: every one.
+  std::string from_job;
+  std::uint64_t from_round = 0;
+  std::uint64_t from_rank = 0;
+};
 // Silence of these members ends no lease for a while. Admin. Rank -1 and an empty host mean all.
 struct HoldOp {
   int rank = -1;

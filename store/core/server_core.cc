@@ -228,8 +228,8 @@ Status ServerCore::Impl::Execute(Exchange& exchange, Effects& effects) {
     Cancel(exchange, op->seq, effects);
     return {};
   }
-  if (std::holds_alternative<StatusOp>(request.op)) {
-    exchange.key.reply.status_json = StatusJson(moment);
+  if (const auto* op = std::get_if<StatusOp>(&request.op)) {
+    exchange.key.reply.status_json = StatusJson(moment, *op);
     return {};
   }
   if (const auto* op = std::get_if<ExitReportOp>(&request.op)) {
@@ -451,7 +451,8 @@ void ServerCore::Impl::OnTick(Instant now, bool input_drained, Effects& effects)
   ForgetIdle(moment.now, effects);
 }
 
-std::string ServerCore::Impl::StatusJson(Moment moment) const {
+std::string ServerCore::Impl::StatusJson(Moment moment, const StatusOp& asked) const {
+  StatusPage page(asked);
   std::string out = "{\"server\":" + JsonString(server_id_) +
                     ",\"epoch\":" + std::to_string(epoch_) +
                     ",\"lease_ttl_s\":" + Seconds(leases_.ttl()) +
@@ -460,15 +461,21 @@ std::string ServerCore::Impl::StatusJson(Moment moment) const {
                     ",\"sessions\":" + std::to_string(sessions_.sessions()) +
                     ",\"revision\":" + std::to_string(journal_.revision()) + ",\"jobs\":[";
   const char* comma = "";
-  for (const auto& [name, job] : jobs_) {
+  for (auto at = jobs_.lower_bound(std::max(page.first_job(), page.only_job())); at != jobs_.end();
+       ++at) {
+    const auto& [name, job] = *at;
+    if (!page.only_job().empty() && name != page.only_job()) break;
+    if (!page.Take(StatusPage::kTold, name, page.first_round(name), 0)) break;
     out += std::exchange(comma, ",");
     out += "{\"job\":" + JsonString(name) + ",";
-    job.membership.AppendJson(out, moment);
+    job.membership.AppendJson(out, moment, page);
     out += ",\"keys\":" + std::to_string(job.keys.keys()) +
            ",\"bytes\":" + std::to_string(job.keys.bytes()) +
            ",\"waits\":" + std::to_string(job.keys.waits()) + "}";
   }
-  return out + "]}";
+  out += ']';
+  page.AppendNext(out);
+  return out + "}";
 }
 
 CoreGauges ServerCore::Impl::Gauges() const {
@@ -531,10 +538,13 @@ Status ServerCore::FinishRestore(Instant now, Effects& effects) {
 
 std::map<std::string, std::string> ServerCore::DumpRows() const { return impl_->DumpRows(); }
 
+const std::string& ServerCore::server_id() const { return impl_->server_id(); }
 std::size_t ServerCore::LiveMembers() const { return impl_->leases().size(); }
 std::size_t ServerCore::Connections() const { return impl_->sessions().connections(); }
 const CoreCounters& ServerCore::counters() const { return impl_->counters(); }
 CoreGauges ServerCore::Gauges() const { return impl_->Gauges(); }
-std::string ServerCore::StatusJson(Instant now) const { return impl_->StatusJson(impl_->At(now)); }
+std::string ServerCore::StatusJson(Instant now, const StatusOp& asked) const {
+  return impl_->StatusJson(impl_->At(now), asked);
+}
 
 }  // namespace resilient::store

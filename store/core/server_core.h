@@ -99,10 +99,12 @@ class ServerCore {
   // For tests, metrics and the shell's linger: members with a live lease, over all jobs.
   std::size_t LiveMembers() const;
   std::size_t Connections() const;
+  const std::string& server_id() const;  // Of a durable store, after FinishRestore: the kept one.
   const CoreCounters& counters() const;
   CoreGauges Gauges() const;  // Costs one step for each job.
-  // Everything a person wants to know, as JSON: jobs, lives, rounds, generations, members, leases.
-  std::string StatusJson(Instant now) const;
+  // A page of all that a person wants to know, as JSON: jobs, lives, rounds, generations, members,
+  // leases. It has "next" when there is more.
+  std::string StatusJson(Instant now, const StatusOp& asked = {}) const;
   // For tests: the rows that a new store would need. What all steps wrote comes to the same.
   std::map<std::string, std::string> DumpRows() const;
 

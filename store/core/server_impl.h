@@ -89,12 +89,13 @@ class ServerCore::Impl {
   void OnDisconnect(ConnectionId connection, Moment moment, Effects& effects);
   void OnProcessExit(std::uint64_t watch, Moment moment, Effects& effects);
   void OnTick(Instant now, bool input_drained, Effects& effects);
-  std::string StatusJson(Moment moment) const;
+  std::string StatusJson(Moment moment, const StatusOp& asked) const;
 
   Moment At(Instant now) const { return {clock_.At(now), Wall(now)}; }
   const LeaseTable& leases() const { return leases_; }
   const SessionTable& sessions() const { return sessions_; }
   const CoreCounters& counters() const { return counters_; }
+  const std::string& server_id() const { return server_id_; }
   CoreGauges Gauges() const;
 
  private:

@@ -102,21 +102,36 @@ int WithClient(const ClientArguments& arguments, const CliContext& context,
   return done.ok() ? kExitOk : ComplainStatus(done);
 }
 
+Result<nlohmann::json> WholeStatus(const ClientArguments& arguments, const CliContext& context) {
+  Result<ConnectOptions> options = OptionsOf(arguments);
+  if (!options.ok()) return options.status();
+  const Deadline deadline = DeadlineOf(arguments, context);
+  StatusQuery query;
+  query.job = arguments.job;
+  nlohmann::json status = nlohmann::json::object();
+  while (true) {
+    const Result<std::string> text = FetchStatus(*options, query, context.clock, deadline);
+    if (!text.ok()) return text.status();
+    nlohmann::json page = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+    if (!page.is_object() || !page["jobs"].is_array()) {
+      return Status(StatusCode::kProtocol,
+                    "the store's status is not JSON as it should be: is it another version?");
+    }
+    AddStatusPage(std::move(page), status);
+    const auto next = status.find("next");
+    if (next == status.end()) return status;
+    query.from_job = next->value("job", "");
+    query.from_round = next->value("round", std::uint64_t{0});
+    query.from_rank = next->value("rank", std::uint64_t{0});
+  }
+}
+
 namespace {
 
 int RunStatus(const StatusArguments& arguments, const CliContext& context) {
-  Result<ConnectOptions> options = OptionsOf(arguments);
-  if (!options.ok()) return ComplainStatus(options.status());
-  const Result<std::string> text =
-      FetchStatus(std::move(options).value(), context.clock, DeadlineOf(arguments, context));
-  if (!text.ok()) return ComplainStatus(text.status());
-  nlohmann::json status = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
-  if (!status.is_object()) {
-    return Complain("the store's status is not JSON: is it another version?", kExitFailed);
-  }
-  if (!arguments.job.empty()) KeepJob(arguments.job, &status);
-  const std::string shown = arguments.json ? status.dump(2) + "\n" : StatusTable(status);
-  std::fwrite(shown.data(), 1, shown.size(), stdout);
+  const Result<nlohmann::json> status = WholeStatus(arguments, context);
+  if (!status.ok()) return ComplainStatus(status.status());
+  Print(arguments.json ? status->dump(2) + "\n" : StatusTable(*status));
   return kExitOk;
 }
 

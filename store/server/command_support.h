@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include <resilient/store/client.h>
+#include <nlohmann/json_fwd.hpp>
 
 #include "store/server/cli.h"
 
@@ -25,6 +26,8 @@ Deadline DeadlineOf(const ClientArguments& arguments, const CliContext& context)
 // Where to and as whom; kSetting when nobody said where.
 Result<ConnectOptions> OptionsOf(const ClientArguments& arguments);
 int ComplainStatus(const Status& status);
+// All pages of the store's status, of --job alone where one is named.
+Result<nlohmann::json> WholeStatus(const ClientArguments& arguments, const CliContext& context);
 // To stdout; false when nobody reads any more.
 bool Print(const std::string& text);
 

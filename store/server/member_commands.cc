@@ -42,17 +42,9 @@ struct DrainArguments : ClientArguments {
 };
 
 int RunMembers(const MembersArguments& arguments, const CliContext& context) {
-  Result<ConnectOptions> options = OptionsOf(arguments);
-  if (!options.ok()) return ComplainStatus(options.status());
-  const Result<std::string> text =
-      FetchStatus(std::move(options).value(), context.clock, DeadlineOf(arguments, context));
-  if (!text.ok()) return ComplainStatus(text.status());
-  json status = json::parse(*text, nullptr, /*allow_exceptions=*/false);
-  if (!status.is_object()) {
-    return Complain("the store's status is not JSON: is it another version?", kExitFailed);
-  }
-  if (!arguments.job.empty()) KeepJob(arguments.job, &status);
-  Print(arguments.json ? MembersJson(status).dump(2) + "\n" : MembersTable(status));
+  const Result<json> status = WholeStatus(arguments, context);
+  if (!status.ok()) return ComplainStatus(status.status());
+  Print(arguments.json ? MembersJson(*status).dump(2) + "\n" : MembersTable(*status));
   return kExitOk;
 }
 

@@ -42,6 +42,19 @@ const json& List(const json& object, const char* name) {
   return found != object.end() && found->is_array() ? *found : empty;
 }
 
+void Extend(json& more, json& list) {
+  for (json& entry : more) list.push_back(std::move(entry));
+}
+
+// A range may go on in the next page.
+void ExtendRanges(json& more, json& ranges) {
+  if (!more.empty() && !ranges.empty() && ranges.back()[1] == more.front()[0].get<int>() - 1) {
+    ranges.back()[1] = more.front()[1];
+    more.erase(0);
+  }
+  Extend(more, ranges);
+}
+
 void AppendAligned(const std::vector<Row>& rows, std::string* out) {
   std::vector<std::size_t> widths;
   for (const Row& row : rows) {
@@ -80,6 +93,11 @@ void AppendWorld(const json& world, double ttl, std::string* out) {
                     Text(member, "state"), LeaseLeft(member, ttl),
                     beat == "-" ? beat : beat + " ago"});
   }
+  for (const json& range : List(world, "empty_seats")) {
+    std::string ranks = range.front().dump();
+    if (range.front() != range.back()) ranks += "-" + range.back().dump();
+    rows.push_back({std::move(ranks), "-", "-", "empty", "-", "-"});
+  }
   AppendAligned(rows, out);
 }
 
@@ -97,14 +115,28 @@ void AppendSpares(const json& job, double ttl, std::string* out) {
 
 }  // namespace
 
-void KeepJob(const std::string& job, json* status) {
-  const auto jobs = status->find("jobs");
-  if (jobs == status->end() || !jobs->is_array()) return;
-  json kept = json::array();
-  for (json& entry : *jobs) {
-    if (Text(entry, "job") == job) kept.push_back(std::move(entry));
+void AddStatusPage(json page, json& status) {
+  json jobs = status.contains("jobs") ? std::move(status["jobs"]) : json::array();
+  for (json& job : page["jobs"]) {
+    const bool goes_on = !jobs.empty() && Text(jobs.back(), "job") == Text(job, "job");
+    if (!goes_on) {
+      jobs.push_back(std::move(job));
+      continue;
+    }
+    json& whole = jobs.back();
+    for (json& world : job["worlds"]) {
+      json& worlds = whole["worlds"];
+      if (worlds.empty() || Text(worlds.back(), "round") != Text(world, "round")) {
+        worlds.push_back(std::move(world));
+        continue;
+      }
+      Extend(world["members"], worlds.back()["members"]);
+      ExtendRanges(world["empty_seats"], worlds.back()["empty_seats"]);
+    }
+    Extend(job["spares"], whole["spares"]);
   }
-  *jobs = std::move(kept);
+  page["jobs"] = std::move(jobs);
+  status = std::move(page);
 }
 
 json MembersJson(const json& status) {

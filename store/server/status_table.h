@@ -6,8 +6,8 @@
 
 namespace resilient::store {
 
-// Drops every other job from the server's status.
-void KeepJob(const std::string& job, nlohmann::json* status);
+// Adds the next page of a status to those before it.
+void AddStatusPage(nlohmann::json page, nlohmann::json& status);
 
 // One line for each member, of all jobs and rounds.
 std::string MembersTable(const nlohmann::json& status);

@@ -361,7 +361,7 @@ void Script::AskAdmin(Peer& peer) {
   const int rank = static_cast<int>(bytes_.Below(4)) - 1;
   switch (which % 4) {
     case 0:
-      return Ask(peer, StatusOp{});
+      return Ask(peer, StatusOp{"", rank == 2 ? "" : "job", bytes_.Below(4), bytes_.Below(8)});
     case 1:
       return Ask(peer, HoldOp{rank, "", 1 + bytes_.Below(4) * 1000, Words()});
     case 2:

@@ -248,7 +248,7 @@ Op HostilePeers::AnyMembershipOp(std::uint64_t which) {
       return report;
     }
     case 6:
-      return StatusOp{};
+      return StatusOp{AnyText(), AnyText(), random_.Below(5000), random_.Below(5000)};
     case 7:
       return HoldOp{AnyRank(), AnyText(), random_.Below(5000), AnyText()};
     case 8:

@@ -81,7 +81,7 @@ TEST_F(StoreClientTest, Operations_EachKind_DoWhatTheySay) {
   EXPECT_TRUE(*client->Delete("a", call));
   EXPECT_FALSE(*client->Delete("a", call));
   EXPECT_EQ(*client->NumKeys(call), 3);
-  EXPECT_THAT(*client->StatusJson(call), HasSubstr(server_.server_id()));
+  EXPECT_THAT(*client->StatusJson({}, call), HasSubstr(server_.server_id()));
   const std::string binary("\0\xff\n key", 7);
   EXPECT_TRUE(client->Set(binary, binary, call).ok());
   EXPECT_EQ(*client->Get(binary, true, call), binary);
@@ -237,7 +237,7 @@ TEST_F(StoreClientTest, WaitOlderThanTheServersMemory_SurvivesALostConnection) {
   auto client = ConnectTo(proxy.address());
   auto get = std::async(std::launch::async, [&] { return client->Get("late", true, Patient()); });
   const Deadline deadline = In(kPatience);
-  while (client->StatusJson(Patient())->find("\"waits\":1") == std::string::npos) {
+  while (client->StatusJson({}, Patient())->find("\"waits\":1") == std::string::npos) {
     ASSERT_FALSE(deadline.ExpiredAt(clock_.Now())) << "the wait did not arrive";
   }
   for (std::size_t i = 0; i < kInFlightPerSessionMax + 100; ++i) {

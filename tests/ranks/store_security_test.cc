@@ -95,7 +95,7 @@ TEST_F(StoreSecurity, RightToken_OpensAllAndIsNeverOnTheWire) {
   proxy.Cut();
   EXPECT_EQ(*(*client)->Get("key", true, Patient()), "value") << "over a second connection";
   const ConnectOptions options = OptionsFor(proxy.address(), kToken);
-  EXPECT_TRUE(FetchStatus(options, clock_, In(kPatience)).ok());
+  EXPECT_TRUE(FetchStatus(options, {}, clock_, In(kPatience)).ok());
   ExitNotice notice;
   notice.rank = 0;
   notice.pid = 1;
@@ -137,7 +137,7 @@ TEST_F(StoreSecurity, WrongOrNoToken_FailsAtOnceAndIsLogged) {
   open->Close(In(kPatience));
   // Nobody of them left a trace.
   const auto status =
-      FetchStatus(OptionsFor(server.address_text(), kToken, ""), clock_, In(kPatience));
+      FetchStatus(OptionsFor(server.address_text(), kToken, ""), {}, clock_, In(kPatience));
   ASSERT_TRUE(status.ok()) << status.status().ToString();
   EXPECT_THAT(*status, HasSubstr("\"sessions\":2"));  // The open line, and this question.
 }
@@ -182,14 +182,14 @@ TEST_F(StoreSecurity, TokensPerJob_OpenTheirJobAlone) {
   ExpectRefused(address, kEval, "train", "does not open job train");
   ExpectRefused(address, kTrain, "unknown", "does not open job unknown");
   // Each sees its own job; the store as a whole is for the token of every job.
-  const std::string own = *(*train)->StatusJson(Patient());
+  const std::string own = *(*train)->StatusJson({}, Patient());
   EXPECT_THAT(own, HasSubstr("\"job\":\"train\""));
   EXPECT_THAT(own, Not(HasSubstr("eval")));
-  EXPECT_EQ(FetchStatus(OptionsFor(address, kTrain, ""), clock_, In(kPatience)).status().code(),
+  EXPECT_EQ(FetchStatus(OptionsFor(address, kTrain, ""), {}, clock_, In(kPatience)).status().code(),
             StatusCode::kAuth);
-  EXPECT_THAT(*FetchStatus(OptionsFor(address, kTrain, "train"), clock_, In(kPatience)),
+  EXPECT_THAT(*FetchStatus(OptionsFor(address, kTrain, "train"), {}, clock_, In(kPatience)),
               Not(HasSubstr("eval")));
-  EXPECT_THAT(*FetchStatus(OptionsFor(address, kToken, ""), clock_, In(kPatience)),
+  EXPECT_THAT(*FetchStatus(OptionsFor(address, kToken, ""), {}, clock_, In(kPatience)),
               HasSubstr("\"job\":\"eval\""));
 }
 

@@ -119,6 +119,32 @@ TEST_F(StoreServerCommands, Watch_GoesOnOverARestartOfADurableStore) {
   std::filesystem::remove_all(data);
 }
 
+// Two worlds of the largest size are more than a page.
+TEST_F(StoreServerCommands, Status_ShowsAllPages) {
+  RawClient zero(server_.address());
+  RawClient other(server_.address());
+  ASSERT_TRUE(zero.SayHello(MakeTestHello(Role::kControl, "demo")));
+  ASSERT_TRUE(other.SayHello(MakeTestHello(Role::kControl, "demo")));
+  ASSERT_TRUE(zero.SendOp(JoinOp{MakeJoin(0, kWorldSizeMax)}));
+  ASSERT_TRUE(other.SendOp(JoinOp{MakeJoin(kWorldSizeMax - 1, kWorldSizeMax)}));
+  RawClient third(server_.address());
+  ASSERT_TRUE(third.SayHello(MakeTestHello(Role::kControl, "third")));
+  ASSERT_TRUE(third.SendOp(JoinOp{MakeJoin(7, kWorldSizeMax)}));
+  ASSERT_TRUE(third.Call(CheckOp{{"k"}}));
+  const std::string last = std::to_string(kWorldSizeMax - 1);
+  const std::string text = Good({"status", "--job", ""});
+  EXPECT_THAT(text, HasSubstr("job demo"));
+  EXPECT_THAT(text, HasSubstr("\n  1-" + std::to_string(kWorldSizeMax - 2) + " "));
+  EXPECT_THAT(text, HasSubstr("job third"));
+  EXPECT_THAT(text, HasSubstr("\n  0-6 "));
+  EXPECT_THAT(text, HasSubstr("\n  8-"));
+  EXPECT_THAT(text, HasSubstr("-" + last + " "));
+  EXPECT_THAT(Good({"status", "--job", "", "--json"}), Not(HasSubstr("\"next\"")));
+  const std::string one = Good({"status", "--job", "third"});
+  EXPECT_THAT(one, HasSubstr("job third"));
+  EXPECT_THAT(one, Not(HasSubstr("job demo")));
+}
+
 TEST_F(StoreServerCommands, MembersHoldAndRelease) {
   EXPECT_EQ(Good({"members"}), "no members\n");
   RawClient zero(server_.address());

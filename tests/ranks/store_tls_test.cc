@@ -104,7 +104,7 @@ TEST_F(StoreTls, EverythingWorksAndNothingIsReadOnTheWire) {
   proxy.Cut();
   EXPECT_EQ(*(*client)->Get("key", true, Patient()), kSecret) << "over a second connection";
   const ConnectOptions options = OptionsFor(proxy.address(), member_);
-  EXPECT_TRUE(FetchStatus(options, clock_, In(kPatience)).ok());
+  EXPECT_TRUE(FetchStatus(options, {}, clock_, In(kPatience)).ok());
   ExitNotice notice;
   notice.rank = 0;
   notice.pid = 1;

@@ -122,7 +122,7 @@ std::vector<Op> AllOps() {
           LeaveOp{},
           ReportOp{report},
           exit,
-          StatusOp{},
+          StatusOp{"only", "from", 3, 70000},
           AppendOp{"k", std::string("\0v", 2)},
           MultiGetOp{{"a", "", "a"}, true},
           MultiSetOp{{"a", "b"}, {"", "v"}},

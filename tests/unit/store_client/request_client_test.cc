@@ -170,7 +170,7 @@ TEST_F(RequestClientTest, Operations_EachKind_CarryTheirFieldsAndAnswers) {
     EXPECT_TRUE(*client->Check({"k", "l"}, call));
     EXPECT_TRUE(*client->Delete("k", call));
     EXPECT_EQ(*client->NumKeys(call), 5);
-    EXPECT_EQ(*client->StatusJson(call), "{}");
+    EXPECT_EQ(*client->StatusJson({}, call), "{}");
     EXPECT_EQ(client->Get("k", false, call).status().code(), StatusCode::kNotFound);
   });
   std::optional<Request> set = line_->Read();

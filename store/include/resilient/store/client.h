@@ -62,6 +62,15 @@ struct WatchBatch {
 
 class KeyWatch;
 
+// Which part of a store's status is asked for. A page tells of some thousand members; where there
+// are more it ends with "next":{"job":..,"round":..,"rank":..}, where the next one begins.
+struct StatusQuery {
+  std::string job;  // Only this one; empty: every one.
+  std::string from_job;
+  std::uint64_t from_round = 0;
+  std::uint64_t from_rank = 0;
+};
+
 // Key operations of a session, each exactly once over lost connections. Callers drive the socket
 // themselves: who waits reads (leader/follower), so concurrent callers do not block each other and
 // no thread is involved. Every call waits until `deadline`, polling `interrupt`; on expiry it
@@ -137,8 +146,8 @@ class Client {
   // revision to be told of, one behind a batch's; 0: begins with a snapshot. The client outlives
   // it.
   virtual std::unique_ptr<KeyWatch> Watch(std::string prefix, std::uint64_t from_revision) = 0;
-  // Admin: the server's status as JSON.
-  virtual Result<std::string> StatusJson(const Call& call) = 0;
+  // Admin: a page of the server's status as JSON.
+  virtual Result<std::string> StatusJson(const StatusQuery& query, const Call& call) = 0;
 
   // Id of the server that answered Hello.
   virtual std::string server_id() const = 0;
@@ -195,8 +204,9 @@ Result<std::int64_t> ReleaseMembers(const ConnectOptions& options, const MemberS
 // keeps nothing beyond its memory.
 Status DrainStore(const ConnectOptions& options, bool force, const Clock& clock, Deadline deadline);
 
-// The server's status as JSON. Admin; needs neither job nor session and leaves none behind.
-Result<std::string> FetchStatus(const ConnectOptions& options, const Clock& clock,
-                                Deadline deadline);
+// A page of the server's status as JSON. Admin; needs neither job nor session, and leaves none
+// behind.
+Result<std::string> FetchStatus(const ConnectOptions& options, const StatusQuery& query,
+                                const Clock& clock, Deadline deadline);
 
 }  // namespace resilient::store
