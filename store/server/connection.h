@@ -62,6 +62,8 @@ class Connection {
   // Input is handled, and bytes read, only while this holds.
   bool WantsInput() const { return !ending_ && QueuedBytes() < kOutputSoftLimit; }
 
+  bool HasToDo() const { return !closed() && WantsInput() && HasInput(); }
+
   // Queued; goes out with the next Flush.
   void Send(Frame frame);
   void Send(ServerMessage&& message);  // To a TCPStore client the bytes of its reply.
@@ -97,6 +99,7 @@ class Connection {
   // False too where the server has TLS and the peer did not begin with it.
   bool encrypted() const { return tls_ != nullptr; }
   Role role() const { return role_; }
+  const std::string& job() const { return job_; }  // REQUIRES: greeted().
 
   // The Welcome has gone out: from now on messages without order may overtake others.
   void SetWelcomed() { welcomed_ = true; }

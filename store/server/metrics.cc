@@ -168,6 +168,9 @@ void AddCounters(Page& page, const MetricsPage& from) {
                     "What the loop does at a time: requests of one connection, the end of one, "
                     "what is due in a turn. All others wait meanwhile.",
                     from.server.step_seconds);
+  page.Counter("deferred_total",
+               "Times that requests of a client waited for a later turn of the loop.",
+               from.server.deferred);
   if (!from.durable) return;
   page.Distribution("commit_duration_seconds", "Of one write to the data directory.",
                     from.server.commit_seconds);

@@ -73,8 +73,9 @@ struct ServerMetrics {
   std::uint64_t accepted = 0;
   std::uint64_t accepted_local = 0;
   std::array<std::uint64_t, kRefusals> refused{};  // By Refusal.
-  Histogram request_seconds;  // From the request to its answer, where it was not a wait.
-  Histogram step_seconds;     // Of what the loop does at a time: meanwhile all others wait.
+  std::uint64_t deferred = 0;  // Times that a client's requests waited for a later turn.
+  Histogram request_seconds;   // From the request to its answer, where it was not a wait.
+  Histogram step_seconds;      // Of what the loop does at a time: meanwhile all others wait.
   Histogram commit_seconds;
   Histogram commit_changes;  // Steps of the core in one commit.
 

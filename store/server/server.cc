@@ -1,7 +1,5 @@
 #include "store/server/server.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <csignal>
 #include <optional>
@@ -22,26 +20,6 @@ constexpr std::size_t kSecretBytes = 32;
 // waiting connection is accepted, in the second its bytes are read.
 constexpr std::uint64_t kDrainTurns = 2;
 constexpr Duration kPauseGap = std::chrono::seconds(1);  // Between ticks: we were stopped.
-
-// The descriptor limit, raised to `wanted` or as far as this process may.
-std::size_t RaiseDescriptorLimit(rlim_t wanted) {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1024;
-  wanted = std::min(limit.rlim_max, wanted);
-  if (limit.rlim_cur < wanted) {
-    rlimit raised = limit;
-    raised.rlim_cur = wanted;
-    if (setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
-  }
-  return static_cast<std::size_t>(limit.rlim_cur);
-}
-
-std::size_t ConnectionLimit(std::size_t wanted) {
-  constexpr std::size_t kReserve = kDescriptorReserve + kAdminReserve;
-  const std::size_t descriptors = RaiseDescriptorLimit(wanted + kReserve);
-  const std::size_t possible = descriptors > 2 * kReserve ? descriptors - kReserve : kReserve;
-  return std::min(possible, wanted);
-}
 
 CoreOptions MakeCoreOptions(const ServerOptions& options, const std::string& server_id,
                             bool durable, const Clock& clock) {
@@ -82,7 +60,7 @@ Server::Server(UvLoop& loop, const Clock& clock, ServerOptions options,
       clock_(clock),
       options_(std::move(options)),
       server_id_(RandomHexId()),
-      connections_max_(ConnectionLimit(options_.limits.connections)),
+      connections_max_(MakeRoomForConnections(options_.limits.connections)),
       access_(loop, clock, options_.token_file, options_.one_user),
       encryption_(loop, clock, options_.tls),
       started_unix_s_(clock.WallSeconds()),
@@ -229,33 +207,9 @@ void Server::Accept() {
   core_->OnConnect(id, now);
 }
 
-void Server::OnFrames(Connection& connection) {
-  const ScopedObservation step(clock_, metrics_.step_seconds);
-  TakeFrames(connection);
-  Settle();
-}
-
-void Server::TakeFrames(Connection& connection) {
-  int& taken = connection.TakenInTurn(turn_);
-  while (taken < kRequestsPerTurn && !connection.closed() && connection.WantsInput() &&
-         connection.HasInput() && !MustWait(connection)) {
-    ++taken;
-    if (connection.tcpstore() != nullptr) {
-      HandleQuery(connection);
-    } else {
-      Handle(connection, connection.TakeFrame());
-    }
-  }
-  if (!connection.closed() && connection.WantsInput() && connection.HasInput()) {
-    (MustWait(connection) ? stalled_ : deferred_).insert(connection.id());
-    UpdateIdle();
-  }
-  connection.UpdateReading();
-}
-
-void Server::Handle(Connection& connection, Frame frame) {
+void Server::Handle(Connection& connection, Frame frame, Instant now) {
   if (encryption_.on() && !connection.encrypted()) return RefusePlain(connection);
-  if (access_.Admitted(connection.id())) return HandleRequest(connection, frame);
+  if (access_.Admitted(connection.id())) return HandleRequest(connection, frame, now);
   const ServerHandshake::Step step =
       access_.OnFrame(connection.id(), connection.name(), std::move(frame));
   if (step.send) {
@@ -266,18 +220,20 @@ void Server::Handle(Connection& connection, Frame frame) {
     metrics_.Refused(Refusal::kAccess);
     return AnswerAndEnd(connection, 0, step.refused);  // Access has logged it.
   }
-  if (step.hello) HandleRequest(connection, *step.hello);
+  if (step.hello) HandleRequest(connection, *step.hello, now);
 }
 
-void Server::HandleRequest(Connection& connection, const Frame& frame) {
+void Server::HandleRequest(Connection& connection, const Frame& frame, Instant begun) {
   Result<Request> request = DecodeRequest(frame);
   if (!request.ok()) return HandleBadRequest(connection, frame, request.status());
-  if (const std::string* job = access_.ConfinedTo(connection.id());
-      job != nullptr && std::holds_alternative<DrainOp>(request->op)) {
-    const Status confined(StatusCode::kAuth,
-                          StrCat("the token of job ", *job, " does not open the store as a whole;",
-                                 " draining it needs a token of every job"));
-    return SendTo({connection.id(), Failure(frame.seq, confined)});
+  if (const std::string* job = access_.ConfinedTo(connection.id())) {
+    if (std::holds_alternative<DrainOp>(request->op)) {
+      const Status confined(StatusCode::kAuth, StrCat("the token of job ", *job,
+                                                      " does not open the store as a whole;",
+                                                      " draining it needs a token of every job"));
+      return SendTo({connection.id(), Failure(frame.seq, confined)});
+    }
+    if (StatusOp* status = std::get_if<StatusOp>(&request->op)) status->job = *job;
   }
   std::optional<Hello> hello;
   if (const Hello* said = std::get_if<Hello>(&request->op)) hello = *said;
@@ -286,7 +242,6 @@ void Server::HandleRequest(Connection& connection, const Frame& frame) {
     return Refuse(connection, frame.seq, Full());
   }
   Effects effects;
-  const Instant begun = clock_.Now();
   core_->OnRequest(connection.id(), std::move(*request), begun, effects);
   if (hello) NoteWelcome(connection, *hello, effects);
   const bool answered =
@@ -410,6 +365,7 @@ void Server::Drop(Connection& connection) {
   newcomers_.Remove(id);
   ending_.erase(id);
   deferred_.erase(id);
+  turns_.Forget(id);
   stalled_.erase(id);
   output_.Forget(id);
   input_.Note(id, 0);
@@ -440,9 +396,7 @@ void Server::OnTurn() {
   const ScopedObservation step(clock_, metrics_.step_seconds);
   graveyard_.clear();
   ++turn_;
-  for (const ConnectionId id : std::exchange(deferred_, {})) {
-    if (Connection* connection = Find(id)) TakeFrames(*connection);
-  }
+  TakeDeferred();
   TakeWaiting();
   std::vector<PendingExit> ripe;
   std::erase_if(exits_, [&](const PendingExit& exit) {
@@ -459,6 +413,7 @@ void Server::OnTurn() {
     tick_due_in_turn_.reset();
     Tick();
   }
+  FlushForAWhile();
   UpdateIdle();
   Settle();
 }
@@ -530,17 +485,6 @@ void Server::CheckLinger(Instant now) {
   Shutdown(StrCat("nobody was here for ", ToSeconds(patience), " s"));
 }
 
-void Server::UpdateIdle() {
-  const bool wanted = !deferred_.empty() || !exits_.empty() || tick_due_in_turn_.has_value();
-  if (wanted == idle_started_ || idle_.closed()) return;
-  idle_started_ = wanted;
-  if (wanted) {
-    idle_.Start();
-  } else {
-    idle_.Stop();
-  }
-}
-
 void Server::Shutdown(std::string_view why) {
   if (shutting_down_) return;
   shutting_down_ = true;
@@ -551,6 +495,7 @@ void Server::Shutdown(std::string_view why) {
   exits_.clear();
   newcomers_.Clear();
   deferred_.clear();
+  turns_.Clear();
   stalled_.clear();
   shutdown_since_ = clock_.Now();
   // Otherwise when the disk has what the clients wait to be told.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -21,8 +22,10 @@
 #include "store/server/access.h"
 #include "store/server/connection.h"
 #include "store/server/crash_points.h"
+#include "store/server/descriptors.h"
 #include "store/server/encryption.h"
 #include "store/server/engine.h"
+#include "store/server/fair_turns.h"
 #include "store/server/held_effects.h"
 #include "store/server/http_endpoint.h"
 #include "store/server/input_ledger.h"
@@ -38,10 +41,16 @@
 
 namespace resilient::store {
 
-inline constexpr std::size_t kDescriptorReserve = 64;  // Not for connections and pidfds.
-inline constexpr std::size_t kAdminReserve = 32;  // Connections for the command line, when full.
 inline constexpr Duration kEndingLimit = std::chrono::seconds(1);
-inline constexpr int kRequestsPerTurn = 64;  // Of one connection, before others have their turn.
+// Of one connection, before others have their turn.
+inline constexpr int kRequestsPerTurn = 64;
+inline constexpr Duration kTimePerConnection = std::chrono::milliseconds(1);
+// Of the requests of one job in a turn of the loop, and of those that had to wait for their turn.
+inline constexpr Duration kTimePerJob = std::chrono::milliseconds(2);
+inline constexpr Duration kDeferredPerTurn = std::chrono::milliseconds(4);
+// Connections that are flushed after a step of the loop, and for how long others are in each turn.
+inline constexpr std::size_t kFlushAtOnce = 32;
+inline constexpr Duration kFlushPerTurn = std::chrono::milliseconds(2);
 inline constexpr Duration kComplaintInterval = std::chrono::seconds(10);
 inline constexpr Duration kFlushLimit = std::chrono::seconds(10);  // Of a shutdown, for the disk.
 
@@ -122,9 +131,15 @@ class Server final : private Connection::Owner {
 
   void MakeCore(Instant now);
   void Accept();
-  void TakeFrames(Connection& connection);
-  void Handle(Connection& connection, Frame frame);
-  void HandleRequest(Connection& connection, const Frame& frame);
+  // What waits for a later turn of the loop: server_turns.cc.
+  void TakeFrames(Connection& connection, Instant begun);
+  Instant Charge(const Connection& connection, Instant begun);
+  void TakeDeferred();
+  // Null: what it sends does not wait for the turn of its job.
+  const std::string* JobThatWaits(const Connection& connection) const;
+  void Defer(Connection& connection);
+  void Handle(Connection& connection, Frame frame, Instant now);
+  void HandleRequest(Connection& connection, const Frame& frame, Instant begun);
   void HandleBadRequest(Connection& connection, const Frame& frame, const Status& why);
   // Logs it, answers, then ends the connection.
   void Refuse(Connection& connection, std::uint64_t seq, const Status& why);
@@ -137,7 +152,7 @@ class Server final : private Connection::Owner {
   void NoteWelcome(Connection& connection, const Hello& hello, const Effects& effects);
   // Clients of torch's TCPStore: server_tcpstore.cc.
   bool ServesTcpStore(const Connection& connection) const;
-  void HandleQuery(Connection& connection);
+  void HandleQuery(Connection& connection, Instant begun);
   void EndTcpStore(Connection& connection, const Status& why);
   // Replies of the core to such clients become the bytes of their answers.
   void AnswerTcpStore(Effects& effects);
@@ -159,7 +174,9 @@ class Server final : private Connection::Owner {
   void SendTo(Effects::Outgoing&& outgoing);
   void Touch(Connection& connection);
   void Settle();
-  void FlushTouched();
+  void FlushTouched(std::size_t most);  // So many of those that were touched, in their order.
+  void FlushTouched(Connection& connection);
+  void FlushForAWhile();
   // What clients leave unread: server_output.cc. False when the connection is gone.
   bool FlushOut(Connection& connection);
   void NoteOutput(Connection& connection);
@@ -212,9 +229,10 @@ class Server final : private Connection::Owner {
   std::vector<std::unique_ptr<Connection>> graveyard_;  // Closed; freed in the next turn.
   Newcomers newcomers_;                                 // Have not said Hello.
   std::set<ConnectionId> ending_;
-  std::set<ConnectionId> deferred_;    // Frames left over from this turn.
-  std::vector<ConnectionId> touched_;  // To be flushed in Settle; each of them says so itself.
-  std::size_t unflushed_ = 0;          // Bytes of those, roughly.
+  std::set<ConnectionId> deferred_;   // Frames left over from this turn,
+  FairTurns turns_{kTimePerJob};      // and of those that wait for the turn of their job.
+  std::deque<ConnectionId> touched_;  // To be flushed; each that is to be says so itself.
+  std::size_t unflushed_ = 0;         // Bytes of those, roughly.
   OutputLedger output_;
   InputLedger input_;
   std::vector<ConnectionId> disconnected_;  // To be told to the core in Settle.

@@ -4,8 +4,6 @@
 #include <utility>
 #include <variant>
 
-#include <nlohmann/json.hpp>
-
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
 #include "store/server/server.h"
@@ -14,27 +12,6 @@ namespace resilient::store {
 namespace {
 
 constexpr std::size_t kRowsBetweenPolls = 1024;  // While restoring, for those who watch.
-// What a person wants to know of a store that was restored.
-struct StoreSummary {
-  std::string server;
-  std::uint64_t epoch = 0;
-  std::size_t jobs = 0;
-  std::uint64_t sessions = 0;
-  std::uint64_t keys = 0;
-};
-
-StoreSummary Summarize(const std::string& status_json) {
-  const nlohmann::json status = nlohmann::json::parse(status_json);
-  StoreSummary summary;
-  summary.server = status.value("server", "");
-  summary.epoch = status.value("epoch", std::uint64_t{0});
-  summary.sessions = status.value("sessions", std::uint64_t{0});
-  for (const nlohmann::json& job : status.value("jobs", nlohmann::json::array())) {
-    ++summary.jobs;
-    summary.keys += job.value("keys", std::uint64_t{0});
-  }
-  return summary;
-}
 
 }  // namespace
 
@@ -49,16 +26,15 @@ Status Server::Restore() {
   }));
   RESILIENT_RETURN_IF_ERROR(restored);
   Effects effects;
-  const Instant now = clock_.Now();
-  RESILIENT_RETURN_IF_ERROR(core_->FinishRestore(now, effects));
+  RESILIENT_RETURN_IF_ERROR(core_->FinishRestore(clock_.Now(), effects));
   RESILIENT_RETURN_IF_ERROR(engine_->Commit(effects.write));
   RESILIENT_RETURN_IF_ERROR(engine_->Tend());
-  const StoreSummary summary = Summarize(core_->StatusJson(now));
-  server_id_ = summary.server;
+  server_id_ = core_->server_id();
+  const CoreGauges held = core_->Gauges();
   RESILIENT_LOG_RECORD(
-      kInfo, "restore", {{"epoch", std::to_string(summary.epoch)}},
-      StrCat(rows == 0 ? "made a new store" : "restored the store", ": epoch ", summary.epoch, ", ",
-             summary.jobs, " jobs, ", summary.sessions, " sessions, ", summary.keys, " keys"));
+      kInfo, "restore", {{"epoch", std::to_string(held.epoch)}},
+      StrCat(rows == 0 ? "made a new store" : "restored the store", ": epoch ", held.epoch, ", ",
+             held.jobs, " jobs, ", held.sessions, " sessions, ", held.keys, " keys"));
   persister_ = std::make_unique<Persister>(
       loop_, std::move(engine_),
       PersisterEvents{.on_kept = [this](std::uint64_t ticket) { OnKept(ticket); },
@@ -115,20 +91,6 @@ void Server::OnKept(std::uint64_t ticket) {
   Settle();
 }
 
-bool Server::MustWait(const Connection& connection) const {
-  if (shutting_down_) return true;
-  // Whoever is silent loses his lease, so control connections are read for longer.
-  const bool request = connection.greeted() && connection.role() == Role::kRequest;
-  return held_.bytes() >= options_.limits.held_bytes * (request ? 1 : 2);
-}
-
-void Server::WakeStalled() {
-  if (stalled_.empty() || shutting_down_) return;
-  deferred_.merge(stalled_);
-  stalled_.clear();
-  UpdateIdle();
-}
-
 void Server::Perform(Effects& effects) {
   // Before the answer to the leave goes out: its receiver may want the port for another backend.
   if (effects.listens) *effects.listens ? ListenAgain() : StopListening();
@@ -159,7 +121,7 @@ void Server::Perform(Effects& effects) {
 }
 
 void Server::Settle() {
-  FlushTouched();
+  FlushTouched(kFlushAtOnce);
   while (!disconnected_.empty()) {
     const ConnectionId id = disconnected_.back();
     disconnected_.pop_back();
@@ -171,7 +133,7 @@ void Server::Settle() {
       core_->OnDisconnect(id, clock_.Now(), effects);
       Apply(std::move(effects));
     }
-    FlushTouched();
+    FlushTouched(kFlushAtOnce);
   }
   if (persister_ != nullptr) persister_->Flush();
   if (ending_connections_ && connections_.empty()) Finish();

@@ -4,8 +4,6 @@
 #include <utility>
 #include <variant>
 
-#include <nlohmann/json.hpp>
-
 #include "runtime/base/log.h"
 #include "store/core/codec.h"
 #include "store/server/server.h"
@@ -21,17 +19,6 @@ constexpr std::size_t kFlushAllAtBytes = 16u << 20;
 
 std::size_t Mebibytes(std::size_t bytes) { return bytes >> 20; }
 
-// What the holder of one job's token is told of the store.
-std::string OnlyJob(const std::string& status_json, const std::string& job) {
-  nlohmann::json status = nlohmann::json::parse(status_json);
-  nlohmann::json kept = nlohmann::json::array();
-  for (nlohmann::json& one : status["jobs"]) {
-    if (one.value("job", "") == job) kept.push_back(std::move(one));
-  }
-  status["jobs"] = std::move(kept);
-  return status.dump();
-}
-
 }  // namespace
 
 void Server::SendTo(Effects::Outgoing&& outgoing) {
@@ -40,21 +27,14 @@ void Server::SendTo(Effects::Outgoing&& outgoing) {
   const std::size_t before = connection->UnflushedBytes();
   const Reply* reply = std::get_if<Reply>(&outgoing.message);
   const bool welcomes = reply != nullptr && reply->welcome != nullptr;
-  const std::string* job = access_.ConfinedTo(outgoing.connection);
-  if (job != nullptr && reply != nullptr && !reply->status_json.empty()) {
-    Reply confined = *reply;
-    confined.status_json = OnlyJob(reply->status_json, *job);
-    connection->Send(ServerMessage(std::move(confined)));
-  } else {
-    connection->Send(std::move(outgoing.message));
-  }
+  connection->Send(std::move(outgoing.message));
   unflushed_ += connection->UnflushedBytes() - before;
   if (welcomes) connection->SetWelcomed();
   Touch(*connection);
   if (connection->UnflushedBytes() >= kFlushAtBytes) {
     FlushOut(*connection);
   } else if (unflushed_ >= kFlushAllAtBytes) {
-    FlushTouched();
+    FlushTouched(touched_.size());
   }
 }
 
@@ -64,21 +44,35 @@ void Server::Touch(Connection& connection) {
   touched_.push_back(connection.id());
 }
 
-void Server::FlushTouched() {
-  unflushed_ = 0;
-  std::size_t next = 0;
-  while (next < touched_.size()) {  // They may become more.
-    const ConnectionId id = touched_[next++];
-    Connection* connection = Find(id);
-    if (connection == nullptr) continue;
-    connection->set_touched(false);
-    if (!FlushOut(*connection)) continue;
-    // Room again without a word from libuv: everything fitted at once.
-    if (connection->WantsInput() && connection->HasInput()) deferred_.insert(id);
-    connection->UpdateReading();
+void Server::FlushTouched(std::size_t most) {
+  while (most > 0 && !touched_.empty()) {  // They may become more.
+    --most;
+    Connection* connection = Find(touched_.front());
+    touched_.pop_front();
+    if (connection != nullptr) FlushTouched(*connection);
   }
-  touched_.clear();
+  if (touched_.empty()) unflushed_ = 0;
   UpdateIdle();
+}
+
+void Server::FlushTouched(Connection& connection) {
+  if (!connection.touched()) return;  // Meanwhile.
+  connection.set_touched(false);
+  if (!touched_.empty() && touched_.back() == connection.id()) touched_.pop_back();
+  if (!FlushOut(connection)) return;
+  // Room again without a word from libuv: everything fitted at once.
+  if (connection.HasToDo()) Defer(connection);
+  connection.UpdateReading();
+}
+
+// What one step has told thousands of clients goes out in parts, so that others have their turns
+// in between.
+void Server::FlushForAWhile() {
+  if (touched_.empty()) return;
+  const Instant until = clock_.Now() + kFlushPerTurn;
+  do {
+    FlushTouched(kFlushAtOnce);
+  } while (!touched_.empty() && clock_.Now() < until);
 }
 
 bool Server::FlushOut(Connection& connection) {

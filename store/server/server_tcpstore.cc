@@ -34,9 +34,8 @@ bool Server::ServesTcpStore(const Connection& connection) const {
   return false;
 }
 
-void Server::HandleQuery(Connection& connection) {
+void Server::HandleQuery(Connection& connection, Instant begun) {
   tcpstore::Client& client = *connection.tcpstore();
-  const Instant begun = clock_.Now();
   if (!connection.greeted()) {
     if (const Status* foreign = access_.Foreign(connection.id())) {
       return EndTcpStore(connection, *foreign);

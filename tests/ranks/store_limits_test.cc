@@ -419,5 +419,58 @@ TEST(ManyConnections, DISABLED_TwentyThousand_AreWelcomeAndCostLittle) {
   ExpectManyAreWelcomeAndCostLittle(20000);
 }
 
+// Each request copies 16 MiB before it is refused; all of them, and one of another job, are there
+// when the server looks.
+TEST(StoreTurns, ManyHeavyRequestsOfOneJob_LeaveAnotherItsTurn) {
+  constexpr int kClients = 8;
+  constexpr int kEach = 16;
+  TestServer server(WithLimits({}));
+  const auto owner = Greeted(server, "tenant");
+  ASSERT_TRUE(owner->Call(SetOp{"k", std::string(8 * kMebi, 'v')})->status.ok());
+  std::vector<std::unique_ptr<RawClient>> tenants;
+  for (int i = 0; i < kClients; ++i) tenants.push_back(Greeted(server, "tenant"));
+  const auto other = Greeted(server, "other");
+
+  server.process().Signal(SIGSTOP);
+  for (const auto& tenant : tenants) {
+    for (int i = 0; i < kEach; ++i) ASSERT_TRUE(tenant->SendOp(MultiGetOp{{"k", "k", "k"}}));
+  }
+  ASSERT_TRUE(other->SendOp(CheckOp{{"k"}}));
+  server.process().Signal(SIGCONT);
+
+  EXPECT_TRUE(other->Await<Reply>(In(kPatience)));
+  Samples samples = Scrape(server);
+  EXPECT_LT(
+      samples["resilient_store_requests_total{operation=\"multi_get\",outcome=\"too_large\"}"],
+      kClients * kEach / 2);
+  EXPECT_GT(samples["resilient_store_deferred_total"], 0);
+  for (const auto& tenant : tenants) {
+    for (int i = 0; i < kEach; ++i) {
+      const std::optional<Reply> reply = tenant->Await<Reply>(In(kPatience));
+      ASSERT_TRUE(reply);
+      EXPECT_EQ(reply->status.code(), StatusCode::kTooLarge);
+    }
+  }
+}
+
+// More than are flushed in one turn.
+TEST(StoreTurns, ManyWaitersOfOneKey_AreAllAnswered) {
+  constexpr int kWaiters = 1500;
+  TestServer server(WithLimits({}));
+  std::vector<std::unique_ptr<RawClient>> waiters;
+  for (int i = 0; i < kWaiters; ++i) {
+    waiters.push_back(Greeted(server));
+    ASSERT_TRUE(waiters.back()->SendOp(WaitOp{{"k"}}));
+    ASSERT_TRUE(waiters.back()->SendOp(CheckOp{{"k"}}));
+    ASSERT_TRUE(waiters.back()->Await<Reply>(In(kPatience)));
+  }
+  ASSERT_TRUE(Greeted(server)->Call(SetOp{"k", ""}));
+  for (const auto& waiter : waiters) {
+    const std::optional<Reply> reply = waiter->Await<Reply>(In(kPatience));
+    ASSERT_TRUE(reply);
+    EXPECT_TRUE(reply->status.ok());
+  }
+}
+
 }  // namespace
 }  // namespace resilient::store

@@ -1,0 +1,116 @@
+// In which order Server handles what clients send, and what waits for a later turn of the loop.
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "store/server/server.h"
+
+namespace resilient::store {
+
+void Server::OnFrames(Connection& connection) {
+  const Instant begun = clock_.Now();
+  TakeFrames(connection, begun);
+  Settle();
+  const Duration took = Charge(connection, begun) - begun;
+  metrics_.step_seconds.Observe(std::chrono::duration<double>(took).count());
+}
+
+// A connection that keeps a lease is read in time. The others wait for the turn of their job.
+const std::string* Server::JobThatWaits(const Connection& connection) const {
+  const bool has_share = connection.greeted() && connection.role() != Role::kControl;
+  return has_share ? &connection.job() : nullptr;
+}
+
+void Server::Defer(Connection& connection) {
+  ++metrics_.deferred;
+  if (const std::string* job = JobThatWaits(connection)) {
+    turns_.Wait(*job, connection.id());
+  } else {
+    deferred_.insert(connection.id());
+  }
+  UpdateIdle();
+}
+
+// What is left is for a later turn, or for when the disk has more room.
+void Server::TakeFrames(Connection& connection, Instant begun) {
+  const std::string* job = JobThatWaits(connection);
+  Instant until = Instant::max();
+  if (job != nullptr) until = begun + std::min(kTimePerConnection, turns_.Left(*job));
+  int taken_at_once = 0;
+  int& taken = job != nullptr ? taken_at_once : connection.TakenInTurn(turn_);
+  bool in_time = until > begun;
+  Instant now = begun;
+  while (in_time && taken < kRequestsPerTurn && connection.HasToDo() && !MustWait(connection)) {
+    ++taken;
+    if (connection.tcpstore() != nullptr) {
+      HandleQuery(connection, now);
+    } else {
+      Handle(connection, connection.TakeFrame(), now);
+    }
+    if (!connection.HasToDo()) break;
+    now = clock_.Now();
+    in_time = now < until;
+  }
+  if (connection.HasToDo()) {
+    if (MustWait(connection)) {
+      stalled_.insert(connection.id());
+    } else {
+      Defer(connection);
+    }
+  }
+  connection.UpdateReading();
+  FlushTouched(connection);  // Ahead of connections that were touched before.
+}
+
+// Time since `begun` was for its job. Returns the time.
+Instant Server::Charge(const Connection& connection, Instant begun) {
+  const Instant now = clock_.Now();
+  if (const std::string* job = JobThatWaits(connection)) turns_.Charge(*job, now - begun);
+  return now;
+}
+
+void Server::TakeDeferred() {
+  turns_.NextTurn();
+  if (deferred_.empty() && !turns_.any_waiting()) return;
+  for (const ConnectionId id : std::exchange(deferred_, {})) {
+    if (Connection* connection = Find(id)) TakeFrames(*connection, clock_.Now());
+  }
+  Instant now = clock_.Now();
+  const Instant until = now + kDeferredPerTurn;
+  while (now < until) {
+    const std::optional<ConnectionId> next = turns_.Next();
+    if (!next) return;
+    Connection& connection = *Find(*next);
+    TakeFrames(connection, now);
+    now = Charge(connection, now);
+  }
+}
+
+bool Server::MustWait(const Connection& connection) const {
+  if (shutting_down_) return true;
+  // Whoever is silent loses his lease, so control connections are read for longer.
+  const bool request = connection.greeted() && connection.role() == Role::kRequest;
+  return held_.bytes() >= options_.limits.held_bytes * (request ? 1 : 2);
+}
+
+void Server::WakeStalled() {
+  if (stalled_.empty() || shutting_down_) return;
+  for (const ConnectionId id : std::exchange(stalled_, {})) Defer(*Find(id));
+}
+
+void Server::UpdateIdle() {
+  const bool wanted = !deferred_.empty() || turns_.any_waiting() || !touched_.empty() ||
+                      !exits_.empty() || tick_due_in_turn_.has_value();
+  if (wanted == idle_started_ || idle_.closed()) return;
+  idle_started_ = wanted;
+  if (wanted) {
+    idle_.Start();
+  } else {
+    idle_.Stop();
+  }
+}
+
+}  // namespace resilient::store
