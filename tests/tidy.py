@@ -128,7 +128,7 @@ WORLD_CALLS = (
     ),
     (  # One number of it gives all that follow: for jitter, and never for a secret.
         "weak-random",
-        re.compile(r"\bRandom\b\s*(?:[&({]|\w+)"),
+        re.compile(r"\bRandom\b\s*(?:[&({>]|\w+)"),
         ("runtime/base/random.", "runtime/comm/connector.", "store/client/client_core."),
     ),
 )
