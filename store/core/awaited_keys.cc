@@ -28,7 +28,8 @@ void AwaitedKeys::Begin(WaitId id, Wait& wait, std::vector<std::string> keys) {
   for (std::string& name : keys) {
     auto& key = *keys_.try_emplace(std::move(name)).first;
     if (key.second.last != nullptr && key.second.last->wait == &wait) continue;
-    Link(wait.parts_.emplace_back(&wait, &key));
+    wait.parts_.push_back({&wait, &key});
+    Link(wait.parts_.back());
     ++key.second.parts;
     ++wait.missing_;
   }

@@ -41,10 +41,10 @@ def read(patch):
     return what.rstrip("."), re.fullmatch(r"Found by: (.+)", finder)[1]
 
 
-def build(preset, target):
-    built = call("cmake", "--build", "--preset", preset, "-j", JOBS, "--target", target)
+def build(preset, *targets):
+    built = call("cmake", "--build", "--preset", preset, "-j", JOBS, "--target", *targets)
     if built.returncode:
-        raise SystemExit(f"{target} does not build:\n{built.stdout[-2000:]}{built.stderr[-2000:]}")
+        raise SystemExit(f"{targets} do not build:\n{built.stdout[-2000:]}{built.stderr[-2000:]}")
 
 
 def made(finder):
@@ -58,8 +58,9 @@ def made(finder):
         seeds = "tests/fuzz/corpus/script_fuzz"
         options = [f"-max_total_time={BOUND}", f"-artifact_prefix={corpus}/"]
         return [f"build-fuzz/bin/{program}", *options, corpus, seeds]
-    build("asan", program)
-    return [f"build-asan/bin/{program}", *(f"--gtest_filter={name}" for name in arguments)]
+    build("asan", program, "resilient-store")
+    filters = [f"--gtest_filter={name}" for name in arguments]
+    return [f"build-asan/bin/{program}", "--gtest_fail_fast", *filters]
 
 
 def found(finder):

@@ -30,13 +30,20 @@ std::string Encoded(const Request& request) {
 
 void HostilePeers::Meet(const HostPort& store) {
   store_ = store;
+  favourite_ = static_cast<Favourite>(random_.Below(3));
   for (Peer& peer : peers_) peer = {};
 }
 
 void HostilePeers::Act() {
   ++acts_;
   Peer& peer = peers_[random_.Below(kPeers)];
-  if (!peer.socket.valid()) return Connect(peer);
+  if (!peer.socket.valid()) return Connect(peer, AnyHello());
+  if (peer.withheld > 1) return SendOn(peer);
+  const auto wants = [this](Favourite what) {
+    return favourite_ == what ? Rarely(3) : Rarely(100);
+  };
+  if (wants(Favourite::kWithhold)) return Withhold(peer);
+  if (wants(Favourite::kLargeAnswers)) return AskForLarge(peer);
   const std::uint64_t what = random_.Below(100);
   if (what < 4) {
     peer = {};
@@ -60,7 +67,7 @@ void HostilePeers::Act() {
   }
 }
 
-void HostilePeers::Connect(Peer& peer) {
+void HostilePeers::Connect(Peer& peer, Hello hello) {
   peer = {};
   Result<FileDescriptor> socket = StartConnectTcp(store_);
   if (!socket.ok()) return;
@@ -68,16 +75,58 @@ void HostilePeers::Connect(Peer& peer) {
   std::vector<PollEntry> entries = {{peer.socket.get(), POLLOUT, 0}};
   PollUntil(entries, SystemClock(), In(Millis(100)));
   if (Rarely(20)) return;  // It says nothing.
-  Request hello;
-  hello.seq = Rarely(10) ? random_.Next() : 1;
+  Request first;
+  first.seq = Rarely(10) ? random_.Next() : 1;
   peer.next = 2;
-  hello.op = AnyHello();
-  Send(peer, EncodePreamble() + Encoded(hello));
+  first.op = std::move(hello);
+  Send(peer, EncodePreamble() + Encoded(first));
 }
 
 void HostilePeers::Send(Peer& peer, const std::string& bytes) {
   const ssize_t sent =
       send(peer.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent < 0 && errno != EAGAIN && errno != EINTR) peer = {};
+}
+
+// A large request is begun, and its last byte never sent.
+void HostilePeers::Withhold(Peer& peer) {
+  ConnectAlone(peer);
+  if (!peer.socket.valid()) return;
+  std::string frame =
+      EncodeFrame(Frame{.type = FrameType::kRequest, .body = std::string(kMaxFrameBody, 'w')});
+  frame.resize(frame.size() - kMaxFrameBody);
+  Send(peer, frame);
+  peer.withheld = kMaxFrameBody;
+}
+
+// As a session of its own, whose place nobody takes.
+void HostilePeers::ConnectAlone(Peer& peer) {
+  Hello hello = AnyHello();
+  hello.session = StrCat("alone", random_.Next());
+  hello.role = Role::kRequest;
+  Connect(peer, std::move(hello));
+}
+
+// A refused compare_set is answered with the value, which is kept until it is acknowledged: never.
+void HostilePeers::AskForLarge(Peer& peer) {
+  if (Rarely(8)) ConnectAlone(peer);
+  if (!peer.socket.valid()) return;
+  Request request;
+  request.seq = peer.next++;
+  request.op = CompareSetOp{"large", "", ""};
+  if (Rarely(10)) request.op = SetOp{"large", std::string(kValueBytesMax / 4, 'l')};
+  Send(peer, Encoded(request));
+}
+
+void HostilePeers::SendOn(Peer& peer) {
+  if (Rarely(500)) {
+    peer = {};
+    return;
+  }
+  const std::string part(std::min<std::size_t>(peer.withheld - 1, 1u << 20), 'w');
+  const ssize_t sent =
+      send(peer.socket.get(), part.data(), part.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent > 0) peer.withheld -= static_cast<std::size_t>(sent);
   if (sent < 0 && errno != EAGAIN && errno != EINTR) peer = {};
 }
 

@@ -31,7 +31,8 @@ class HostilePeers {
   static constexpr std::size_t kPeers = 48;
   struct Peer {
     FileDescriptor socket;
-    std::uint64_t next = 1;  // The number of its next request, mostly.
+    std::uint64_t next = 1;    // The number of its next request, mostly.
+    std::size_t withheld = 0;  // Bytes of a request that it has begun and will not end.
   };
 
   // Messages. Each number may be any, and is mostly one that means something.
@@ -52,11 +53,19 @@ class HostilePeers {
   int AnyRank() { return static_cast<int>(AnyNumber()); }
   bool Rarely(std::uint64_t one_in) { return random_.Below(one_in) == 0; }
 
-  void Connect(Peer& peer);
+  void Connect(Peer& peer, Hello hello);
   void Send(Peer& peer, const std::string& bytes);
+  void ConnectAlone(Peer& peer);
+  void Withhold(Peer& peer);
+  void AskForLarge(Peer& peer);
+  void SendOn(Peer& peer);
   void Read(Peer& peer);
 
+  // What they do most, in one life of the store.
+  enum class Favourite : std::uint8_t { kNone, kWithhold, kLargeAnswers };
+
   Random random_;
+  Favourite favourite_ = Favourite::kNone;
   HostPort store_;
   std::array<Peer, kPeers> peers_;
   std::uint64_t acts_ = 0;

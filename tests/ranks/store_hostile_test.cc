@@ -27,7 +27,7 @@ using std::chrono::seconds;
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr std::size_t kMemoryMax = 400 * kMebi;  // Of the limits below, and the program itself.
+constexpr std::size_t kMemoryMax = 350 * kMebi;  // Of the limits below, and the program itself.
 constexpr Duration kActsPerTurn = Millis(20);    // Of the witness, which has a lease to keep.
 constexpr int kTurnsPerLife = 100;
 
