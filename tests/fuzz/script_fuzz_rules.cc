@@ -40,10 +40,7 @@ void Script::Take(Effects effects) {
     Peer* peer = FindPeer(out.connection);
     Require(peer != nullptr, StrCat("it speaks to connection ", out.connection));
     const Frame frame = EncodeServerMessage(out.message);
-    const auto* answer = std::get_if<Reply>(&out.message);
-    // A status has a line for each seat of each world.
-    const bool is_status = answer != nullptr && !answer->status_json.empty();
-    Require(frame.body.size() <= (is_status ? kMaxFrameBody : kMessageBytesMax),
+    Require(frame.body.size() <= kMessageBytesMax,
             StrCat("a message has ", frame.body.size(), " bytes"));
     if (const auto* reply = std::get_if<Reply>(&out.message)) {
       TakeReply(*peer, *reply);
