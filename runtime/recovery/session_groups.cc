@@ -210,6 +210,7 @@ Result<SessionImpl::Entry> SessionImpl::Enter(GroupSlot& slot, const Operation& 
     }
     if (slot.closed) return GroupClosed(slot.name);
     if (slot.outdated) return GroupOutdated(slot.name, machine_.view());
+    if (slot.aborted_in == flight_->generation()) return slot.aborted;
     if (const auto& communicator = CommunicatorLocked(slot); communicator != nullptr) {
       flight_->Enter();
       return Entry{flight_, communicator};
@@ -374,6 +375,8 @@ void SessionImpl::AbortGroup(GroupSlot& slot, const std::string& why) {
   detail.pid = opener_pid_;
   detail.group = slot.name;
   detail.since_unix_s = clock_.WallSeconds();
+  std::uint64_t generation = 0;
+  Status cause;
   std::shared_ptr<Communicator> communicator;
   {
     Lock lock(mutex_);
@@ -381,16 +384,17 @@ void SessionImpl::AbortGroup(GroupSlot& slot, const std::string& why) {
         machine_.state() != SessionState::kRunning) {
       return;
     }
-    detail.generation = flight_->generation();
+    generation = detail.generation = flight_->generation();
+    cause =
+        Status(StatusCode::kCommFailed,
+               StrCat("rank ", rank, " (host ", opener_host_, ", pid ", opener_pid_,
+                      ") aborted group '", slot.name, "' in generation ", generation, ": ", why),
+               std::move(detail));
     flight_->NoteBroken();  // Also where no operation runs that could say so.
+    slot.aborted_in = generation;
+    slot.aborted = cause;
     communicator = CommunicatorLocked(slot);
   }
-  const std::uint64_t generation = detail.generation;
-  const Status cause(
-      StatusCode::kCommFailed,
-      StrCat("rank ", rank, " (host ", opener_host_, ", pid ", opener_pid_, ") aborted group '",
-             slot.name, "' in generation ", generation, ": ", why),
-      std::move(detail));
   // The service ends the generation for all; this group ends here and now, also when the service
   // cannot be reached.
   rendezvous_->Send({ReportKind::kCommFailed, generation, rank, cause});

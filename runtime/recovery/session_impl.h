@@ -57,6 +57,9 @@ struct GroupSlot {
 
   bool closed = false;
   std::shared_ptr<Communicator> communicator;  // Of the present generation; null until needed.
+  // In that generation this process has aborted it, for that: also where it had no communicator.
+  std::uint64_t aborted_in = 0;
+  Status aborted;
 };
 
 // The shell around StateMachine: feeds it with what the membership service, the communicators and

@@ -361,6 +361,18 @@ TEST_F(SessionTest, GroupAbort_WithNothingInFlight_RebuildDoesNotTakeItForWhole)
   EXPECT_EQ(session_->membership().generation, 2U);
 }
 
+// It had no communicator that could be aborted: until the fence came it took operations.
+TEST_F(SessionTest, GroupAbort_BeforeItsFirstUse_LetsNothingIn) {
+  Boot();
+  auto pair = CreateGroup("pair", {1, 3});
+  pair->Abort("not wanted");
+  ASSERT_TRUE(AwaitCount(&Record::reports, 1));
+  EXPECT_EQ(Run(*pair).code(), StatusCode::kCommFailed);
+  FenceAndSettle(1, Reports()[0].status);
+  EXPECT_TRUE(session_->Rebuild({}).ok());
+  EXPECT_TRUE(Run(*pair).ok());
+}
+
 TEST_F(SessionTest, CreateGroup_BadRanks_AreRefused) {
   Boot();
   const auto code = [this](const std::string& name, std::vector<int> ranks) {
