@@ -5,14 +5,21 @@
 #include <utility>
 
 namespace resilient::store {
+namespace {
+
+// Of days of work; so that the product below does not overflow.
+constexpr std::uint64_t kTurnsThatPayAll = 1'000'000'000;
+
+}  // namespace
 
 FairTurns::Account& FairTurns::Of(const std::string& job) {
   return accounts_.try_emplace(job, Account{share_, turn_}).first->second;
 }
 
 Duration FairTurns::LeftOf(const Account& account) const {
-  const auto turns = static_cast<Duration::rep>(turn_ - account.turn);
-  return std::min(account.left + turns * share_, share_);
+  const std::uint64_t turns = turn_ - account.turn;
+  if (turns >= kTurnsThatPayAll) return share_;
+  return std::min(account.left + static_cast<Duration::rep>(turns) * share_, share_);
 }
 
 void FairTurns::NextTurn() {

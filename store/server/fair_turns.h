@@ -17,7 +17,7 @@ namespace resilient::store {
 // robin (Shreedhar and Varghese, 1995) over jobs, in time. In each turn of the loop a job has a
 // share; what a request takes beyond it is owed, and comes off the shares of later turns. A
 // connection whose job has nothing left waits here, in the order in which it came, and jobs take
-// turns. Nothing is lost to a job that is alone: turns in which nobody else has work are short.
+// turns. A job that is alone loses nothing, as turns in which nobody else has work are short.
 //
 // Pure: the owner measures. Owner: Server. Thread: the loop's.
 class FairTurns {
@@ -63,7 +63,7 @@ class FairTurns {
   // Of jobs that have taken something, until those that owe nothing are dropped. Nodes stay put.
   std::unordered_map<std::string, Account> accounts_;
   std::size_t drop_at_ = kFewAccounts;
-  std::list<Account*> order_;  // With somebody who waits, the next one first;
+  std::list<Account*> order_;  // Those with connections that wait, the next one first;
   std::list<Account*> spent_;  // those of them that can take nothing more in this turn.
   std::unordered_map<ConnectionId, Place> waiting_;
 };

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +17,7 @@
 
 #include "tests/ranks/hostile_peers.h"
 #include "tests/ranks/store_limits_support.h"
+#include "tests/support/from_environment.h"
 #include "tests/support/test_directory.h"
 
 namespace resilient::store {
@@ -27,14 +27,9 @@ using std::chrono::seconds;
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr std::size_t kMemoryMax = 350 * kMebi;  // Of the limits below, and the program itself.
+constexpr std::size_t kMemoryMax = 400 * kMebi;  // Of the limits below, and the program itself.
 constexpr Duration kActsPerTurn = Millis(20);    // Of the witness, which has a lease to keep.
 constexpr int kTurnsPerLife = 100;
-
-std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 // The other tenant: the only rank of a world, and in a job of its own, as a new life of the first
 // one begins without keys, a client that counts.

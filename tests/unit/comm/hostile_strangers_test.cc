@@ -10,7 +10,6 @@
 
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
@@ -20,6 +19,7 @@
 #include "runtime/comm/wire.h"
 #include "runtime/net/socket.h"
 #include "tests/support/descriptors.h"
+#include "tests/support/from_environment.h"
 #include "tests/unit/comm/comm_world.h"
 
 namespace resilient::testing {
@@ -27,11 +27,6 @@ namespace {
 
 constexpr int kAttackedRanks = 3;
 constexpr std::uint64_t kAttackedGeneration = 5;  // Of the group that is there all the time.
-
-std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 // Owner: a test. Thread: caller-synchronised; the world goes on meanwhile.
 class Strangers {
