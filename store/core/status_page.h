@@ -37,7 +37,6 @@ class StatusPage {
   // Whether there is room for the next thing at this place, which then counts. If not, the page
   // ends, and the next one begins there.
   bool Take(std::size_t cost, const std::string& job, std::uint64_t round, std::uint64_t rank);
-  bool ended() const { return next_.has_value(); }
   // Appends what a page ends with: ,"next":{..} or nothing.
   void AppendNext(std::string& out) const;
 

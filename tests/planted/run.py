@@ -8,7 +8,6 @@ the sources, which are put back as they were afterwards. The tree has to be clea
 `make build-san` done: what is built here is built in its trees. What may find them:
 
     tidy                  tests/tidy.py
-    script_fuzz           the fuzzer of the store's core, from its corpus
     PROGRAM [FILTER]      a test program under AddressSanitizer, all of it or what the filter names
 
 Prints a line of a table for each: what finds it, and after how many seconds. Exit code 1: one was
@@ -21,7 +20,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -41,8 +39,8 @@ def read(patch):
     return what.rstrip("."), re.fullmatch(r"Found by: (.+)", finder)[1]
 
 
-def build(preset, *targets):
-    built = call("cmake", "--build", "--preset", preset, "-j", JOBS, "--target", *targets)
+def build(*targets):
+    built = call("cmake", "--build", "--preset", "asan", "-j", JOBS, "--target", *targets)
     if built.returncode:
         raise SystemExit(f"{targets} do not build:\n{built.stdout[-2000:]}{built.stderr[-2000:]}")
 
@@ -52,13 +50,7 @@ def made(finder):
     program, *arguments = finder.split()
     if program == "tidy":
         return [sys.executable, "tests/tidy.py"]
-    if program == "script_fuzz":
-        build("fuzz", program)
-        corpus = tempfile.mkdtemp(prefix="planted-")
-        seeds = "tests/fuzz/corpus/script_fuzz"
-        options = ["-entropic=0", f"-max_total_time={BOUND}", f"-artifact_prefix={corpus}/"]
-        return [f"build-fuzz/bin/{program}", *options, corpus, seeds]
-    build("asan", program, "resilient-store")
+    build(program, "resilient-store")
     filters = [f"--gtest_filter={name}" for name in arguments]
     return [f"build-asan/bin/{program}", "--gtest_fail_fast", *filters]
 

@@ -82,10 +82,11 @@ void HostilePeers::Connect(Peer& peer, Hello hello) {
   Send(peer, EncodePreamble() + Encoded(first));
 }
 
-void HostilePeers::Send(Peer& peer, const std::string& bytes) {
+std::size_t HostilePeers::Send(Peer& peer, const std::string& bytes) {
   const ssize_t sent =
       send(peer.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0 && errno != EAGAIN && errno != EINTR) peer = {};
+  return sent < 0 ? 0 : static_cast<std::size_t>(sent);
 }
 
 // A large request is begun, and its last byte never sent.
@@ -124,10 +125,8 @@ void HostilePeers::SendOn(Peer& peer) {
     return;
   }
   const std::string part(std::min<std::size_t>(peer.withheld - 1, 1u << 20), 'w');
-  const ssize_t sent =
-      send(peer.socket.get(), part.data(), part.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (sent > 0) peer.withheld -= static_cast<std::size_t>(sent);
-  if (sent < 0 && errno != EAGAIN && errno != EINTR) peer = {};
+  const std::size_t sent = Send(peer, part);
+  peer.withheld -= sent;  // Both are 0 after an error.
 }
 
 void HostilePeers::Read(Peer& peer) {

@@ -54,7 +54,8 @@ class HostilePeers {
   bool Rarely(std::uint64_t one_in) { return random_.Below(one_in) == 0; }
 
   void Connect(Peer& peer, Hello hello);
-  void Send(Peer& peer, const std::string& bytes);
+  // How much of it has gone.
+  std::size_t Send(Peer& peer, const std::string& bytes);
   void ConnectAlone(Peer& peer);
   void Withhold(Peer& peer);
   void AskForLarge(Peer& peer);

@@ -419,7 +419,7 @@ TEST(ManyConnections, DISABLED_TwentyThousand_AreWelcomeAndCostLittle) {
   ExpectManyAreWelcomeAndCostLittle(20000);
 }
 
-// Each request copies 16 MiB before it is refused; all of them, and one of another job, are there
+// Each request copies 8 MiB before it is refused; all of them, and one of another job, are there
 // when the server looks.
 TEST(StoreTurns, ManyHeavyRequestsOfOneJob_LeaveAnotherItsTurn) {
   constexpr int kClients = 8;
