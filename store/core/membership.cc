@@ -373,7 +373,7 @@ void Membership::Lose(Participant& who, const Status& cause, Moment moment,
   world->joined -= seat.state == SeatState::kJoined ? 1 : 0;
   --world->live;
   seat.state = world->viewed ? SeatState::kLost : SeatState::kEmpty;
-  seat.note = world->viewed ? "" : cause.message();
+  seat.texts.Make().note = world->viewed ? "" : cause.message();
   seat.vacant_since = moment.now;
   seat.gone_for_good = false;
   Changed(*world, seat);

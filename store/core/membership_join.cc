@@ -345,17 +345,16 @@ void Membership::Settle(Moment moment, MembershipEffects& effects) {
 
 void Membership::Occupy(World& world, Participant& who, MembershipEffects& effects) {
   Seat& seat = world.seats.At(who.request.rank);
-  std::vector<std::string> incarnations = std::move(seat.incarnations);
-  if (world.incarnations.insert(who.hello.incarnation).second) {
-    incarnations.push_back(who.hello.incarnation);
-  }
   Seat taken;
   taken.announced = seat.announced;  // Until its process says otherwise.
-  taken.present_on = std::move(seat.present_on);
+  taken.texts = std::move(seat.texts);
+  taken.texts.Make().note.clear();
+  if (world.incarnations.insert(who.hello.incarnation).second) {
+    taken.texts.Make().incarnations.push_back(who.hello.incarnation);
+  }
   seat = std::move(taken);
   seat.state = SeatState::kJoined;
   seat.session = who.session;
-  seat.incarnations = std::move(incarnations);
   Changed(world, seat);
   who.state = State::kSeated;
   who.round = world.round;

@@ -15,7 +15,7 @@ void Membership::LeaveSeat(World& world, Participant& who, Moment moment,
   world.joined -= joined ? 1 : 0;
   --world.live;
   seat.state = world.viewed ? SeatState::kLeft : SeatState::kEmpty;
-  seat.note = world.viewed ? "" : Name(ClaimantOf(who)) + " joined and left again";
+  seat.texts.Make().note = world.viewed ? "" : Name(ClaimantOf(who)) + " joined and left again";
   seat.vacant_since = moment.now;
   seat.gone_for_good = !who.hello.supervised;
   Changed(world, seat);

@@ -13,7 +13,7 @@ void Membership::NotePresent(World& world, const Participant& teller, const Wait
       Seat* seat = world.seats.Find(rank);
       if (seat == nullptr) continue;
       seat->*until = moment.now + limits_.presence_life;
-      if (!seat->announced) seat->present_on = teller.hello.process.host;
+      if (!seat->announced) seat->texts.Make().present_on = teller.hello.process.host;
     }
   };
   note(report.present, &Seat::seen_until);
@@ -24,7 +24,7 @@ void Membership::Announce(Seat& seat, const Presence& presence) {
   seat.announced = !presence.holders.empty();
   if (!seat.announced) return;
   const ProcessIdentity& latest = presence.holders.rbegin()->second;
-  seat.present_on = latest.host + " (pid " + std::to_string(latest.pid) + ")";
+  seat.texts.Make().present_on = latest.host + " (pid " + std::to_string(latest.pid) + ")";
 }
 
 void Membership::OnPresent(SessionId session, const ProcessIdentity& process,
@@ -61,7 +61,7 @@ void Membership::OnAbsent(SessionId session, const PresenceName& name, const std
     // Of one that had joined and was lost its seat says so.
     const Participant* last = Find(seat.session);
     if (!world.viewed && (!last || !SameProcess(last->hello.process, process))) {
-      seat.note = presence.note;
+      seat.texts.Make().note = presence.note;
       Changed(world, seat);
     }
     RefuseIfDue(world, moment, effects);
@@ -78,8 +78,9 @@ void Membership::SeatThePresent(World& world) {
        one != present_.end() && one->first.first == world.size(); ++one) {
     Seat& seat = world.seats.At(one->first.second);
     Announce(seat, one->second);
-    seat.note = one->second.note;
-    if (!seat.note.empty()) Changed(world, seat);
+    if (one->second.note.empty()) continue;
+    seat.texts.Make().note = one->second.note;
+    Changed(world, seat);
   }
 }
 

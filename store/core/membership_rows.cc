@@ -12,7 +12,9 @@ namespace resilient::store {
 template <typename Archive>
 void Fields(Archive& archive, Seat& seat) {
   archive.Enum(seat.state, SeatState::kLeft);
-  archive(seat.session, seat.ready, seat.refused, seat.gone_for_good, seat.note, seat.incarnations);
+  SeatTexts& texts = seat.texts.Make();
+  archive(seat.session, seat.ready, seat.refused, seat.gone_for_good, texts.note,
+          texts.incarnations);
 }
 
 namespace {

@@ -87,8 +87,8 @@ void Membership::Shrink(World& world, MembershipEffects& effects) {
   Seats left(&seats_);
   for (Seat& seat : world.seats) {
     if (!seat.Live()) {
-      std::move(seat.incarnations.begin(), seat.incarnations.end(),
-                std::back_inserter(world.former));
+      std::vector<std::string>& held = seat.texts.Make().incarnations;
+      std::move(held.begin(), held.end(), std::back_inserter(world.former));
       continue;
     }
     Participant* who = Find(seat.session);

@@ -190,9 +190,10 @@ void Membership::TellJoin(const World& world, const Participant& listener, Momen
       text =
           AliveText(*Find(seat.session), moment) + ", ends the operations of the last generation";
     } else if (world.PresentUntil(seat) > moment.now) {
-      text += ": alive on host " + seat.present_on + ", not yet in its init";
+      text += ": alive on host " + seat.texts->present_on + ", not yet in its init";
     } else {
-      text += seat.note.empty() ? ": nothing has been heard from it" : ": " + seat.note;
+      text +=
+          seat.texts->note.empty() ? ": nothing has been heard from it" : ": " + seat.texts->note;
     }
     notice.ranks.push_back({rank, std::move(text)});
   }

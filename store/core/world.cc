@@ -13,8 +13,9 @@ namespace {
 
 // Of the rank of `seat`, which is missing; empty: nothing is known of it.
 std::string NoteOfMissing(int rank, const Seat& seat, Instant now) {
-  if (!seat.note.empty() || seat.unverified_until <= now) return seat.note;
-  return "a process on host " + seat.present_on + " has the name of rank " + std::to_string(rank) +
+  if (!seat.texts->note.empty() || seat.unverified_until <= now) return seat.texts->note;
+  return "a process on host " + seat.texts->present_on + " has the name of rank " +
+         std::to_string(rank) +
          " and was waited for no longer than twice the timeout, as the kernel there does not tell "
          "whose it is";
 }
@@ -123,7 +124,7 @@ std::string World::WhoIsMissing(Instant now) const {
     if (seat.Live()) continue;
     if (PresentUntil(seat) > now) {
       if (++present > kNamedAtMost) continue;
-      notes += "; rank " + std::to_string(rank) + " lives on host " + seat.present_on +
+      notes += "; rank " + std::to_string(rank) + " lives on host " + seat.texts->present_on +
                " and has not come to its init";
       continue;
     }
@@ -158,7 +159,7 @@ Status World::FinishRestore(Instant now) {
     open += seat.Open() ? 1 : 0;
     members = members || seat.state == SeatState::kMember;
     ready += seat.ready && phase == Phase::kBuilding ? 1 : 0;
-    incarnations.insert(seat.incarnations.begin(), seat.incarnations.end());
+    incarnations.insert(seat.texts->incarnations.begin(), seat.texts->incarnations.end());
     seat.vacant_since = now;
   }
   incarnations.insert(former.begin(), former.end());

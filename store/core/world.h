@@ -16,6 +16,7 @@
 #include "store/core/diagnosis.h"
 #include "store/core/keyspace.h"
 #include "store/core/quota.h"
+#include "store/core/seldom.h"
 
 namespace resilient::store {
 
@@ -25,31 +26,39 @@ enum class SeatState : std::uint8_t { kEmpty, kJoined, kMember, kLost, kLeft };
 std::string_view PhaseName(Phase phase);
 std::string_view SeatStateName(SeatState state);
 
-// One place of a world: who holds it, or how it became vacant. Thread: value type.
+// What is told of a seat that somebody has come to. Thread: value type.
+struct SeatTexts {
+  std::string note;                       // It lost its holder before the first view: how.
+  std::vector<std::string> incarnations;  // Of all its holders.
+  std::string present_on;                 // Not kept: where the process is that will take it.
+};
+
+// One place of a world: who holds it, or how it became vacant. It is small, as the first join of a
+// world makes all of its seats at once. Thread: value type that can only be moved.
 struct Seat {
   // Kept in a row of its own, from its first holder on.
   SeatState state = SeatState::kEmpty;
-  SessionId session = 0;  // The holder; for lost and left the last one.
-  bool ready = false;     // In BUILDING: its communicators are built.
-  bool refused = false;   // A member, and its last join was refused: it may have missed that.
+  bool ready = false;    // In BUILDING: its communicators are built.
+  bool refused = false;  // A member, and its last join was refused: it may have missed that.
   // Left and not to be replaced: it ended well, or nobody supervises it.
   bool gone_for_good = false;
-  std::string note;                       // Of a seat that lost its holder before the first view.
-  std::vector<std::string> incarnations;  // Of all its holders.
+  SessionId session = 0;  // The holder; for lost and left the last one.
+  Seldom<SeatTexts> texts;
 
   // Not kept.
   Instant vacant_since{};
   std::uint64_t room_at = 0;  // The latest commit at which its holder had room for more.
   // Its process counts as alive though it has not come to its init: as long as that process holds
-  // its presence key, and until then, as a member on its host has seen. present_on: where it is.
+  // its presence key, and until then, as a member on its host has seen.
   bool announced = false;
   Instant seen_until = Instant::min();
   Instant unverified_until = Instant::min();  // As seen_until; it may be another user's process.
-  std::string present_on;
 
   bool Live() const { return state == SeatState::kJoined || state == SeatState::kMember; }
   // Whether there is anything to keep.
-  bool Used() const { return state != SeatState::kEmpty || !note.empty() || !incarnations.empty(); }
+  bool Used() const {
+    return state != SeatState::kEmpty || !texts->note.empty() || !texts->incarnations.empty();
+  }
   bool Open() const { return state == SeatState::kEmpty || state == SeatState::kLost; }
   // `unverified_max`: what is not verified counts until then at the latest.
   Instant PresentUntil(Instant unverified_max) const {
@@ -59,6 +68,7 @@ struct Seat {
   // A process that lives and is on its way to it by then has a last call.
   Instant WaitedForUntil(Duration wait) const;
 };
+static_assert(sizeof(Seat) <= 64);
 
 // The places of a world. A rank comes from a peer, or from a row: it is looked up here, and is an
 // index nowhere else. Thread: value type that can only be moved.
