@@ -189,7 +189,8 @@ TEST_F(SwitchboardTest, ParkedPeersThatGoAway_FreeAllButAFewDescriptors) {
 }
 
 TEST_F(SwitchboardTest, GoodbyeOfAParkedPeer_IsThereForItsGroup) {
-  Connect(Early(1) + "goodbye").Reset();
+  const std::string goodbye(kMessageHeaderBytes, 'g');
+  Connect(Early(1) + goodbye).Reset();
   Settle();
   EXPECT_EQ(board_->parked(), 1u);
   EXPECT_EQ(Turn(), 0) << "an end that is known woke the loop";
@@ -198,7 +199,14 @@ TEST_F(SwitchboardTest, GoodbyeOfAParkedPeer_IsThereForItsGroup) {
   ASSERT_EQ(taken_.size(), 1u);
   std::string read(100, '\0');
   read.resize(static_cast<std::size_t>(recv(taken_[0].get(), read.data(), read.size(), 0)));
-  EXPECT_EQ(read, "goodbye");
+  EXPECT_EQ(read, goodbye);
+}
+
+TEST_F(SwitchboardTest, PeersThatLeaveLessThanAMessage_CountAsEnded) {
+  BeginWithRoomFor(64);
+  for (int from = 1; from <= 50; ++from) Connect(Early(from) + "no message").Reset();
+  Settle();
+  EXPECT_EQ(board_->parked(), 16u);
 }
 
 TEST_F(SwitchboardTest, ParkedPeerThatSends_CostsNoTurn) {
