@@ -42,6 +42,11 @@ std::size_t UnprovenConnections::CountOf(const std::string& address) const {
   return found == by_address_.end() ? 0 : found->second.size();
 }
 
+std::string UnprovenConnections::AddressOf(Id id) const {
+  const auto found = by_id_.find(id);
+  return found == by_id_.end() ? std::string() : found->second.address;
+}
+
 const std::set<UnprovenConnections::Id>& UnprovenConnections::OfHeaviest() const {
   return by_weight_.empty() ? none_ : *by_weight_.begin()->second;
 }

@@ -32,6 +32,7 @@ class UnprovenConnections {
   bool empty() const { return by_id_.empty(); }
   bool Has(Id id) const { return by_id_.contains(id); }
   std::size_t CountOf(const std::string& address) const;
+  std::string AddressOf(Id id) const;  // Empty: it is none of these.
 
   // Of the address that has most of them, the oldest first; where addresses have equally many, of
   // the one whose oldest is older. Empty: there are none.

@@ -47,6 +47,20 @@ bool Connection::AcceptFrom(UvStream& listener) {
 void Connection::OnRead(std::string_view bytes) {
   if (ending_) return;
   has_spoken_ = true;
+  if (tls_ == nullptr || tls_->established()) return Process(bytes);
+  handshake_ = bytes;
+  UpdateReading();
+  owner_.OnHandshake(*this);
+}
+
+void Connection::GoOn() {
+  const std::string bytes = std::exchange(handshake_, {});
+  if (closed() || ending_ || bytes.empty()) return;
+  UpdateReading();
+  Process(bytes);
+}
+
+void Connection::Process(std::string_view bytes) {
   if (!std::exchange(spoken_, true) && !Recognise(bytes.front())) return OnUnwritable();
   if (tls_ != nullptr) return OnDecrypted(bytes);
   Take(bytes);
@@ -209,7 +223,7 @@ std::size_t Connection::QueuedMemory() const {
 
 void Connection::UpdateReading() {
   if (closed()) return;
-  const bool read = ending_ || (WantsInput() && !HasInput());
+  const bool read = ending_ || (WantsInput() && !HasInput() && handshake_.empty());
   if (read == reading_) return;
   reading_ = read;
   if (read) {

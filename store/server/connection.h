@@ -29,13 +29,16 @@ inline constexpr std::size_t kOutputSoftLimit = 8u << 20;
 // after Close, never from inside one of its calls.
 class Connection {
  public:
-  // Called from the loop, never from inside a call of Connection's. After Close: no more.
+  // Called from the loop, never from inside a call of Connection's but GoOn. After Close: no more.
   class Owner {
    public:
     virtual ~Owner() = default;
     virtual void OnFrames(Connection& connection) = 0;  // HasInput, or room for answers again.
     // So much has come of a request that is not whole; 0: it is. Small parts are not told of.
     virtual void OnPartialInput(Connection& connection, std::size_t bytes) = 0;
+    // Bytes of a TLS handshake have come: GoOn takes them, once there is time for what they cost.
+    // Nothing more is read from this peer meanwhile.
+    virtual void OnHandshake(Connection& connection) = 0;
     // The peer is gone (ok: it closed), what it sends is not our protocol (kProtocol), or one side
     // refused the other's certificate (kAuth).
     virtual void OnEnd(Connection& connection, const Status& why) = 0;
@@ -53,6 +56,9 @@ class Connection {
   void RecogniseTcpStore();
   // Null: it is none, as far as is known.
   tcpstore::Client* tcpstore() { return tcpstore_.get(); }
+
+  // After OnHandshake. Nothing to do when it is ending by now.
+  void GoOn();
 
   // A frame, or a query of a TCPStore client.
   bool HasInput() const {
@@ -124,6 +130,7 @@ class Connection {
 
  private:
   void OnRead(std::string_view bytes);
+  void Process(std::string_view bytes);
   void OnDecrypted(std::string_view bytes);
   void OnUnwritable();
   // Shows how the peer speaks. False when the connection is broken.
@@ -151,6 +158,7 @@ class Connection {
   Owner& owner_;
   UvStream socket_;
   std::unique_ptr<TlsStream> tls_;  // Null: plain.
+  std::string handshake_;           // For GoOn.
   bool spoken_ = false;             // The peer has shown how it speaks, or it need not.
   bool may_be_tcpstore_ = false;
   bool has_spoken_ = false;

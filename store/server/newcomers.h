@@ -34,6 +34,9 @@ class Newcomers {
   std::size_t size() const { return all_.size(); }
   bool Full() const { return all_.size() >= most_; }
 
+  // To which it is charged; empty: it is none of them.
+  std::string AddressOf(ConnectionId id) const { return all_.AddressOf(id); }
+
   // Those that should have said Hello by now, the oldest first.
   std::vector<ConnectionId> Overdue(Instant now) const {
     return all_.AcceptedBy(now - hello_within_);

@@ -366,6 +366,7 @@ void Server::Drop(Connection& connection) {
   ending_.erase(id);
   deferred_.erase(id);
   turns_.Forget(id);
+  handshakes_.Forget(id);
   stalled_.erase(id);
   output_.Forget(id);
   input_.Note(id, 0);
@@ -496,6 +497,7 @@ void Server::Shutdown(std::string_view why) {
   newcomers_.Clear();
   deferred_.clear();
   turns_.Clear();
+  handshakes_.Clear();
   stalled_.clear();
   shutdown_since_ = clock_.Now();
   // Otherwise when the disk has what the clients wait to be told.

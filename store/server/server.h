@@ -48,6 +48,10 @@ inline constexpr Duration kTimePerConnection = std::chrono::milliseconds(1);
 // Of the requests of one job in a turn of the loop, and of those that had to wait for their turn.
 inline constexpr Duration kTimePerJob = std::chrono::milliseconds(2);
 inline constexpr Duration kDeferredPerTurn = std::chrono::milliseconds(4);
+// Of the TLS handshakes of one address in a turn of the loop, and of all of them: a stranger's
+// costs a signature.
+inline constexpr Duration kTimePerAddress = std::chrono::milliseconds(1);
+inline constexpr Duration kHandshakesPerTurn = std::chrono::milliseconds(2);
 // Connections that are flushed after a step of the loop, and for how long others are in each turn.
 inline constexpr std::size_t kFlushAtOnce = 32;
 inline constexpr Duration kFlushPerTurn = std::chrono::milliseconds(2);
@@ -120,6 +124,7 @@ class Server final : private Connection::Owner {
 
   void OnFrames(Connection& connection) override;
   void OnPartialInput(Connection& connection, std::size_t bytes) override;
+  void OnHandshake(Connection& connection) override;
   void OnEnd(Connection& connection, const Status& why) override;
   void OnConnectionWaiting();
   // Takes one that found no place, where another has to give its own up for it.
@@ -135,6 +140,7 @@ class Server final : private Connection::Owner {
   void TakeFrames(Connection& connection, Instant begun);
   Instant Charge(const Connection& connection, Instant begun);
   void TakeDeferred();
+  void TakeHandshakes();
   // Null: what it sends does not wait for the turn of its job.
   const std::string* JobThatWaits(const Connection& connection) const;
   void Defer(Connection& connection);
@@ -229,10 +235,12 @@ class Server final : private Connection::Owner {
   std::vector<std::unique_ptr<Connection>> graveyard_;  // Closed; freed in the next turn.
   Newcomers newcomers_;                                 // Have not said Hello.
   std::set<ConnectionId> ending_;
-  std::set<ConnectionId> deferred_;   // Frames left over from this turn,
-  FairTurns turns_{kTimePerJob};      // and of those that wait for the turn of their job.
-  std::deque<ConnectionId> touched_;  // To be flushed; each that is to be says so itself.
-  std::size_t unflushed_ = 0;         // Bytes of those, roughly.
+  std::set<ConnectionId> deferred_;        // Frames left over from this turn,
+  FairTurns turns_{kTimePerJob};           // and of those that wait for the turn of their job.
+  FairTurns handshakes_{kTimePerAddress};  // Of those that have not said Hello, by address.
+  Duration handshakes_took_{};             // In this turn.
+  std::deque<ConnectionId> touched_;       // To be flushed; each that is to be says so itself.
+  std::size_t unflushed_ = 0;              // Bytes of those, roughly.
   OutputLedger output_;
   InputLedger input_;
   std::vector<ConnectionId> disconnected_;  // To be told to the core in Settle.

@@ -72,7 +72,30 @@ Instant Server::Charge(const Connection& connection, Instant begun) {
   return now;
 }
 
+void Server::OnHandshake(Connection& connection) {
+  handshakes_.Wait(newcomers_.AddressOf(connection.id()), connection.id());
+  TakeHandshakes();
+  UpdateIdle();
+}
+
+void Server::TakeHandshakes() {
+  while (handshakes_took_ < kHandshakesPerTurn) {
+    const std::optional<ConnectionId> next = handshakes_.Next();
+    if (!next) return;
+    const std::string address = newcomers_.AddressOf(*next);  // It may be none any more after this.
+    const Instant begun = clock_.Now();
+    Find(*next)->GoOn();
+    const Duration took = clock_.Now() - begun;
+    handshakes_.Charge(address, took);
+    handshakes_took_ += took;
+    metrics_.step_seconds.Observe(std::chrono::duration<double>(took).count());
+  }
+}
+
 void Server::TakeDeferred() {
+  handshakes_.NextTurn();
+  handshakes_took_ = {};
+  TakeHandshakes();
   turns_.NextTurn();
   if (deferred_.empty() && !turns_.any_waiting()) return;
   for (const ConnectionId id : std::exchange(deferred_, {})) {
@@ -102,8 +125,8 @@ void Server::WakeStalled() {
 }
 
 void Server::UpdateIdle() {
-  const bool wanted = !deferred_.empty() || turns_.any_waiting() || !touched_.empty() ||
-                      !exits_.empty() || tick_due_in_turn_.has_value();
+  const bool wanted = !deferred_.empty() || turns_.any_waiting() || handshakes_.any_waiting() ||
+                      !touched_.empty() || !exits_.empty() || tick_due_in_turn_.has_value();
   if (wanted == idle_started_ || idle_.closed()) return;
   idle_started_ = wanted;
   if (wanted) {

@@ -259,6 +259,11 @@ bool RawClient::ClosedBy(Deadline deadline) {
   return true;
 }
 
+bool RawClient::HasAnswer() const {
+  pollfd entry = {.fd = socket_.get(), .events = POLLIN, .revents = 0};
+  return poll(&entry, 1, 0) == 1;
+}
+
 void RawClient::SendHello(const Hello& hello) {
   Request request;
   request.op = hello;

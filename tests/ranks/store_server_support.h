@@ -137,6 +137,8 @@ class RawClient {
   // Sends and waits for the reply.
   std::optional<Reply> Call(Op op, std::uint64_t scope = 0);
 
+  // There are bytes to be received, or the end.
+  bool HasAnswer() const;
   bool ended() const { return ended_; }
   std::uint64_t last_seq() const { return next_seq_ - 1; }
   // For a connection that takes a session up again: its numbers go on.

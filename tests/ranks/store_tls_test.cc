@@ -2,6 +2,7 @@
 // alone; each mistake is an error at once, told apart from the others; renewed files count without
 // a new process and cost no session. Method: the real binary and client, a proxy that records what
 // passes, connections driven by hand, certificates made here.
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <functional>
@@ -17,6 +18,8 @@
 
 #include "runtime/base/log.h"
 #include "store/core/codec.h"
+#include "store/server/tls_functions.h"
+#include "store/tls/context.h"
 #include "tests/ranks/http_support.h"
 #include "tests/ranks/store_client_proxy.h"
 #include "tests/ranks/store_server_support.h"
@@ -230,6 +233,39 @@ TEST_F(StoreTls, TokenIsAskedForInside) {
   const auto client = Connect(options, {}, clock_, In(kPatience));
   ASSERT_TRUE(client.ok()) << client.status().ToString();
   EXPECT_TRUE((*client)->Set("key", "value", Patient()).ok());
+}
+
+// A hello costs the server a signature. All of them, and a member's request after them, are there
+// when the server looks.
+TEST_F(StoreTls, FloodOfHandshakes_LeavesMembersTheirTurn) {
+  constexpr int kStrangers = 200;
+  TestServer server(Arguments(false));
+  CuttingProxy proxy(server.address());
+  const auto member = ConnectWith(proxy.address(), trust_);
+  ASSERT_TRUE(member.ok()) << member.status().ToString();
+  const auto context = TlsContext::Open(LinkedTlsFunctions(), TlsRole::kClient, trust_);
+  ASSERT_TRUE(context.ok()) << context.status().ToString();
+  std::vector<RawClient> strangers;
+  for (int i = 0; i < kStrangers; ++i) strangers.emplace_back(server.address());
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE((*member)->Set("all", "accepted", Patient()).ok());
+
+  server.process().Signal(SIGSTOP);
+  for (RawClient& stranger : strangers) {
+    const auto stream = (*context)->NewStream("127.0.0.1");
+    std::string plain;
+    ASSERT_TRUE(stream->Receive("", plain).ok());
+    ASSERT_TRUE(stranger.SendBytes(stream->TakeOutput()));
+  }
+  const std::size_t before = proxy.Recorded().requests.size();
+  auto answer = std::async(std::launch::async, [&] { return (*member)->Set("k", "", Patient()); });
+  ASSERT_TRUE(Until([&] { return proxy.Recorded().requests.size() > before; }));
+  server.process().Signal(SIGCONT);
+
+  EXPECT_TRUE(answer.get().ok());
+  const auto answered = [](RawClient& stranger) { return stranger.HasAnswer(); };
+  EXPECT_LT(std::ranges::count_if(strangers, answered), kStrangers / 2);
+  // They have their turns, too.
+  EXPECT_TRUE(Until([&] { return std::ranges::all_of(strangers, answered); }));
 }
 
 // What holds before Hello holds before the handshake is over.
