@@ -15,7 +15,7 @@
 namespace resilient::store {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr std::size_t kSlack = 64 * kMebi;  // Of the allocator, and of what is on its way.
 

@@ -7,19 +7,15 @@
 
 #include "tests/ranks/http_support.h"
 #include "tests/ranks/store_server_support.h"
+#include "tests/support/sanitizers.h"
 
 // What tests of the server's limits have in common: small limits, bare clients, and what the server
 // says and takes.
 namespace resilient::store {
 
-inline constexpr std::size_t kMebi = 1u << 20;
+using testing::kSanitized;
 
-// A sanitizer has shadow memory of its own for each byte.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
+inline constexpr std::size_t kMebi = 1u << 20;
 
 // Arguments of a server with /metrics and these limits ("name=value").
 std::vector<std::string> WithLimits(const std::vector<std::string>& limits);

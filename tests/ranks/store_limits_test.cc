@@ -24,7 +24,7 @@ namespace resilient::store {
 namespace {
 
 using std::chrono::seconds;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 // `count` waits for one value of 4 MiB: its arrival puts them all before a peer that does not read.
 std::unique_ptr<RawClient> Waiting(const TestServer& server, int count) {
@@ -245,7 +245,7 @@ TEST(StoreLimits, SilentStrangers_KeepNobodyOutForLong) {
 
 TEST(StoreLimits, HeldBytes_ClientsAreLeftUnreadUntilTheDiskHasCaughtUp) {
   constexpr int kSets = 16;
-  const std::string data = testing::TempDir() + "limits." + std::to_string(getpid());
+  const std::string data = ::testing::TempDir() + "limits." + std::to_string(getpid());
   {
     std::vector<std::string> arguments = WithLimits({"held-bytes=1MiB"});
     arguments.insert(arguments.end(), {"--data", data, "--durability", "machine"});
