@@ -64,6 +64,7 @@ class HostilePeers {
 
   // What they do most, in one life of the store.
   enum class Favourite : std::uint8_t { kNone, kWithhold, kLargeAnswers };
+  static constexpr unsigned kFavourites = 3;
 
   Random random_;
   Favourite favourite_ = Favourite::kNone;
