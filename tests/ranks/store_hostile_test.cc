@@ -53,7 +53,8 @@ class Witness {
   void Work() {
     const Instant begun = Now();
     const auto counted = client_->Call(AddOp{"count", 1});
-    ASSERT_TRUE(counted);
+    ASSERT_TRUE(counted) << (client_->ended() ? "its connection has ended" : "no answer")
+                         << " after " << ToSeconds(Now() - begun) << " s";
     ASSERT_TRUE(counted->status.ok()) << counted->status.ToString();
     ASSERT_EQ(counted->number, ++count_);
     const Instant called = Now();
@@ -103,7 +104,7 @@ TEST(HostilePeers, TheStoreAndItsOtherTenantsLiveOn) {
                   "result-total-bytes=32MiB", "change-total-bytes=16MiB", "input-total-bytes=32MiB",
                   "output-bytes=16MiB", "output-total-bytes=32MiB", "seats-per-job=200000",
                   "seats=300000", "sessions=300", "jobs=8", "held-bytes=16MiB", "slow-seconds=1"});
-  arguments.insert(arguments.end(), {"--data", data / "store", "--log-level", "error"});
+  arguments.insert(arguments.end(), {"--data", data / "store", "--log-level", "warn"});
   HostilePeers hostile(seed);
   Witness witness;
   std::size_t lives = 0;
@@ -116,7 +117,8 @@ TEST(HostilePeers, TheStoreAndItsOtherTenantsLiveOn) {
     ASSERT_NO_FATAL_FAILURE(witness.Meet(server.address())) << server.process().ErrorText();
     for (int turn = 0; turn < kTurnsPerLife && !end.ExpiredAt(Now()); ++turn) {
       for (const Instant begun = Now(); Now() - begun < kActsPerTurn;) hostile.Act();
-      ASSERT_NO_FATAL_FAILURE(witness.Work()) << server.process().ErrorText();
+      ASSERT_NO_FATAL_FAILURE(witness.Work()) << "in life " << lives << ", turn " << turn << "\n"
+                                              << server.process().ErrorText();
     }
     most_memory = std::max(most_memory, ResidentBytes(server.process().pid()));
     // Every other life ends in good order.
