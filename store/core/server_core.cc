@@ -430,6 +430,20 @@ void ServerCore::Impl::AnswerWaits(std::vector<EndedWait>& ended, Effects& effec
   }
 }
 
+void ServerCore::Impl::OnUnread(ConnectionId connection, Instant now) {
+  const SessionTable::Bound bound = sessions_.Of(connection);
+  if (!bound.session || bound.role != Role::kControl) return;
+  leases_.Renew(bound.session->id, At(now).now);
+  if (Job* job = FindJob(bound.session->hello.job)) job->has_unread = true;
+}
+
+std::optional<ConnectionId> ServerCore::Impl::ControlConnection(std::uint64_t watch) {
+  Session* session = sessions_.Find(watch);
+  if (session == nullptr) return std::nullopt;
+  const ConnectionId connection = session->line(Role::kControl).connection;
+  return connection != 0 ? std::optional(connection) : std::nullopt;
+}
+
 void ServerCore::Impl::OnTick(Instant now, bool input_drained, Effects& effects) {
   const Moment moment{clock_.Tick(now), Wall(now)};
   for (const LeaseTable::Expired& expired : leases_.Tick(moment.now, input_drained)) {
@@ -444,7 +458,8 @@ void ServerCore::Impl::OnTick(Instant now, bool input_drained, Effects& effects)
   }
   for (auto& [name, job] : jobs_) {
     MembershipEffects members;
-    job.membership.OnTick(moment, input_drained, members);
+    const bool drained = !std::exchange(job.has_unread, false) && input_drained;
+    job.membership.OnTick(moment, drained, members);
     Apply(job, members, moment, effects);
   }
   LookForCrossedJobs(moment, effects);
@@ -519,6 +534,14 @@ void ServerCore::OnDisconnect(ConnectionId connection, Instant now, Effects& eff
 void ServerCore::OnProcessExit(std::uint64_t watch, Instant now, Effects& effects) {
   impl_->OnProcessExit(watch, impl_->At(now), effects);
   impl_->Finish(effects);
+}
+
+void ServerCore::OnUnread(ConnectionId connection, Instant now) {
+  impl_->OnUnread(connection, now);
+}
+
+std::optional<ConnectionId> ServerCore::ControlConnection(std::uint64_t watch) const {
+  return impl_->ControlConnection(watch);
 }
 
 void ServerCore::OnTick(Instant now, bool input_drained, Effects& effects) {

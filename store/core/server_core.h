@@ -92,9 +92,15 @@ class ServerCore {
   void OnDisconnect(ConnectionId connection, Instant now, Effects& effects);
   // The process behind `watch` has exited (pidfd).
   void OnProcessExit(std::uint64_t watch, Instant now, Effects& effects);
+  // Right before OnTick, for each control connection of which requests have arrived and were not
+  // handed in: its lease is renewed, and verdicts on its job that need all of them wait.
+  void OnUnread(ConnectionId connection, Instant now);
   // Call at least every kTickInterval; `input_drained`: everything that had arrived before `now`
-  // has been handed in.
+  // has been handed in, but for what OnUnread has said.
   void OnTick(Instant now, bool input_drained, Effects& effects);
+
+  // Of the session behind a watch, if it is open: what it has sent says more than its end.
+  std::optional<ConnectionId> ControlConnection(std::uint64_t watch) const;
 
   // For tests, metrics and the shell's linger: members with a live lease, over all jobs.
   std::size_t LiveMembers() const;

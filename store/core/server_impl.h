@@ -44,6 +44,7 @@ struct Job {
         membership(name, limits, first_generation, make_secret, journal, &pools.seats) {}
   Keyspace keys;
   Membership membership;
+  bool has_unread = false;                       // OnUnread, until the next tick.
   std::map<SessionId, std::string> leased;       // Keys that are there by the lease of a session.
   std::map<std::string, std::size_t> leases_on;  // Of each of these keys, how many sessions.
 };
@@ -88,6 +89,8 @@ class ServerCore::Impl {
   void OnRequest(ConnectionId connection, Request& request, Moment moment, Effects& effects);
   void OnDisconnect(ConnectionId connection, Moment moment, Effects& effects);
   void OnProcessExit(std::uint64_t watch, Moment moment, Effects& effects);
+  void OnUnread(ConnectionId connection, Instant now);
+  std::optional<ConnectionId> ControlConnection(std::uint64_t watch);
   void OnTick(Instant now, bool input_drained, Effects& effects);
   std::string StatusJson(Moment moment, const StatusOp& asked) const;
 

@@ -42,7 +42,7 @@ Duration FairTurns::Left(const std::string& job) const {
 
 void FairTurns::Charge(const std::string& job, Duration took) {
   Account& account = Of(job);
-  account.left = LeftOf(account) - took;
+  account.left = std::max(LeftOf(account) - took, -kSharesOwedMax * share_);
   account.turn = turn_;
 }
 
@@ -63,6 +63,13 @@ void FairTurns::Forget(ConnectionId connection) {
 
 void FairTurns::Clear() {
   while (!waiting_.empty()) Forget(waiting_.begin()->first);
+}
+
+std::vector<ConnectionId> FairTurns::Waiting() const {
+  std::vector<ConnectionId> all;
+  all.reserve(waiting_.size());
+  for (const auto& [connection, place] : waiting_) all.push_back(connection);
+  return all;
 }
 
 std::optional<ConnectionId> FairTurns::Next() {

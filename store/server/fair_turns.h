@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include <resilient/clock.h>
 
@@ -15,9 +16,10 @@ namespace resilient::store {
 
 // Whose requests the loop handles next, so that no job keeps the others waiting: deficit round
 // robin (Shreedhar and Varghese, 1995) over jobs, in time. In each turn of the loop a job has a
-// share; what a request takes beyond it is owed, and comes off the shares of later turns. A
-// connection whose job has nothing left waits here, in the order in which it came, and jobs take
-// turns. A job that is alone loses nothing, as turns in which nobody else has work are short.
+// share; what a request takes beyond it is owed, and comes off the shares of later turns: ten of
+// them at most, as the time of a step that took longer was mostly another process's. A connection
+// whose job has nothing left waits here, in the order in which it came, and jobs take turns. A job
+// that is alone loses nothing, as turns in which nobody else has work are short.
 //
 // Pure: the owner measures. Owner: Server. Thread: the loop's.
 class FairTurns {
@@ -39,6 +41,7 @@ class FairTurns {
   // Takes out the one whose requests are to be handled next; nullopt: none in this turn.
   std::optional<ConnectionId> Next();
   bool any_waiting() const { return !waiting_.empty(); }
+  std::vector<ConnectionId> Waiting() const;  // In no order.
 
  private:
   struct Account {
@@ -53,6 +56,7 @@ class FairTurns {
   };
 
   static constexpr std::size_t kFewAccounts = 64;
+  static constexpr int kSharesOwedMax = 10;
 
   Account& Of(const std::string& job);
   Duration LeftOf(const Account& account) const;

@@ -366,6 +366,7 @@ void Server::Drop(Connection& connection) {
   ending_.erase(id);
   deferred_.erase(id);
   turns_.Forget(id);
+  control_turns_.Forget(id);
   handshakes_.Forget(id);
   stalled_.erase(id);
   output_.Forget(id);
@@ -399,6 +400,9 @@ void Server::OnTurn() {
   ++turn_;
   TakeDeferred();
   TakeWaiting();
+  for (PendingExit& exit : exits_) {
+    if (HasUnread(exit.watch)) exit.seen_in_turn = turn_;  // There may be more than was read.
+  }
   std::vector<PendingExit> ripe;
   std::erase_if(exits_, [&](const PendingExit& exit) {
     if (turn_ < exit.seen_in_turn + kDrainTurns) return false;
@@ -424,6 +428,7 @@ void Server::Tick() {
   if (!shutting_down_) {
     Effects effects;
     // Nobody is silent whom we do not read.
+    for (const ConnectionId id : control_turns_.Waiting()) core_->OnUnread(id, now);
     const bool drained = std::none_of(stalled_.begin(), stalled_.end(), [this](ConnectionId id) {
       return connections_.at(id)->role() == Role::kControl;
     });
@@ -497,6 +502,7 @@ void Server::Shutdown(std::string_view why) {
   newcomers_.Clear();
   deferred_.clear();
   turns_.Clear();
+  control_turns_.Clear();
   handshakes_.Clear();
   stalled_.clear();
   shutdown_since_ = clock_.Now();

@@ -45,7 +45,8 @@ inline constexpr Duration kEndingLimit = std::chrono::seconds(1);
 // Of one connection, before others have their turn.
 inline constexpr int kRequestsPerTurn = 64;
 inline constexpr Duration kTimePerConnection = std::chrono::milliseconds(1);
-// Of the requests of one job in a turn of the loop, and of those that had to wait for their turn.
+// Of the requests of one job in a turn of the loop, and of those that had to wait for their turn;
+// as much again of what its control connections send.
 inline constexpr Duration kTimePerJob = std::chrono::milliseconds(2);
 inline constexpr Duration kDeferredPerTurn = std::chrono::milliseconds(4);
 // Of the TLS handshakes of one address in a turn of the loop, and of all of them: a stranger's
@@ -141,8 +142,11 @@ class Server final : private Connection::Owner {
   Instant Charge(const Connection& connection, Instant begun);
   void TakeDeferred();
   void TakeHandshakes();
-  // Null: what it sends does not wait for the turn of its job.
-  const std::string* JobThatWaits(const Connection& connection) const;
+  // In which it waits for the turn of its job; null: it is of none yet.
+  FairTurns* TurnsOf(const Connection& connection);
+  void TakeTurns(FairTurns& turns);
+  // Of a process that has exited: its last words may still be unread.
+  bool HasUnread(std::uint64_t watch);
   void Defer(Connection& connection);
   void Handle(Connection& connection, Frame frame, Instant now);
   void HandleRequest(Connection& connection, const Frame& frame, Instant begun);
@@ -235,8 +239,9 @@ class Server final : private Connection::Owner {
   std::vector<std::unique_ptr<Connection>> graveyard_;  // Closed; freed in the next turn.
   Newcomers newcomers_;                                 // Have not said Hello.
   std::set<ConnectionId> ending_;
-  std::set<ConnectionId> deferred_;        // Frames left over from this turn,
-  FairTurns turns_{kTimePerJob};           // and of those that wait for the turn of their job.
+  std::set<ConnectionId> deferred_;  // Frames left over from this turn, of those without a job,
+  FairTurns turns_{kTimePerJob};     // and of those that wait for the turn of their job: requests,
+  FairTurns control_turns_{kTimePerJob};   // and what keeps leases and tells of ranks.
   FairTurns handshakes_{kTimePerAddress};  // Of those that have not said Hello, by address.
   Duration handshakes_took_{};             // In this turn.
   std::deque<ConnectionId> touched_;       // To be flushed; each that is to be says so itself.

@@ -18,16 +18,16 @@ void Server::OnFrames(Connection& connection) {
   metrics_.step_seconds.Observe(std::chrono::duration<double>(took).count());
 }
 
-// A connection that keeps a lease is read in time. The others wait for the turn of their job.
-const std::string* Server::JobThatWaits(const Connection& connection) const {
-  const bool has_share = connection.greeted() && connection.role() != Role::kControl;
-  return has_share ? &connection.job() : nullptr;
+// What a job asks does not keep its own leases waiting, and neither those of others.
+FairTurns* Server::TurnsOf(const Connection& connection) {
+  if (!connection.greeted()) return nullptr;
+  return connection.role() == Role::kControl ? &control_turns_ : &turns_;
 }
 
 void Server::Defer(Connection& connection) {
   ++metrics_.deferred;
-  if (const std::string* job = JobThatWaits(connection)) {
-    turns_.Wait(*job, connection.id());
+  if (FairTurns* turns = TurnsOf(connection)) {
+    turns->Wait(connection.job(), connection.id());
   } else {
     deferred_.insert(connection.id());
   }
@@ -36,11 +36,13 @@ void Server::Defer(Connection& connection) {
 
 // What is left is for a later turn, or for when the disk has more room.
 void Server::TakeFrames(Connection& connection, Instant begun) {
-  const std::string* job = JobThatWaits(connection);
+  const FairTurns* turns = TurnsOf(connection);
   Instant until = Instant::max();
-  if (job != nullptr) until = begun + std::min(kTimePerConnection, turns_.Left(*job));
+  if (turns != nullptr) {
+    until = begun + std::min(kTimePerConnection, turns->Left(connection.job()));
+  }
   int taken_at_once = 0;
-  int& taken = job != nullptr ? taken_at_once : connection.TakenInTurn(turn_);
+  int& taken = turns != nullptr ? taken_at_once : connection.TakenInTurn(turn_);
   bool in_time = until > begun;
   Instant now = begun;
   while (in_time && taken < kRequestsPerTurn && connection.HasToDo() && !MustWait(connection)) {
@@ -68,7 +70,7 @@ void Server::TakeFrames(Connection& connection, Instant begun) {
 // Time since `begun` was for its job. Returns the time.
 Instant Server::Charge(const Connection& connection, Instant begun) {
   const Instant now = clock_.Now();
-  if (const std::string* job = JobThatWaits(connection)) turns_.Charge(*job, now - begun);
+  if (FairTurns* turns = TurnsOf(connection)) turns->Charge(connection.job(), now - begun);
   return now;
 }
 
@@ -96,20 +98,31 @@ void Server::TakeDeferred() {
   handshakes_.NextTurn();
   handshakes_took_ = {};
   TakeHandshakes();
-  turns_.NextTurn();
-  if (deferred_.empty() && !turns_.any_waiting()) return;
   for (const ConnectionId id : std::exchange(deferred_, {})) {
     if (Connection* connection = Find(id)) TakeFrames(*connection, clock_.Now());
   }
+  TakeTurns(control_turns_);
+  TakeTurns(turns_);
+}
+
+void Server::TakeTurns(FairTurns& turns) {
+  turns.NextTurn();
+  if (!turns.any_waiting()) return;
   Instant now = clock_.Now();
   const Instant until = now + kDeferredPerTurn;
   while (now < until) {
-    const std::optional<ConnectionId> next = turns_.Next();
+    const std::optional<ConnectionId> next = turns.Next();
     if (!next) return;
     Connection& connection = *Find(*next);
     TakeFrames(connection, now);
     now = Charge(connection, now);
   }
+}
+
+bool Server::HasUnread(std::uint64_t watch) {
+  const std::optional<ConnectionId> control = core_->ControlConnection(watch);
+  const Connection* connection = control ? Find(*control) : nullptr;
+  return connection != nullptr && connection->HasInput();
 }
 
 bool Server::MustWait(const Connection& connection) const {
@@ -125,8 +138,10 @@ void Server::WakeStalled() {
 }
 
 void Server::UpdateIdle() {
-  const bool wanted = !deferred_.empty() || turns_.any_waiting() || handshakes_.any_waiting() ||
-                      !touched_.empty() || !exits_.empty() || tick_due_in_turn_.has_value();
+  const bool waits =
+      turns_.any_waiting() || control_turns_.any_waiting() || handshakes_.any_waiting();
+  const bool wanted = waits || !deferred_.empty() || !touched_.empty() || !exits_.empty() ||
+                      tick_due_in_turn_.has_value();
   if (wanted == idle_started_ || idle_.closed()) return;
   idle_started_ = wanted;
   if (wanted) {

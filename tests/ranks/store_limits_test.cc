@@ -453,6 +453,36 @@ TEST(StoreTurns, ManyHeavyRequestsOfOneJob_LeaveAnotherItsTurn) {
   }
 }
 
+// Members are heard in time, but not all of another job's first.
+TEST(StoreTurns, ManyBeatsOfOneJob_LeaveAnotherItsTurn) {
+  constexpr int kMembers = 200;
+  constexpr int kEach = 64;
+  TestServer server(WithLimits({}));
+  std::vector<std::unique_ptr<RawClient>> tenants;
+  for (int i = 0; i < kMembers; ++i) {
+    tenants.push_back(std::make_unique<RawClient>(server.address()));
+    ASSERT_TRUE(tenants.back()->SayHello(MakeTestHello(Role::kControl, "tenant")));
+  }
+  RawClient other(server.address());
+  ASSERT_TRUE(other.SayHello(MakeTestHello(Role::kControl, "other")));
+
+  server.process().Signal(SIGSTOP);
+  for (const auto& tenant : tenants) {
+    for (int i = 0; i < kEach; ++i) ASSERT_TRUE(tenant->Send({.op = HeartbeatOp{}}));
+  }
+  ASSERT_TRUE(other.Send({.op = HeartbeatOp{}}));
+  server.process().Signal(SIGCONT);
+
+  EXPECT_TRUE(other.Await<HeartbeatAckEvent>(In(kPatience)));
+  const auto answered = [](const auto& tenant) { return tenant->HasAnswer(); };
+  EXPECT_LT(std::ranges::count_if(tenants, answered), kMembers / 2);
+  for (const auto& tenant : tenants) {
+    for (int i = 0; i < kEach; ++i) {
+      ASSERT_TRUE(tenant->Await<HeartbeatAckEvent>(In(kPatience)));
+    }
+  }
+}
+
 // More than are flushed in one turn.
 TEST(StoreTurns, ManyWaitersOfOneKey_AreAllAnswered) {
   constexpr int kWaiters = 1500;

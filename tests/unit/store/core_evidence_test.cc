@@ -106,6 +106,37 @@ TEST_F(CoreEvidence, UnreadInput_ExpiresNobody) {
   EXPECT_EQ(core_->LiveMembers(), 0u);
 }
 
+// What waits for the turn of its job is a sign of life of who has sent it.
+TEST_F(CoreEvidence, UnreadRequestsOfARank_KeepItsLeaseAndNoOther) {
+  const std::vector<ConnectionId> control = Run(3, kWait);
+  for (int i = 0; i < 200; ++i) {
+    now_ += kTickInterval;
+    core_->OnUnread(control[0], now_);
+    Tick();
+  }
+  EXPECT_EQ(core_->LiveMembers(), 1u);
+  EXPECT_FALSE(Take<SessionLostEvent>(control[0]));
+}
+
+TEST_F(CoreEvidence, UnreadRequestsOfAJob_HoldItsVerdictsBackAndNoOthers) {
+  const std::vector<ConnectionId> control = RunSupervised(2);
+  Hello other = HelloOf(5, Role::kControl);
+  other.job = "other";
+  other.supervised = true;
+  Send(Open(other), JoinOp{JoinOf(0, 1)});
+  ASSERT_EQ(watched_.size(), 3u);
+  Exit(watched_[1].watch);
+  Exit(watched_[2].watch);
+  for (int i = 0; i < 40; ++i) {
+    now_ += kTickInterval;
+    core_->OnUnread(control[0], now_);
+    Tick();
+  }
+  EXPECT_EQ(core_->LiveMembers(), 2u) << "its report may be among what is unread";
+  Tick();
+  EXPECT_EQ(core_->LiveMembers(), 1u);
+}
+
 TEST_F(CoreEvidence, Watch_CoversAMembersLife) {
   const std::vector<ConnectionId> control = Run(2, kWait);
   ASSERT_EQ(watched_.size(), 2u);

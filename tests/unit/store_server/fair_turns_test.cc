@@ -62,12 +62,19 @@ TEST_F(FairTurnsTest, WhatAJobDoesNotTakeIsNotSaved) {
 }
 
 TEST_F(FairTurnsTest, OfManyJobs_ThoseThatOweAreNotForgotten) {
-  turns_.Charge("debtor", 3000 * kShare);
-  for (int i = 0; i < 2000; ++i) {
-    turns_.Charge(std::to_string(i), Ms(1));
-    turns_.NextTurn();
-  }
-  EXPECT_EQ(turns_.Left("debtor"), kShare - 1000 * kShare);
+  turns_.Charge("debtor", 11 * kShare);
+  for (int i = 0; i < 2000; ++i) turns_.Charge(std::to_string(i), Ms(1));
+  for (int turn = 0; turn < 3; ++turn) turns_.NextTurn();
+  EXPECT_EQ(turns_.Left("debtor"), -7 * kShare);
+}
+
+// The server was stopped in a request, or its processor was another's.
+TEST_F(FairTurnsTest, WhoseStepTookSeconds_HasItsTurnSoon) {
+  turns_.Charge("a", std::chrono::seconds(20));
+  for (int turn = 0; turn < 10; ++turn) turns_.NextTurn();
+  EXPECT_LE(turns_.Left("a"), Ms(0));
+  turns_.NextTurn();
+  EXPECT_EQ(turns_.Left("a"), kShare);
 }
 
 TEST_F(FairTurnsTest, JobsTakeTurns_AndTheirConnectionsInTheirOrder) {
