@@ -7,6 +7,9 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "runtime/base/check.h"
@@ -19,7 +22,19 @@ namespace {
 
 constexpr char kFile[] = "store.db";
 constexpr int kApplicationId = 0x52534c54;  // "RSLT", in the file's header.
-constexpr int kFormat = 1;                  // Of the rows table; the file's user_version.
+constexpr int kFormat = 2;                  // Of the rows table; the file's user_version.
+// A large value has a place of its own: SQLite compares keys by reading whole records, so with all
+// values beside their names (format 1) each write read those of megabytes that it passed.
+constexpr std::size_t kLargeBytes = 512;
+constexpr const char* kCreateTables[] = {
+    "CREATE TABLE rows(name BLOB PRIMARY KEY, value BLOB NOT NULL, large INTEGER) WITHOUT ROWID",
+    "CREATE TABLE large(id INTEGER PRIMARY KEY, name BLOB NOT NULL, value BLOB NOT NULL)"};
+constexpr const char* kCarryOverFromFormat1[] = {
+    "INSERT INTO large(name, value) SELECT name, value FROM rows_of_format_1 "
+    "WHERE length(value) > 512",
+    "INSERT INTO rows SELECT name, value, NULL FROM rows_of_format_1 WHERE length(value) <= 512",
+    "INSERT INTO rows SELECT name, x'', id FROM large", "DROP TABLE rows_of_format_1"};
+static_assert(kLargeBytes == 512);
 // Of the write-ahead log, before it is carried over into the file: 4 MiB, as SQLite itself would.
 constexpr int kCheckpointPages = 1000;
 // What a large transaction leaves of the log behind is cut back to this.
@@ -34,6 +49,12 @@ struct CloseStatement {
   void operator()(sqlite3_stmt* statement) const { sqlite3_finalize(statement); }
 };
 using Statement = std::unique_ptr<sqlite3_stmt, CloseStatement>;
+
+std::string_view BytesOf(const Statement& row, int column) {
+  const auto* bytes = static_cast<const char*>(sqlite3_column_blob(row.get(), column));
+  const auto size = static_cast<std::size_t>(sqlite3_column_bytes(row.get(), column));
+  return bytes == nullptr ? std::string_view() : std::string_view(bytes, size);  // Null: none.
+}
 
 std::uint32_t BigEndian(const char* bytes) {
   std::uint32_t number = 0;
@@ -106,9 +127,13 @@ class SqliteEngine final : public Engine {
   Status Tend() override;
 
  private:
-  Status Check(bool* is_new);
+  // The format is 0: there is no table yet.
+  Status Check(std::uint32_t* format);
   Status Configure();
   Status Create();
+  Status CarryOverFromFormat1();
+  Status PrepareAll();
+  Status FindLarge();
   Status Prepare(const char* sql, Statement* statement);
   // Runs to the end; `text` gets the first column of the first row.
   Status Query(const char* sql, std::string* text);
@@ -116,7 +141,14 @@ class SqliteEngine final : public Engine {
   Status QueryNumber(const char* sql, std::uint32_t* number);
   // A statement without rows, to be used again.
   Status Run(const Statement& statement);
+  // With what it is about, from its first parameter on; the bytes stay until it has run.
+  template <typename... Values>
+  Status Run(const Statement& statement, const Values&... values);
+  bool Bind(const Statement& statement, int index, std::string_view bytes) const;
+  bool Bind(const Statement& statement, int index, std::int64_t number) const;
   Status Apply(const Write& write);
+  Status PutLarge(const std::string& name, const std::string& value);
+  Status DropLarge(const std::string& name);
   Status Error(const std::string& doing) const;
   // errno of the last system call that failed on the file or its log; 0: not known.
   int SystemError() const;
@@ -132,13 +164,21 @@ class SqliteEngine final : public Engine {
   Statement begin_;
   Statement put_;
   Statement remove_;
+  Statement put_place_;
+  Statement add_large_;
+  Statement set_large_;
+  Statement remove_large_;
   Statement commit_;
+  std::unordered_map<std::string, std::int64_t> large_;  // By name: the id of its large value.
   int log_pages_ = 0;
   bool failed_ = false;
 };
 
 SqliteEngine::~SqliteEngine() {
-  for (Statement* statement : {&begin_, &put_, &remove_, &commit_}) statement->reset();
+  for (Statement* statement : {&begin_, &put_, &remove_, &put_place_, &add_large_, &set_large_,
+                               &remove_large_, &commit_}) {
+    statement->reset();
+  }
   if (db_ == nullptr) return;
   if (failed_) KeepLogAtClose(true);
   sqlite3_close(db_);
@@ -221,33 +261,58 @@ Status SqliteEngine::Open(FileDescriptor lock) {
       nullptr);
   if (code != SQLITE_OK) return Error("open");
   KeepLogAtClose(true);
-  bool is_new = false;
-  RESILIENT_RETURN_IF_ERROR(Check(&is_new));
+  std::uint32_t format = 0;
+  RESILIENT_RETURN_IF_ERROR(Check(&format));
   if (sqlite3_db_readonly(db_, "main") == 1) return DataError(path_, "write", EROFS);
   RESILIENT_RETURN_IF_ERROR(Configure());
-  if (is_new) RESILIENT_RETURN_IF_ERROR(Create());
-  RESILIENT_RETURN_IF_ERROR(Prepare("BEGIN IMMEDIATE", &begin_));
-  RESILIENT_RETURN_IF_ERROR(Prepare("REPLACE INTO rows(name, value) VALUES(?1, ?2)", &put_));
-  RESILIENT_RETURN_IF_ERROR(Prepare("DELETE FROM rows WHERE name = ?1", &remove_));
-  RESILIENT_RETURN_IF_ERROR(Prepare("COMMIT", &commit_));
+  if (format == 0) RESILIENT_RETURN_IF_ERROR(Create());
+  if (format == 1) RESILIENT_RETURN_IF_ERROR(CarryOverFromFormat1());
+  RESILIENT_RETURN_IF_ERROR(PrepareAll());
+  RESILIENT_RETURN_IF_ERROR(FindLarge());
   KeepLogAtClose(false);
   return Status::Ok();
 }
 
+Status SqliteEngine::PrepareAll() {
+  const std::pair<const char*, Statement*> all[] = {
+      {"BEGIN IMMEDIATE", &begin_},
+      {"REPLACE INTO rows(name, value) VALUES(?1, ?2)", &put_},
+      {"DELETE FROM rows WHERE name = ?1", &remove_},
+      {"REPLACE INTO rows(name, value, large) VALUES(?1, x'', ?2)", &put_place_},
+      {"INSERT INTO large(name, value) VALUES(?1, ?2)", &add_large_},
+      {"UPDATE large SET value = ?2 WHERE id = ?1", &set_large_},
+      {"DELETE FROM large WHERE id = ?1", &remove_large_},
+      {"COMMIT", &commit_}};
+  for (const auto& [sql, statement] : all) RESILIENT_RETURN_IF_ERROR(Prepare(sql, statement));
+  return Status::Ok();
+}
+
+// The values are not read for it: they come last in their records.
+Status SqliteEngine::FindLarge() {
+  Statement select;
+  RESILIENT_RETURN_IF_ERROR(Prepare("SELECT name, id FROM large", &select));
+  int code = sqlite3_step(select.get());
+  for (; code == SQLITE_ROW; code = sqlite3_step(select.get())) {
+    large_.emplace(BytesOf(select, 0), sqlite3_column_int64(select.get(), 1));
+  }
+  return code == SQLITE_DONE ? Status::Ok() : Error("read");
+}
+
 // Reads only; but the first read carries out what a crash has left to do.
-Status SqliteEngine::Check(bool* is_new) {
+Status SqliteEngine::Check(std::uint32_t* format) {
   // One process alone: no shared memory beside the file, and no lock to be taken for each step.
   RESILIENT_RETURN_IF_ERROR(Execute("PRAGMA locking_mode=EXCLUSIVE"));
   std::uint32_t tables = 0;
   std::uint32_t application = 0;
-  std::uint32_t format = 0;
   RESILIENT_RETURN_IF_ERROR(QueryNumber("SELECT count(*) FROM sqlite_schema", &tables));
   RESILIENT_RETURN_IF_ERROR(QueryNumber("PRAGMA application_id", &application));
-  RESILIENT_RETURN_IF_ERROR(QueryNumber("PRAGMA user_version", &format));
-  *is_new = application == 0 && tables == 0;
-  if (*is_new) return Status::Ok();
+  RESILIENT_RETURN_IF_ERROR(QueryNumber("PRAGMA user_version", format));
+  if (application == 0 && tables == 0) {
+    *format = 0;
+    return Status::Ok();
+  }
   if (application != kApplicationId) return Foreign(path_);
-  if (format > kFormat) return Newer(path_, format);
+  if (*format > kFormat) return Newer(path_, *format);
   std::string verdict;
   RESILIENT_RETURN_IF_ERROR(Query("PRAGMA quick_check(1)", &verdict));
   if (verdict != "ok") return Damaged(path_, verdict);
@@ -279,9 +344,18 @@ Status SqliteEngine::Configure() {
 
 Status SqliteEngine::Create() {
   RESILIENT_RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
-  RESILIENT_RETURN_IF_ERROR(
-      Execute("CREATE TABLE rows(name BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID"));
+  for (const char* sql : kCreateTables) RESILIENT_RETURN_IF_ERROR(Execute(sql));
   RESILIENT_RETURN_IF_ERROR(Execute(StrCat("PRAGMA application_id=", kApplicationId).c_str()));
+  RESILIENT_RETURN_IF_ERROR(Execute(StrCat("PRAGMA user_version=", kFormat).c_str()));
+  RESILIENT_RETURN_IF_ERROR(Execute("COMMIT"));
+  return Execute("PRAGMA wal_checkpoint(TRUNCATE)");
+}
+
+Status SqliteEngine::CarryOverFromFormat1() {
+  RESILIENT_RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
+  RESILIENT_RETURN_IF_ERROR(Execute("ALTER TABLE rows RENAME TO rows_of_format_1"));
+  for (const char* sql : kCreateTables) RESILIENT_RETURN_IF_ERROR(Execute(sql));
+  for (const char* sql : kCarryOverFromFormat1) RESILIENT_RETURN_IF_ERROR(Execute(sql));
   RESILIENT_RETURN_IF_ERROR(Execute(StrCat("PRAGMA user_version=", kFormat).c_str()));
   RESILIENT_RETURN_IF_ERROR(Execute("COMMIT"));
   return Execute("PRAGMA wal_checkpoint(TRUNCATE)");
@@ -291,15 +365,17 @@ Status SqliteEngine::Load(
     const std::function<void(std::string_view name, std::string_view value)>& row) {
   crash_points_.Pass();
   Statement select;
-  RESILIENT_RETURN_IF_ERROR(Prepare("SELECT name, value FROM rows ORDER BY name", &select));
-  const auto column = [&select](int index) {
-    // Null for no bytes.
-    const auto* bytes = static_cast<const char*>(sqlite3_column_blob(select.get(), index));
-    const auto size = static_cast<std::size_t>(sqlite3_column_bytes(select.get(), index));
-    return bytes == nullptr ? std::string_view() : std::string_view(bytes, size);
-  };
+  RESILIENT_RETURN_IF_ERROR(
+      Prepare("SELECT rows.name, coalesce(large.value, rows.value), rows.large, large.id FROM rows "
+              "LEFT JOIN large ON large.id = rows.large ORDER BY rows.name",
+              &select));
   int code = sqlite3_step(select.get());
-  for (; code == SQLITE_ROW; code = sqlite3_step(select.get())) row(column(0), column(1));
+  for (; code == SQLITE_ROW; code = sqlite3_step(select.get())) {
+    if (sqlite3_column_int64(select.get(), 2) != sqlite3_column_int64(select.get(), 3)) {
+      return Damaged(path_, "a large value is missing");
+    }
+    row(BytesOf(select, 0), BytesOf(select, 1));
+  }
   if (code != SQLITE_DONE) return Error("read");
   crash_points_.Pass();
   return Status::Ok();
@@ -312,15 +388,43 @@ Status SqliteEngine::Run(const Statement& statement) {
   return outcome;
 }
 
-Status SqliteEngine::Apply(const Write& write) {
-  const Statement& statement = write.value ? put_ : remove_;
-  // The bytes stay where they are until the statement has run.
-  const auto bind = [&statement](int index, const std::string& bytes) {
-    return sqlite3_bind_blob64(statement.get(), index, bytes.data(), bytes.size(), SQLITE_STATIC);
-  };
-  if (bind(1, write.row) != SQLITE_OK) return Error("write");
-  if (write.value && bind(2, *write.value) != SQLITE_OK) return Error("write");
+bool SqliteEngine::Bind(const Statement& statement, int index, std::string_view bytes) const {
+  return sqlite3_bind_blob64(statement.get(), index, bytes.data(), bytes.size(), SQLITE_STATIC) ==
+         SQLITE_OK;
+}
+
+bool SqliteEngine::Bind(const Statement& statement, int index, std::int64_t number) const {
+  return sqlite3_bind_int64(statement.get(), index, number) == SQLITE_OK;
+}
+
+template <typename... Values>
+Status SqliteEngine::Run(const Statement& statement, const Values&... values) {
+  int index = 0;
+  if (!(Bind(statement, ++index, values) && ...)) return Error("write");
   return Run(statement);
+}
+
+Status SqliteEngine::Apply(const Write& write) {
+  if (write.value && write.value->size() > kLargeBytes) return PutLarge(write.row, *write.value);
+  RESILIENT_RETURN_IF_ERROR(DropLarge(write.row));
+  return write.value ? Run(put_, write.row, *write.value) : Run(remove_, write.row);
+}
+
+Status SqliteEngine::PutLarge(const std::string& name, const std::string& value) {
+  const auto found = large_.find(name);
+  if (found != large_.end()) return Run(set_large_, found->second, value);
+  RESILIENT_RETURN_IF_ERROR(Run(add_large_, name, value));
+  const std::int64_t id = sqlite3_last_insert_rowid(db_);
+  large_.emplace(name, id);
+  return Run(put_place_, name, id);
+}
+
+Status SqliteEngine::DropLarge(const std::string& name) {
+  const auto found = large_.find(name);
+  if (found == large_.end()) return Status::Ok();
+  const std::int64_t id = found->second;
+  large_.erase(found);
+  return Run(remove_large_, id);
 }
 
 Status SqliteEngine::Commit(const std::vector<Write>& writes) {

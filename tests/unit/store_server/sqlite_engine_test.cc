@@ -10,7 +10,12 @@
 
 #include <csignal>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <random>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -97,6 +102,83 @@ TEST(SqliteEngine, LargeValues_AreKept) {
     MustCommit(*engine, {{"large", large}, {long_name, "v"}});
   }
   EXPECT_EQ(RowsIn(directory.path()), (Rows{{"large", large}, {long_name, "v"}}));
+}
+
+// Bytes that this process has read, also of what the kernel has in memory.
+std::uint64_t BytesRead() {
+  std::ifstream counters("/proc/self/io");
+  std::string name;
+  std::uint64_t bytes = 0;
+  counters >> name >> bytes;
+  EXPECT_EQ(name, "rchar:");
+  return bytes;
+}
+
+// Each row that was written read the values that it passed on its way: 800 MB of them.
+TEST(SqliteEngine, LargeValues_AreNotReadForTheRowsBesideThem) {
+  TestDirectory directory;
+  const auto engine = MustOpen(directory.path());
+  std::vector<Write> large;
+  for (char row = 'a'; row < 'i'; ++row) {
+    large.push_back({std::string(1, row), std::string(1u << 20, 'x')});
+  }
+  MustCommit(*engine, large);
+  std::vector<Write> small;
+  for (int row = 0; row < 4000; ++row) {
+    small.push_back({std::string(1, static_cast<char>('a' + row % 8)) + std::to_string(row), "v"});
+  }
+  const std::uint64_t before = BytesRead();
+  MustCommit(*engine, small);
+  EXPECT_LT(BytesRead() - before, 64u << 20);
+}
+
+TEST(SqliteEngine, RowsOfFormat1_AreCarriedOver) {
+  TestDirectory directory;
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open((directory / "store.db").c_str(), &db), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(db,
+                         "PRAGMA journal_mode=WAL;"
+                         "CREATE TABLE rows(name BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT "
+                         "ROWID; PRAGMA application_id=1381190740; PRAGMA user_version=1;"
+                         "INSERT INTO rows VALUES(x'62', x'00ff'), (x'61', x''), (x'63', "
+                         "zeroblob(100000))",
+                         nullptr, nullptr, nullptr),
+            SQLITE_OK)
+      << sqlite3_errmsg(db);
+  sqlite3_close(db);
+  const Rows rows = {{"b", std::string("\0\xff", 2)}, {"a", ""}, {"c", std::string(100000, '\0')}};
+  EXPECT_EQ(RowsIn(directory.path()), rows);
+  MustCommit(*MustOpen(directory.path()), {{"b", "new"}, {"c", std::nullopt}});
+  EXPECT_EQ(RowsIn(directory.path()), (Rows{{"a", ""}, {"b", "new"}}));
+}
+
+// Large values have a table of their own; a row's value may become large, and small again.
+TEST(SqliteEngine, RandomChangesOfAllSizes_AreKept) {
+  TestDirectory directory;
+  std::mt19937 random(11);
+  const auto below = [&random](std::size_t most) { return random() % most; };
+  constexpr std::size_t kSizes[] = {0, 1, 511, 512, 513, 1000, 5000, 100'000};
+  Rows rows;
+  for (int opened = 0; opened < 20; ++opened) {
+    const auto engine = MustOpen(directory.path());
+    EXPECT_EQ(LoadAll(*engine), rows);
+    for (int commit = 0; commit < 10; ++commit) {
+      std::vector<Write> writes;
+      for (std::size_t i = below(12); i > 0; --i) {
+        const std::string name = "row" + std::to_string(below(15));
+        if (below(4) == 0) {
+          writes.push_back({name, std::nullopt});
+          rows.erase(name);
+        } else {
+          const char letter = static_cast<char>('a' + below(26));
+          writes.push_back({name, std::string(kSizes[below(std::size(kSizes))], letter)});
+          rows[name] = *writes.back().value;
+        }
+      }
+      MustCommit(*engine, writes);
+    }
+  }
+  EXPECT_EQ(RowsIn(directory.path()), rows);
 }
 
 // Neither the log nor the file grows with the number of changes.
@@ -266,11 +348,11 @@ TEST(SqliteEngine, NewerFormat_RefusedUntouched) {
   TestDirectory directory;
   MustCommit(*MustOpen(directory.path()), {{"k", "v"}});
   std::string file = ReadBytes(directory / "store.db");
-  file[63] = 2;  // The last byte of user_version.
+  file[63] = 99;  // The last byte of user_version.
   WriteBytes(directory / "store.db", file);
   const Status refused = OpenError(directory.path());
   EXPECT_EQ(refused.code(), StatusCode::kSetting);
-  EXPECT_THAT(refused.message(), HasSubstr("newer version of resilient-store (format 2"));
+  EXPECT_THAT(refused.message(), HasSubstr("newer version of resilient-store (format 99"));
   EXPECT_EQ(ReadBytes(directory / "store.db"), file);
 }
 
