@@ -475,7 +475,9 @@ void Script::PassTime() {
   const Duration duration = kDurations[how % kDurations.size()];
   // A pause of the server is a tick that comes late.
   const Duration tick = (how & 8) != 0 ? duration : Duration(2 * kTickInterval);
+  unread_ = (how & 32) != 0;
   Advance(duration, tick, (how & 16) == 0);
+  unread_ = false;
 }
 
 void Script::Advance(Duration duration, Duration tick, bool drained) {
@@ -483,6 +485,9 @@ void Script::Advance(Duration duration, Duration tick, bool drained) {
   while (now_ < end) {
     now_ += std::min<Duration>(tick, end - now_);
     Effects effects;
+    for (const Peer& peer : peers_) {
+      if (unread_) core_->OnUnread(peer.id, now_);  // Closed ones, too.
+    }
     core_->OnTick(now_, drained, effects);
     Take(std::move(effects));
     for (Peer& peer : peers_) {

@@ -127,6 +127,7 @@ class Script {
   Bytes bytes_;
   CoreOptions options_;
   Instant now_{std::chrono::hours(1)};
+  bool unread_ = false;  // At each tick all have sent what was not handed in.
   Instant started_{};
   std::unique_ptr<ServerCore> core_;
   Rows rows_;
