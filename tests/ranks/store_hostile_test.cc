@@ -28,8 +28,9 @@ using std::chrono::seconds;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr std::size_t kMemoryMax = 400 * kMebi;  // Of the limits below, and the program itself.
-constexpr Duration kActsPerTurn = Millis(20);    // Of the witness, which has a lease to keep.
+// Of the limits below, and the program itself. With AddressSanitizer all is slower, and fills less.
+constexpr std::size_t kMemoryMax = (testing::kAddressSanitized ? 300 : 400) * kMebi;
+constexpr Duration kActsPerTurn = Millis(20);  // Of the witness, which has a lease to keep.
 constexpr int kTurnsPerLife = 100;
 
 // The other tenant: the only rank of a world, and in a job of its own, as a new life of the first
