@@ -258,7 +258,7 @@ TEST(StoreDurability, FullDisk_EndsTheServerWithOneLineAndNothingIsLost) {
   DurableServer server(data.path(), {"--log-level", "off"});
   const auto client = ConnectTo(server->address_text());
   ASSERT_TRUE(client->Set("first", "v", Within(kPatience)).ok());
-  const rlimit limit{256u << 10, RLIM_INFINITY};
+  const rlimit limit{512u << 10, RLIM_INFINITY};
   ASSERT_EQ(prlimit(server->process().pid(), RLIMIT_FSIZE, &limit, nullptr), 0);
   std::vector<std::string> kept;
   for (int i = 0; i < 400; ++i) {
