@@ -170,8 +170,8 @@ void Switchboard::OnPeerGone(Id id) {
   caller.gone = true;
   int unread = 0;
   // A rank that left before this one made the group has left its goodbye there, a message.
-  const bool counted = ioctl(caller.socket.get(), FIONREAD, &unread) == 0 && unread > 0;
-  if (counted && static_cast<std::size_t>(unread) >= kMessageHeaderBytes) return;
+  const bool counted = ioctl(caller.socket.get(), FIONREAD, &unread) == 0;
+  if (counted && std::cmp_greater_equal(unread, kMessageHeaderBytes)) return;
   if (ended_.size() >= max_ended_) Close(*ended_.OfHeaviest().begin());
   parked_.Remove(id);
   ended_.Add(id, caller.address, caller.accepted);

@@ -22,13 +22,14 @@ namespace {
 
 constexpr char kFile[] = "store.db";
 constexpr int kApplicationId = 0x52534c54;  // "RSLT", in the file's header.
-constexpr int kFormat = 2;                  // Of the rows table; the file's user_version.
+constexpr int kFormat = 2;                  // Of the tables; the file's user_version.
 // A large value has a place of its own: SQLite compares keys by reading whole records, so with all
 // values beside their names (format 1) each write read those of megabytes that it passed.
 constexpr std::size_t kLargeBytes = 512;
 constexpr const char* kCreateTables[] = {
     "CREATE TABLE rows(name BLOB PRIMARY KEY, value BLOB NOT NULL, large INTEGER) WITHOUT ROWID",
     "CREATE TABLE large(id INTEGER PRIMARY KEY, name BLOB NOT NULL, value BLOB NOT NULL)"};
+constexpr char kPutFormat1Aside[] = "ALTER TABLE rows RENAME TO rows_of_format_1";
 constexpr const char* kCarryOverFromFormat1[] = {
     "INSERT INTO large(name, value) SELECT name, value FROM rows_of_format_1 "
     "WHERE length(value) > 512",
@@ -130,8 +131,8 @@ class SqliteEngine final : public Engine {
   // The format is 0: there is no table yet.
   Status Check(std::uint32_t* format);
   Status Configure();
-  Status Create();
-  Status CarryOverFromFormat1();
+  // The tables of a new file, or of one of format 1, whose rows they get.
+  Status Create(bool from_format_1);
   Status PrepareAll();
   Status FindLarge();
   Status Prepare(const char* sql, Statement* statement);
@@ -265,8 +266,7 @@ Status SqliteEngine::Open(FileDescriptor lock) {
   RESILIENT_RETURN_IF_ERROR(Check(&format));
   if (sqlite3_db_readonly(db_, "main") == 1) return DataError(path_, "write", EROFS);
   RESILIENT_RETURN_IF_ERROR(Configure());
-  if (format == 0) RESILIENT_RETURN_IF_ERROR(Create());
-  if (format == 1) RESILIENT_RETURN_IF_ERROR(CarryOverFromFormat1());
+  if (format < kFormat) RESILIENT_RETURN_IF_ERROR(Create(format == 1));
   RESILIENT_RETURN_IF_ERROR(PrepareAll());
   RESILIENT_RETURN_IF_ERROR(FindLarge());
   KeepLogAtClose(false);
@@ -342,20 +342,14 @@ Status SqliteEngine::Configure() {
   return Status::Ok();
 }
 
-Status SqliteEngine::Create() {
+Status SqliteEngine::Create(bool from_format_1) {
   RESILIENT_RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
+  if (from_format_1) RESILIENT_RETURN_IF_ERROR(Execute(kPutFormat1Aside));
   for (const char* sql : kCreateTables) RESILIENT_RETURN_IF_ERROR(Execute(sql));
+  if (from_format_1) {
+    for (const char* sql : kCarryOverFromFormat1) RESILIENT_RETURN_IF_ERROR(Execute(sql));
+  }
   RESILIENT_RETURN_IF_ERROR(Execute(StrCat("PRAGMA application_id=", kApplicationId).c_str()));
-  RESILIENT_RETURN_IF_ERROR(Execute(StrCat("PRAGMA user_version=", kFormat).c_str()));
-  RESILIENT_RETURN_IF_ERROR(Execute("COMMIT"));
-  return Execute("PRAGMA wal_checkpoint(TRUNCATE)");
-}
-
-Status SqliteEngine::CarryOverFromFormat1() {
-  RESILIENT_RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
-  RESILIENT_RETURN_IF_ERROR(Execute("ALTER TABLE rows RENAME TO rows_of_format_1"));
-  for (const char* sql : kCreateTables) RESILIENT_RETURN_IF_ERROR(Execute(sql));
-  for (const char* sql : kCarryOverFromFormat1) RESILIENT_RETURN_IF_ERROR(Execute(sql));
   RESILIENT_RETURN_IF_ERROR(Execute(StrCat("PRAGMA user_version=", kFormat).c_str()));
   RESILIENT_RETURN_IF_ERROR(Execute("COMMIT"));
   return Execute("PRAGMA wal_checkpoint(TRUNCATE)");

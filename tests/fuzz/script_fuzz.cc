@@ -475,18 +475,16 @@ void Script::PassTime() {
   const Duration duration = kDurations[how % kDurations.size()];
   // A pause of the server is a tick that comes late.
   const Duration tick = (how & 8) != 0 ? duration : Duration(2 * kTickInterval);
-  unread_ = (how & 32) != 0;
-  Advance(duration, tick, (how & 16) == 0);
-  unread_ = false;
+  Advance(duration, tick, (how & 16) == 0, (how & 32) != 0);
 }
 
-void Script::Advance(Duration duration, Duration tick, bool drained) {
+void Script::Advance(Duration duration, Duration tick, bool drained, bool unread) {
   const Instant end = now_ + duration;
   while (now_ < end) {
     now_ += std::min<Duration>(tick, end - now_);
     Effects effects;
     for (const Peer& peer : peers_) {
-      if (unread_) core_->OnUnread(peer.id, now_);  // Closed ones, too.
+      if (unread) core_->OnUnread(peer.id, now_);  // Closed ones, too.
     }
     core_->OnTick(now_, drained, effects);
     Take(std::move(effects));

@@ -108,7 +108,8 @@ class Script {
   void Ask(Peer& peer, Op op);
   void Send(Peer& peer, const Request& request);
   void GiveUp(Peer& peer, std::uint64_t seq);
-  void Advance(Duration duration, Duration tick, bool drained);
+  // `unread`: at each tick all have sent what was not handed in.
+  void Advance(Duration duration, Duration tick, bool drained, bool unread = false);
 
   // The peer has sent a frame.
   void Hear(const Peer& peer);
@@ -127,7 +128,6 @@ class Script {
   Bytes bytes_;
   CoreOptions options_;
   Instant now_{std::chrono::hours(1)};
-  bool unread_ = false;  // At each tick all have sent what was not handed in.
   Instant started_{};
   std::unique_ptr<ServerCore> core_;
   Rows rows_;
