@@ -95,8 +95,7 @@ void Membership::TakeBackGrowth(World& world, MembershipEffects& effects) {
   const std::size_t before = std::exchange(world.grown_from, 0);
   for (int rank = static_cast<int>(before); rank < world.size(); ++rank) {
     Seat& seat = world.seats.At(rank);
-    std::vector<std::string>& held = seat.texts.Make().incarnations;
-    std::move(held.begin(), held.end(), std::back_inserter(world.former));
+    world.RememberHoldersOf(seat);
     if (Keeps()) journal_->Remove(SeatRow(job_, world.round, rank));
     Participant* who = seat.Live() ? Find(seat.session) : nullptr;
     if (!who) continue;

@@ -87,8 +87,7 @@ void Membership::Shrink(World& world, MembershipEffects& effects) {
   Seats left(&seats_);
   for (Seat& seat : world.seats) {
     if (!seat.Live()) {
-      std::vector<std::string>& held = seat.texts.Make().incarnations;
-      std::move(held.begin(), held.end(), std::back_inserter(world.former));
+      world.RememberHoldersOf(seat);
       continue;
     }
     Participant* who = Find(seat.session);

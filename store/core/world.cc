@@ -90,6 +90,11 @@ std::optional<Instant> World::RefusalDue() const {
   return due;
 }
 
+void World::RememberHoldersOf(const Seat& seat) {
+  const std::vector<std::string>& held = seat.texts->incarnations;
+  former.insert(former.end(), held.begin(), held.end());
+}
+
 std::vector<int> World::RanksLeft() const {
   std::vector<int> left;
   if (live == seats.size()) return left;

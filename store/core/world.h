@@ -26,7 +26,7 @@ enum class SeatState : std::uint8_t { kEmpty, kJoined, kMember, kLost, kLeft };
 std::string_view PhaseName(Phase phase);
 std::string_view SeatStateName(SeatState state);
 
-// What is told of a seat that somebody has come to. Thread: value type.
+// The texts of a seat, once a process has come to it. Thread: value type.
 struct SeatTexts {
   std::string note;                       // It lost its holder before the first view: how.
   std::vector<std::string> incarnations;  // Of all its holders.
@@ -160,6 +160,8 @@ struct World {
   Instant PresentUntil(const Seat& seat) const;
   // When a FORMING world is to be refused; nullopt: not while things stay as they are.
   std::optional<Instant> RefusalDue() const;
+  // `seat` is about to go: what is known of its holders is kept in `former`.
+  void RememberHoldersOf(const Seat& seat);
   std::vector<int> RanksLeft() const;  // Whose seats are kLeft, ascending.
   // Whether some of its ranks have joined for the first time, and wait for the others since then.
   bool AwaitsFirstJoins(Instant since) const;
